@@ -12,7 +12,7 @@ help: ## list the commands
 # What `make quick` runs besides a driver, and what it leaves to `go test ./...`: tests that measure what many thousand
 # calls cost. Of the simulated hours of the machine's replicas it runs one.
 QUICK := . ./backend/... ./conformance ./internal/machine
-COSTLY := ^(TestWhatLeasesCost|TestEventsThatAreShedAreCounted|TestTenThousandLeasesShareRenewals|TestGarbageAllocatesLittle)$$
+COSTLY := ^(TestLeaseMemory|TestShedEventsAreCounted|TestTenThousandLeasesShareRenewals|TestGarbageAllocatesLittle)$$
 # Of the driver's conformance suite it runs the groups that are through in a few seconds: 43 clauses, side by side.
 FAST := (ownership|ambiguity|names|fencing|permits|multi|tier)
 
@@ -22,30 +22,47 @@ quick: ## what to run after every save, in ten seconds: the core, the memory dri
 	$(if $(DRIVER),go test -short -run '^TestConformance$(if $(filter builtin,$(DRIVER)),Process$$,$$/^New$$)/^$(FAST)$$' ./$(DRIVER))
 
 .PHONY: test
-test: ## run all tests but those of the deep tier; says what it skips for lack of a server
-	go test ./...
+test: ## run all tests but those of the deep tier, and list what was skipped and why
+	@go test -json ./... 2>&1 | go run ./internal/testreport packages
 
 .PHONY: times
 times: ## where the time of the tests goes: the slowest packages and tests of PKG (all)
-	go test -count=1 -json $(or $(PKG),./...) | go run .ci/failed/main.go slow
+	go test -count=1 -json $(or $(PKG),./...) | go run ./internal/testreport slow
 
 .PHONY: race
 race: ## what make quick runs, with two drivers, with the race detector; make deep runs all with it
 	@go test -race -short $(FLAGS) $(QUICK) ./conformance/check ./fencing ./locktest ./redis ./builtin ./internal/server/...
 
 .PHONY: deep
-deep: ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
+deep: deep-tools ## everything, three quarters of an hour on servers that must be there: with the race detector, broken clusters, soaks, long simulations
+	$(MAKE) systems
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -race -timeout 60m ./...
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all go test -timeout 60m . ./internal/machine ./internal/server ./conformance ./conformance/simulation ./conformance/check
+	cd observe/pagetest && FENCELOCK_REQUIRE=all go test -race ./...
+
+.PHONY: deep-tools
+deep-tools:
+	@command -v ip >/dev/null && command -v strace >/dev/null && command -v chromium >/dev/null || \
+		{ echo "make deep: apt-get install iproute2 strace chromium"; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "make deep: network namespaces need root"; exit 1; }
 
 .PHONY: vet
 vet: ## go vet, and whether gofmt would change anything
 	go vet ./...
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "run gofmt -w $$unformatted"; exit 1; }
 
+.PHONY: systems
+systems: ## check the other systems: vet everything for darwin, build for windows, where no test of a service runs
+	GOOS=darwin go vet ./... && GOOS=windows go build ./...
+	cd observe && GOOS=darwin go vet ./... && GOOS=windows go build ./...
+
 .PHONY: lint
 lint: ## golangci-lint; the first run builds it
 	go run $(GOLANGCI) run --allow-parallel-runners ./...
+
+.PHONY: vulnerabilities
+vulnerabilities: ## known vulnerabilities of what the code calls; asks vuln.go.dev
+	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 .PHONY: conformance
 conformance: ## the conformance suite on real servers: BACKEND=redis, redlock, etcd, zookeeper, postgres, builtin or memory
@@ -59,9 +76,13 @@ faults: ## break a cluster under contending clients: BACKEND=etcd, zookeeper or 
 soak: ## break a service at random: BACKEND=redis, redlock, etcd, zookeeper, postgres or builtin, DURATION=10m, SEED= (else random)
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestSoak$$' ./$(BACKEND)
 
+.PHONY: soak-server
+soak-server: ## break the bundled server as machines and operators do, in network namespaces: DURATION=10m, SEED= (else random). Root; apt-get install iproute2 strace
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestServer$$' ./internal/soak
+
 .PHONY: report
-report: ## break every driver for half an hour and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output
-	go run ./internal/reliability -o docs/RELIABILITY.md $(if $(FROM),-from $(FROM)) $(if $(KEEP),-keep $(KEEP))
+report: ## break every driver for half an hour and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output, ONLY=soak-server one section
+	go run ./internal/reliability -o docs/RELIABILITY.md $(if $(ONLY),-only $(ONLY) -soak $(DURATION)) $(if $(FROM),-from $(FROM)) $(if $(KEEP),-keep $(KEEP))
 
 .PHONY: fuzz
 fuzz: ## run every fuzz test for FUZZTIME (10s)
@@ -72,8 +93,18 @@ fuzz: ## run every fuzz test for FUZZTIME (10s)
 	done
 
 .PHONY: measure
-measure: ## print the size of each package: lines, comments, exported names, long functions, wide lines, repeated blocks
+measure: ## print the size of each package (lines, comments, exported names, long functions, repeated blocks) the program's start-up time, and what scrapes of /metrics cost
 	@go run ./internal/measure
+	@go run ./internal/measure -start
+	@go run ./internal/measure -scrape
+
+.PHONY: prose
+prose: ## count the phrases that make our English hard to read; PATHS=folders or files (all), FLAGS=-where for each place
+	@go run ./internal/prose $(FLAGS) $(PATHS)
+
+.PHONY: site
+site: ## write the documentation as a website to the folder TO (site)
+	cd docs/site && go run . -root ../.. -o $(abspath $(or $(TO),site))
 
 .PHONY: bench
 bench: ## run the benchmarks beside the peers (module bench)

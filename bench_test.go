@@ -71,3 +71,35 @@ func BenchmarkCore(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkSet is what a set of n names costs over a driver that costs nothing, with the context of all of them.
+func BenchmarkSet(b *testing.B) {
+	for _, n := range []int{1_000, 10_000} {
+		b.Run(fmt.Sprintf("names=%d", n), func(b *testing.B) {
+			c, err := fencelock.ForCorrectness(&instant{}, &fencelock.Options{TTL: time.Hour})
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx := b.Context()
+			names := make([]string, n)
+			for i := range names {
+				names[i] = fmt.Sprint("name-", i)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				leases, err := c.AcquireAll(ctx, names)
+				if err != nil {
+					b.Fatal(err)
+				}
+				leases.Context()
+				if err := leases.Release(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.StopTimer()
+			if err := c.Close(context.Background()); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}

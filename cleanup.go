@@ -9,11 +9,11 @@ package fencelock
 //	            ▲                                            │
 //	            └──────────── judge: not yet ────────────────┘
 //
-// Goroutines and timers. Each call of Driver.Release runs on a goroutine of its own, for cleanTimeout at most; a job
-// that waits has one timer and no goroutine. close stops them all, and cleaner.running counts the calls that are still
-// out.
+// Goroutines and timers. Each call of Driver.Release runs on its own goroutine, for cleanTimeout at most; a waiting
+// job has one timer and no goroutine. close stops them all, and cleaner.running counts the calls in progress.
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"strings"
@@ -23,40 +23,40 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// cleaner gives back what nobody holds any more: after an acquire whose outcome is unknown, after a release that got no
-// answer, after a loss, and at Close. It calls Driver.Release, detached from any caller's context, until the service
-// has answered, or until nothing can be left there.
+// cleaner releases leftover holds: after an acquire with an unknown outcome, after a release without an answer, after
+// a loss, and at Close. It calls Driver.Release, detached from any caller's context, until the service has answered,
+// or can no longer have the entry.
 //
-// A few calls run at once, and none while there is nothing to do. A call that hangs makes room for others after a
-// moment, and those that are tried again stand behind those that were never tried: one part of a service that does not
-// answer keeps nobody else's name closed (TestHungReleasesDelayNobodyElse).
+// A few calls run concurrently. A hanging call makes room for others after a moment, and retries queue behind first
+// attempts: an unresponsive part of a service does not delay the release of other names
+// (TestHungReleasesDelayNoOtherName).
 //
-// mu is a leaf but for telling.mu: nothing else is locked under it, and Driver.Release is called without it.
+// mu is a leaf except for telling.mu: no other mutex is locked under it, and Driver.Release is called without it.
 type cleaner struct {
 	client *Client
 
 	mu sync.Mutex // protects the following fields and those of all jobs
-	// jobs has every job that has not ended.
-	jobs map[*cleanJob]struct{}
+	// jobs has every job that has not ended, the oldest first.
+	jobs list.List
 	// fresh and again are the queues of jobs that are ready: never tried, and tried before.
 	fresh []*cleanJob
 	again []*cleanJob
-	// quick and slow count the calls under way: those that have begun within slowClean, and the others.
+	// quick and slow count the calls in progress: calls that have begun within slowClean, and the others.
 	quick int
 	slow  int
 	// closing: close has begun. New jobs do not wait then, and "not held" ends a job whatever may be in flight.
 	closing bool
-	// drained is made by close, if there are jobs, and closed when none is left.
+	// drained is made by close, if there are jobs, and closed after the last of them.
 	drained chan struct{}
 
-	// running counts the goroutines of calls under way; none is begun after stop.
+	// running counts the goroutines of calls in progress; no call begins after stop.
 	running sync.WaitGroup
-	// ctx bounds all calls; stop ends it, when close gives up.
+	// ctx bounds all calls; stop ends it, when close stops waiting.
 	ctx  context.Context
 	stop context.CancelFunc
 }
 
-// certainty says what is known about the entry that a job removes.
+// certainty is the knowledge about the entry that a job removes.
 //
 // An acquire that was sent and not answered, with a TTL of 10 s:
 //
@@ -64,32 +64,36 @@ type cleaner struct {
 //	0.1 s     Release ─► ErrNotHeld
 //	0.3 s     Release ─► nil: it had arrived late, and is gone: done
 //	…
-//	> 10 s    Release ─► ErrNotHeld: whatever arrives now has ended by its TTL: done
+//	> 10 s    Release ─► ErrNotHeld: a late arrival has ended by its TTL: done
 type certainty uint8
 
 const (
 	// granted: the entry was granted. "Not held" is then the end of the matter.
 	granted certainty = iota
 	// maybeInFlight: the request may not even have arrived. "Not held" may be followed by a late arrival, so the job
-	// looks again, ever more seldom, until one TTL has passed.
+	// retries with growing pauses until one TTL has passed.
 	maybeInFlight
 )
 
 // cleanJob is one entry that has to go. It is in exactly one place: waiting for its timer, in one of the queues, or
 // under way; and in cleaner.jobs in all three. When it has ended, err is the last answer, and done is closed.
 type cleanJob struct {
-	// grant says what has to go: a hold, or whatever a request has left.
+	// grant identifies the entry to remove: a hold, or the leftover of a request.
 	grant backend.Grant
 	known certainty
 	// ctx is the acquire's, for events.
 	ctx context.Context
 	// done is closed at the end.
 	done chan struct{}
-	// started is when the job was due first; its age decides when it is given up.
+	// started is when the job was due first.
 	started instant
 
 	// err is the last answer. It and the following fields are protected by cleaner.mu.
 	err error
+	// place is the job's in cleaner.jobs; nil if it was never there.
+	place *list.Element
+	// reported is when the observer was last notified of a refusal, and started before that.
+	reported instant
 	// timer is set while the job waits for its next try.
 	timer *time.Timer
 	// ready: the job is in one of the queues.
@@ -105,25 +109,28 @@ const (
 	maxQuickCleans = 32
 	// maxCleans bounds all calls, the slow ones among them. Beyond that even fresh jobs wait.
 	maxCleans = 1024
-	// slowClean is how long a call counts as quick.
+	// slowClean is the time after which a call counts as slow.
 	slowClean = 100 * time.Millisecond
-	// cleanTimeout bounds one call. What it left open is asked again.
+	// cleanTimeout bounds one call. Unfinished releases are retried.
 	cleanTimeout = 5 * time.Second
-	// firstCleanBackoff is the pause after the first call; it doubles up to maxCleanBackoff.
+	// firstCleanBackoff is the pause after the first call. It doubles up to a quarter of the TTL, but at least
+	// leastCleanBackoff and at most maxCleanBackoff, and is at least cleanSpacing for each job.
 	firstCleanBackoff = 100 * time.Millisecond
+	leastCleanBackoff = time.Second
 	maxCleanBackoff   = 30 * time.Second
-	// maxCleanJobs bounds the jobs. More are given up at once, and told to the observer: their names open with their
-	// TTL.
+	cleanSpacing      = time.Millisecond
+	// maxCleanJobs bounds the jobs. One more drops the oldest, which ends with its TTL: the driver does not keep alive
+	// a hold after its Release.
 	maxCleanJobs = 1 << 17
-	// afterlife is how long after the TTL a job goes on: the entry ends by its TTL, but a service with sessions may
-	// keep it for as long as the session lives.
+	// abandonedEvery is the time between two events of a release that is refused.
+	abandonedEvery = time.Minute
+	// afterlife bounds how long Close tries a job beyond its TTL.
 	afterlife = time.Minute
 )
 
-// init starts nothing.
+// init starts no goroutine.
 func (c *cleaner) init(client *Client) {
 	c.client = client
-	c.jobs = map[*cleanJob]struct{}{}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 }
 
@@ -132,17 +139,17 @@ func (c *cleaner) init(client *Client) {
 func (c *cleaner) add(ctx context.Context, g backend.Grant, known certainty, delay time.Duration) *cleanJob {
 	job := &cleanJob{grant: g, known: known, ctx: ctx, done: make(chan struct{})}
 	job.started = c.client.set.Clock.Now().Add(delay)
+	job.reported = job.started
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.ctx.Err() != nil:
+	if c.ctx.Err() != nil {
 		c.finish(job, ErrClosed)
 		return job
-	case len(c.jobs) >= maxCleanJobs:
-		c.abandon(job, errTooManyCleans)
-		return job
 	}
-	c.jobs[job] = struct{}{}
+	if c.jobs.Len() >= maxCleanJobs {
+		c.abandon(c.jobs.Front().Value.(*cleanJob), errTooManyCleans)
+	}
+	job.place = c.jobs.PushBack(job)
 	if delay <= 0 || c.closing {
 		c.enqueue(job)
 	} else {
@@ -151,10 +158,10 @@ func (c *cleaner) add(ctx context.Context, g backend.Grant, known certainty, del
 	return job
 }
 
-// errTooManyCleans is the error of EventAbandoned beyond maxCleanJobs.
-var errTooManyCleans = errors.New("too many releases wait already")
+// errTooManyCleans is the error of EventAbandoned for the oldest job, when there are more than maxCleanJobs.
+var errTooManyCleans = errors.New("dropped, since too many releases wait")
 
-// hurry lets a job that waits for a later try go ahead now. If its timer has fired already, it is on its way by itself.
+// hurry retries a waiting job now. If its timer has already fired, it is about to run anyway.
 func (c *cleaner) hurry(job *cleanJob) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -256,10 +263,14 @@ func (c *cleaner) run(job *cleanJob) {
 //
 //	nil                                 done
 //	ErrNotHeld                          done if the entry was granted, if Close waits, or if a TTL has passed
-//	an answer that stays the same       given up, and told (EventAbandoned)
-//	anything, a minute after the TTL    given up, and told
-//	anything, when close has given up   done
-//	anything else                       again, after a pause that doubles up to 30 s
+//	an answer that stays the same       dropped (EventAbandoned)
+//	a refusal, or a minute after the    dropped, if Close waits
+//	TTL anything
+//	anything, after close has timed out done
+//	anything else                       retried after a pause, without end; an EventAbandoned every minute
+//
+// A refusal may be temporary: a database that is read-only for a while, a right that was revoked, a password that was
+// changed.
 func (c *cleaner) judge(job *cleanJob, err error, now instant) {
 	job.attempts++
 	job.err = err
@@ -270,18 +281,30 @@ func (c *cleaner) judge(job *cleanJob, err error, now instant) {
 		c.finish(job, err)
 	case c.ctx.Err() != nil:
 		c.finish(job, err)
-	case !errors.Is(err, ErrNotHeld) && final(err), age > job.grant.TTL+afterlife:
+	case !errors.Is(err, ErrNotHeld) && final(err),
+		c.closing && (errors.Is(err, ErrMisconfigured) || errors.Is(err, ErrDenied) || age > job.grant.TTL+afterlife):
 		c.abandon(job, err)
 	default:
-		c.enqueueAfter(job, min(firstCleanBackoff<<min(job.attempts-1, 10), maxCleanBackoff))
+		if !errors.Is(err, ErrNotHeld) && now.Sub(job.reported) >= abandonedEvery {
+			job.reported = now
+			c.report(job, err)
+		}
+		c.enqueueAfter(job, c.pause(job))
 	}
 }
 
-// final reports whether an answer will be the same next time, so that asking again is useless.
+// pause returns the time until the next call for job. The caller holds mu.
+func (c *cleaner) pause(job *cleanJob) time.Duration {
+	most := min(max(job.grant.TTL/4, leastCleanBackoff), maxCleanBackoff)
+	pause := min(firstCleanBackoff<<min(job.attempts-1, 10), most)
+	return max(pause, time.Duration(c.jobs.Len())*cleanSpacing)
+}
+
+// final reports whether an answer will be the same next time, so that a retry is useless.
 func final(err error) bool {
 	for _, definite := range []error{
-		ErrUnsupported, ErrMisconfigured, ErrInvalidName, ErrInvalidTTL, ErrInvalidOption, ErrLimitMismatch,
-		ErrHistoryLost, ErrClosed, ErrTier,
+		ErrUnsupported, ErrInvalidName, ErrInvalidTTL, ErrInvalidOption, ErrLimitMismatch, ErrHistoryLost, ErrClosed,
+		ErrTier,
 	} {
 		if errors.Is(err, definite) {
 			return true
@@ -290,42 +313,51 @@ func final(err error) bool {
 	return false
 }
 
-// abandon ends a job that has not come to its end, and tells the observer: the name may be closed until the TTL, and
-// somebody may want to know. The caller holds mu.
+// abandon drops a job and notifies the observer: the name may be closed until the TTL. The caller holds mu.
 func (c *cleaner) abandon(job *cleanJob, err error) {
-	c.client.tell(job.ctx, Event{
-		Type: EventAbandoned, Name: strings.TrimPrefix(job.grant.Name, c.client.set.prefix), Kind: job.grant.Kind,
-		HoldID: job.grant.HoldID, Err: err,
-	})
+	if job.timer != nil {
+		job.timer.Stop()
+	}
+	c.report(job, err)
 	c.finish(job, err)
 }
 
-// finish ends job, for those who wait for it and for close. The caller holds mu.
+// report notifies the observer that a job is refused or dropped. The caller holds mu.
+func (c *cleaner) report(job *cleanJob, err error) {
+	c.client.tell(job.ctx, &Event{
+		Type: EventAbandoned, Name: strings.TrimPrefix(job.grant.Name, c.client.set.prefix), Kind: job.grant.Kind,
+		HoldID: job.grant.HoldID, Err: err,
+	})
+}
+
+// finish ends job, and notifies its waiters and close. The caller holds mu.
 func (c *cleaner) finish(job *cleanJob, err error) {
 	job.err, job.ended = err, true
-	delete(c.jobs, job)
+	if job.place != nil {
+		c.jobs.Remove(job.place)
+	}
 	close(job.done)
-	if c.drained != nil && len(c.jobs) == 0 {
+	if c.drained != nil && c.jobs.Len() == 0 {
 		close(c.drained)
 		c.drained = nil
 	}
 }
 
-// close tries every waiting job at once and goes on until all are done or ctx ends. It returns how many are left; those
-// end with ErrClosed, and their names open with their TTL. Jobs that are added meanwhile are tried at once, too; those
-// added afterwards end at once.
+// close tries every waiting job immediately and goes on until all are done or ctx ends. It returns the number of
+// remaining jobs, which end with ErrClosed; their names are free when their TTL ends. Jobs that are added meanwhile
+// are tried immediately, too; jobs added afterwards end immediately.
 func (c *cleaner) close(ctx context.Context) (left int) {
 	c.mu.Lock()
 	c.closing = true
 	drained := make(chan struct{})
-	if len(c.jobs) == 0 {
+	if c.jobs.Len() == 0 {
 		close(drained)
 	} else {
 		c.drained = drained
 	}
 	// A timer that cannot be stopped has fired, and is about to enqueue its job itself.
-	for job := range c.jobs {
-		if job.timer != nil && job.timer.Stop() {
+	for e := c.jobs.Front(); e != nil; e = e.Next() {
+		if job := e.Value.(*cleanJob); job.timer != nil && job.timer.Stop() {
 			c.enqueue(job)
 		}
 	}
@@ -337,8 +369,9 @@ func (c *cleaner) close(ctx context.Context) (left int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stop()
-	left = len(c.jobs)
-	for job := range c.jobs {
+	left = c.jobs.Len()
+	for e := c.jobs.Front(); e != nil; e = c.jobs.Front() {
+		job := e.Value.(*cleanJob)
 		if job.timer != nil {
 			job.timer.Stop()
 		}

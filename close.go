@@ -1,40 +1,48 @@
 package fencelock
 
-// What is under way in a client, and Close, which owns all of it. Close goes through these steps, and ctx bounds them
-// together:
+// The calls in progress of a client, and Close, which ends all of them. Close goes through these steps, and ctx
+// bounds them together:
 //
-//  1. Acquires are refused from now on, and those that wait end with ErrClosed.
-//  2. Every lease is lost with ReasonClosed. A hold under which nothing runs is given back; one under which a function
-//     of Do or Lead runs is given back when that returns.
+//  1. Acquires are refused from now on, and waiting ones end with ErrClosed.
+//  2. Every lease is lost with ReasonClosed. A hold under which nothing runs is released; one under which a function of
+//     Do or Lead runs is released when that returns.
 //  3. Close waits until all calls and functions have returned. When ctx ends it ends the releases among them.
-//  4. The clean-up tries what is left, at once.
-//  5. Renewals in flight are ended. The observer gets what it has not seen yet.
-//  6. The driver is closed, unless another client uses it.
+//  4. The cleaner tries the remaining jobs.
+//  5. Renewals in flight are ended. The observer gets the queued events.
+//  6. The driver is closed, unless another client uses it. It ends its sessions, and with them holds that were not
+//     released.
 //
-// Each step is carried out also when ctx has ended; only the waiting ends then. What Close starts ends by itself: two
-// goroutines that wait for renewals and for the driver, which outlive Close only if the driver does not return within
-// its context.
+// All of it has closeGrace beyond the end of ctx: steps 2 to 5 take most of it, and the rest is the driver's. So a
+// program that has to stop, and closes the client with the context that has ended, leaves its names free. The
+// driver gets its own context, which ends with the grace; it returns within 50 ms of that, as the contract says, and
+// no goroutine runs after Close. A driver that breaks that rule leaves a goroutine behind that waits for it.
 
 import (
 	"context"
 	"fmt"
+	"math"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// work is everything that is under way in a client on a caller's goroutine: acquires, releases, functions of Do and
+// work is the set of calls in progress on callers' goroutines: acquires, releases, functions of Do and
 // Lead, and looks for an event. It is a set and not a counter, because Close ends acquires at once, releases later, and
 // functions never: a function ends itself when its context does.
 type work struct {
 	mu sync.Mutex // protects the following fields and those of all flights
-	// flights are those under way; nil before the first.
+	// flights are the calls in progress; nil before the first.
 	flights map[*flight]struct{}
 	// closing: no acquire, run or look is let in any more.
 	closing bool
-	// over: Close has given up waiting. Releases that begin from now on are ended at once.
+	// draining: acquires are refused except under a lease, see Client.Drain. It is written under mu.
+	draining atomic.Bool
+	// settled are the calls of Drain that wait, to be woken when a flight or a hold has ended.
+	settled map[chan struct{}]struct{}
+	// over: Close has stopped waiting. Releases that begin from now on end immediately.
 	over bool
 	// idle is made by Close and closed by the last flight that leaves.
 	idle chan struct{}
@@ -49,7 +57,9 @@ type work struct {
 //	running     begin, refused later   never: its leases are lost, and its context with them
 type flight struct {
 	kind flightKind
-	// cancel and stop are what end uses. Both are nil for a function, and for a look, which ends with its acquire.
+	// inner: an acquire under a lease of the same client. Drain lets it go on.
+	inner bool
+	// end calls cancel and stop. Both are nil for a function, and for a look, which ends with its acquire.
 	cancel context.CancelCauseFunc // of an acquire
 	stop   context.CancelFunc      // of a release; of the timer of WaitAtMost
 }
@@ -67,8 +77,8 @@ const (
 	looking
 )
 
-// enter counts a release in. It is never refused: a lock has to be given back also while the client closes. The caller
-// holds hold.mu.
+// enter registers a release. It is never refused: locks are released even while the client closes. The caller holds
+// hold.mu.
 func (w *work) enter(f *flight) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +104,7 @@ func (w *work) add(f *flight) {
 	w.flights[f] = struct{}{}
 }
 
-// bound says what ends a release when Close does not wait any longer. If that is so already, it is ended here.
+// bound sets the function that ends a release when Close stops waiting. If Close has stopped already, bound calls it.
 func (w *work) bound(f *flight, stop context.CancelFunc) {
 	w.mu.Lock()
 	f.stop = stop
@@ -117,10 +127,11 @@ func (w *work) leave(f *flight) {
 		close(w.idle)
 		w.idle = nil
 	}
+	w.wake()
 }
 
-// close refuses acquires from now on, ends those under way, and reports whether it is the first to do so. idle is
-// closed when nothing is under way; it is nil for all but the first.
+// close refuses acquires from now on, ends acquires in progress, and reports whether it is the first to do so. idle
+// is closed when no call is in progress; it is nil for all but the first.
 func (w *work) close() (idle chan struct{}, first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -134,47 +145,55 @@ func (w *work) close() (idle chan struct{}, first bool) {
 	} else {
 		w.idle = idle
 	}
-	w.end(acquiring)
+	w.end(acquiring, true)
+	w.wake()
 	return idle, true
 }
 
-// end ends the flights of a kind. The caller holds mu.
-func (w *work) end(kind flightKind) {
+// end ends the flights of a kind, inner ones only if it says so. The caller holds mu.
+func (w *work) end(kind flightKind, inner bool) {
 	for f := range w.flights {
 		switch {
-		case f.kind != kind:
+		case f.kind != kind, f.inner && !inner:
 		case f.cancel != nil:
-			f.cancel(ErrClosed)
+			f.cancel(errClosing)
 		case f.stop != nil:
 			f.stop()
 		}
 	}
 }
 
-// giveUp ends the releases under way, and those that follow, and returns how many of each kind are left.
+// giveUp ends the releases in progress and all later ones, and returns the number of remaining flights of each kind.
 func (w *work) giveUp() (left [4]int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.over = true
-	w.end(releasing)
+	w.end(releasing, true)
 	for f := range w.flights {
 		left[f.kind]++
 	}
 	return left
 }
 
+// errClosing is the cause with which Close ends an acquire: ErrClosed, told from that of another client.
+var errClosing = fmt.Errorf("%w", ErrClosed)
+
 // Close ends waiting acquires with ErrClosed and every lease with ReasonClosed, waits until the functions of Do and
-// Lead have returned, gives all locks back, finishes the clean-up of ambiguous outcomes, and closes the driver; a
-// driver that several clients use is closed by the last of them. It does not close a service's client that was handed
-// to the driver.
+// Lead have returned, releases all locks, finishes the cleanup of ambiguous outcomes, and closes the driver; the last
+// client that uses a driver closes it. It does not close a service's client that was given to the driver. Drain is
+// for programs that want to finish running work.
 //
-// ctx bounds all of it: Close returns at most some 100 ms after its end. The error tells what was not done by then, and
-// wraps ErrUnknown: locks that could not be given back end with their TTL. A lease that was acquired without Do is
-// given back at once, so work that runs under it should be stopped before.
+// ctx bounds all of it, with a grace of one second: Close returns at most 1.1 s after the end of ctx, and a ctx that
+// has ended leaves that second to release the locks. So this is the idiom, also for a ctx that a signal ends:
 //
-// Calls after Close answer ErrClosed. A repeated Close waits for the first, until its own ctx ends, and returns the
-// same. No event is delivered after it has returned. It may be called from any goroutine, also from an observer; not
-// from a function of Do or Lead, for which it would wait until ctx ends.
+//	defer locks.Close(ctx)
+//
+// The error lists unfinished calls and locks, and wraps ErrUnknown: locks that could not be released end with their
+// TTL. A lease that was acquired without Do is released immediately, so stop work that runs under it first.
+//
+// Calls after Close return ErrClosed. A repeated Close waits for the first, until its own ctx ends, and returns the
+// same result. No event is delivered after it has returned. It may be called from any goroutine, even from an
+// observer; but from a function of Do or Lead it would wait for that function until ctx ends.
 //
 //	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 //	defer cancel()
@@ -199,8 +218,31 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 }
 
-// shutDown is the first Close. The steps are told at the top of this file.
+const (
+	// closeGrace bounds the time for which Close goes on after the end of its context, as Release does.
+	closeGrace = time.Second
+	// driverGrace is the part of closeGrace that is the driver's: to end a session takes one exchange.
+	driverGrace = 300 * time.Millisecond
+)
+
+// after returns a context with the values of ctx that ends d after ctx does, with its cause.
+func after(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	timer := time.AfterFunc(math.MaxInt64, func() { cancel(endOf(ctx)) })
+	stop := context.AfterFunc(ctx, func() { timer.Reset(d) })
+	return late, func() {
+		stop()
+		cancel(nil)
+		timer.Stop()
+	}
+}
+
+// shutDown is the first Close. The top of this file lists the steps.
 func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
+	most, stop := after(ctx, closeGrace-driverGrace)
+	defer stop()
+	whole, end := after(ctx, closeGrace)
+	defer end()
 	// No hold begins from now on: heart.schedule refuses it.
 	now := c.set.Clock.Now()
 	holds := c.heart.close()
@@ -215,11 +257,11 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	}
 	select {
 	case <-idle: // soon for acquires: drivers return within their context
-	case <-ctx.Done():
+	case <-most.Done():
 	}
-	// Whatever has not been given back by now is left to the clean-up, and then to the TTL.
+	// Holds that have not been released by now are left to the clean-up, then to the driver, and then to the TTL.
 	left := c.work.giveUp()
-	jobs := c.cleaner.close(ctx)
+	jobs := c.cleaner.close(most)
 	c.heart.stop()
 	rounds := make(chan struct{})
 	go func() {
@@ -233,13 +275,17 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	case <-rounds: // soon, too
 	case <-patience.C:
 	}
-	// The observer before the driver: what it is told last is what happened above.
-	c.telling.close(ctx)
-	driver := c.closeDriver(ctx, patience)
+	// The observer before the driver: its last events report the steps above.
+	c.waits.stop()
+	c.telling.close(most)
+	if left[running] > 0 {
+		end() // their locks end with their TTL: the driver must not end their session while they may still write
+	}
+	driver := c.closeDriver(whole, patience)
 	switch unreleased := jobs + left[releasing] + left[running]; {
 	case unreleased+left[acquiring] > 0:
 		err := fmt.Errorf(
-			"%w: %d locks could not be given back and end with their TTL; %d functions of Do and Lead and %d "+
+			"%w: %d locks could not be released and end with their TTL; %d functions of Do and Lead and %d "+
 				"acquires have not returned: %w", ErrUnknown, unreleased, left[running], left[acquiring], endOf(ctx))
 		if driver != nil {
 			err = fmt.Errorf("%w; %w", err, driver)
@@ -252,8 +298,8 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 }
 
 // closeDriver closes the driver if no other client uses it. It waits for that until ctx ends, and a moment longer for a
-// driver that is about to return. Driver.Close runs on a goroutine of its own, because a driver that ignores its
-// context must not hold Close up.
+// driver about to return. Driver.Close runs on its own goroutine, because a driver that ignores its context
+// must not hold Close up.
 func (c *Client) closeDriver(ctx context.Context, patience *time.Timer) error {
 	if !drivers.release(c.driver) {
 		return nil
@@ -265,7 +311,7 @@ func (c *Client) closeDriver(ctx context.Context, patience *time.Timer) error {
 		return err
 	case <-ctx.Done():
 	}
-	patience.Reset(lateGrace)
+	patience.Reset(driverReturns)
 	select {
 	case err := <-done:
 		return err
@@ -274,11 +320,14 @@ func (c *Client) closeDriver(ctx context.Context, patience *time.Timer) error {
 	}
 }
 
+// driverReturns bounds the time between the end of a driver's context and its return, see package backend.
+const driverReturns = 60 * time.Millisecond
+
 // drivers counts the clients of each driver in the process, so that two clients over one driver (two namespaces, two
 // tiers) can be closed in any order (TestASharedDriverIsClosedByTheLastClient).
 var drivers sharers
 
-// sharers counts users by driver. Drivers whose type does not compare cannot be counted, and are closed by every
+// sharers counts users by driver. Drivers of types that are not comparable cannot be counted, and are closed by every
 // client.
 type sharers struct {
 	mu sync.Mutex // protects the following field

@@ -94,6 +94,12 @@ func (r *recorder) of(typ fencelock.EventType) []fencelock.Event {
 	return some
 }
 
+// delivered waits, in simulated time, until observers have what happened so far: events wait for others for a moment.
+func delivered() {
+	time.Sleep(10 * time.Millisecond)
+	synctest.Wait()
+}
+
 // scripted lets a test answer in place of the driver below.
 type scripted struct {
 	*memory.Driver

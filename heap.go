@@ -15,7 +15,8 @@ import "time"
 type slot struct {
 	// at is when heart looks at the hold next: a renewal is due, or the deadline is reached.
 	at instant
-	// early is how long before that a renewal may ride along with others. 0 for a deadline, an Extend and a repetition.
+	// early is the time before at from which a renewal may ride along with others. 0 for a deadline, an Extend and a
+	// repetition.
 	early time.Duration
 	hold  *hold
 }
@@ -52,9 +53,9 @@ func (q holdHeap) fix(i int) {
 	}
 }
 
-// sweep removes every hold for which gone says so, in one pass in no order, and restores the order; gone may change the
-// slot. It costs one look at each slot, where taking n holds from the top costs n times the depth: a client whose holds
-// all expire together would pay that within the safety margin.
+// sweep removes every hold for which gone returns true, in one pass in no order, and restores the order; gone may
+// change the slot. It costs one look at each slot, where taking n holds from the top costs n times the depth: a
+// client with holds that all expire together would pay that within the safety margin.
 func (q *holdHeap) sweep(gone func(*slot) bool) {
 	all, kept := *q, 0
 	for i := range all {

@@ -1,23 +1,24 @@
 package fencelock
 
-// What the core does when the lock service has forgotten. Locks that it acknowledged are free again then, and tokens
-// that guards have seen may be issued again, so going on could admit two holders. There are two signs: a driver that
-// says so (ErrHistoryLost, or a pushed loss), and a token or a token space that the client itself has seen otherwise
-// (internal/history). Both end the same way: every hold is lost, and nothing is granted through this client any more. A
-// person has to make sure that no earlier holder runs; a client that began anew by itself would take that decision away
-// from them.
+// Reaction to a lock service that has lost its history. Acknowledged locks are free then, and the service may reissue
+// tokens that guards have seen, so going on could admit two holders. There are two signs: a driver that says so
+// (ErrHistoryLost, or a pushed loss), and a token or a token space that the client itself has seen otherwise
+// (internal/history). In both cases every hold is lost, and this client never grants a lock again. An operator has to
+// make sure that no earlier holder runs, so the client does not restart automatically.
 
 import (
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// forgot takes note that the service has lost its history: every hold is lost with ReasonHistoryLost, and nothing is
-// granted any more. The first call does it; later ones find it done. The caller holds no mutex.
+// forgot records that the service has lost its history: every hold is lost with ReasonHistoryLost, and later acquires
+// fail. Only the first call has an effect. The caller holds no mutex.
 //
-// Each holder is told by its context and the observer by an EventLost, as with every loss. What the service may still
-// have of the holds is not given back.
+// Each holder is notified by its context and the observer by an EventLost, as with every loss. Remaining entries of
+// the holds in the service are not released.
 func (c *Client) forgot(err error) {
 	if !c.history.Lose(err) {
 		return
@@ -29,13 +30,11 @@ func (c *Client) forgot(err error) {
 	}
 }
 
-// accept looks at a grant before it becomes a lease: whether the driver still excludes as the tier needs it, whether
-// the token is there and of the right kind, and whether it is greater than what was granted for the name before sent.
-// The caller gives the grant back after an error. In the efficiency tier nothing depends on tokens, and every grant
-// will do.
+// accept checks a grant before it becomes a lease: the driver's exclusion must serve the tier, and the token must
+// exist, be of the right kind, and be greater than all tokens granted for the name before sent. The caller releases
+// the grant after an error. In the efficiency tier every grant is accepted.
 //
-// sent is what history.Now said before the request was sent: an answer that was overtaken by a later one is no sign of
-// a service that forgot.
+// sent is the result of history.Now before the request was sent: an overtaken answer is no sign of a lost history.
 //
 //	token of "a"   noted before sent   answer
 //	35             34                  accepted, and noted
@@ -60,8 +59,24 @@ func (c *Client) accept(r *backend.Request, g *backend.Grant, sent uint64) error
 	return c.history.Judge(sent, g, d.TokenSpace)
 }
 
-// remember makes an answer of the driver that its service has lost its history known to the whole client. Any other
-// error means nothing here.
+// overstated returns an error if the driver claims an impossible proof: a request that was sent after its answer
+// arrived, or a TTL longer than requested, beyond the granularity. Accepting it could make two holders.
+func (c *Client) overstated(sent instant, ttl, asked time.Duration, now instant) error {
+	switch step := c.driver.Describe().TTLGranularity; {
+	case sent > now:
+		return c.broken("SentAt %d lies %v after the clock, which reads %d ns", sent, sent.Sub(now), now)
+	case ttl > asked+step:
+		return c.broken("TTL %v is longer than the %v that were asked for", ttl, asked)
+	}
+	return nil
+}
+
+// broken is the error of a driver that breaks its contract.
+func (c *Client) broken(format string, args ...any) error {
+	return &ContractError{Driver: c.driver.Describe().Name, What: fmt.Sprintf(format, args...)}
+}
+
+// remember reports a lost history in an error of the driver to the whole client. It ignores other errors.
 func (c *Client) remember(err error) {
 	if errors.Is(err, ErrHistoryLost) {
 		c.forgot(err)

@@ -19,8 +19,8 @@ import (
 )
 
 // repeats finds the holds of this client by the ids that its callers gave them with RequestID. The service never sees
-// these ids: each attempt has a random key of its own, so that whatever is delivered late can only meet the attempt
-// that it belongs to, and so that nobody else's client can move a hold.
+// these ids: each attempt has its own random key, so that a late request can only meet its own attempt, and so that
+// no other client can move a hold.
 //
 // A worker takes "order/7" with the id of a message, and the message is delivered again:
 //
@@ -28,7 +28,7 @@ import (
 //	another process    the second call waits, or gets ErrHeld with HeldError.SameRequest
 //	after a release    the id is free: a new hold, with a new key and a greater token
 type repeats struct {
-	mu sync.Mutex // protects the following field and those of all repeats
+	mu sync.Mutex // protects the following field and the fields of all repeats
 	by map[repeatKey]*repeat
 }
 
@@ -43,7 +43,7 @@ type repeat struct {
 	key repeatKey
 	// done is closed by settle, under repeats.mu, when the call that owns the id has ended; hold is set before that.
 	done chan struct{}
-	// hold is what the call got; nil before settle, and if it failed.
+	// hold is the result of the call; nil before settle, and if it failed.
 	hold *hold
 }
 
@@ -63,7 +63,7 @@ func (rs *repeats) find(key repeatKey) (r *repeat, owner bool) {
 	return r, true
 }
 
-// settle ends the call that owns a place, and lets those in who wait for it. h is nil if it failed. A hold that has
+// settle ends the call that owns an id, and admits the calls that wait for it. h is nil if it failed. A hold that has
 // ended meanwhile frees the id at once, since its drop may have come first.
 func (rs *repeats) settle(r *repeat, h *hold) {
 	rs.mu.Lock()
@@ -94,67 +94,31 @@ func (rs *repeats) remove(r *repeat) {
 	}
 }
 
-// repeated waits for the call that has the id already, and returns a lease of its hold. Nil and no error: the id is
-// free again, because that call failed or its hold has ended. TryAcquire does not wait: a call that is in flight is
-// somebody who may hold the lock, so it is ErrHeld with SameRequest.
-func (c *Client) repeated(ctx context.Context, p *repeat, l line, r *backend.Request) (*Lease, error) {
+// free frees the id of a call that failed, or of a hold that has ended.
+func (rs *repeats) free(r *repeat) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	rs.remove(r)
+}
+
+// wait waits for the call that owns the id, and returns its hold; nil if that call failed. TryAcquire does not wait: a
+// call in flight may hold the lock, so the error is ErrHeld with SameRequest.
+func (rs *repeats) wait(ctx context.Context, owned *repeat, r *backend.Request) (*hold, error) {
 	select {
-	case <-p.done:
+	case <-owned.done:
 	default:
 		if !r.Wait {
 			return nil, &HeldError{Name: r.Name, HoldID: r.HoldID, SameRequest: true}
 		}
 		select {
-		case <-p.done:
+		case <-owned.done:
 		case <-ctx.Done():
 			return nil, endOf(ctx)
 		}
 	}
-	c.repeats.mu.Lock()
-	h := p.hold
-	c.repeats.mu.Unlock()
-	if h == nil || h.ended() != nil {
-		return nil, nil
-	}
-	return h.replace(l, r)
-}
-
-// replace hands the hold to a new lease; those that had it before are lost with ReasonReplaced, and their Release does
-// nothing then: it must not end the hold under the lease that has it now. To the observer one lease is lost and another
-// begins. Nil and no error: the hold has ended.
-func (h *hold) replace(l line, r *backend.Request) (*Lease, error) {
-	h.mu.Lock()
-	if h.cause.Load() != nil {
-		h.mu.Unlock()
-		return nil, nil
-	}
-	if err := h.fits(r); err != nil {
-		h.mu.Unlock()
-		return nil, err
-	}
-	cause := h.lostFor(ReasonReplaced, nil)
-	before := ending{cause: cause}
-	before.take(h.leases)
-	for _, old := range h.leases {
-		old.over.Store(&cause)
-	}
-	lease := &Lease{of: h, line: l}
-	h.leases = append(h.one[:0], lease)
-	now := h.client.observedNow()
-	h.tell(Event{Type: EventLost, Held: now.Sub(h.since), Reason: ReasonReplaced})
-	h.tell(Event{Type: EventAcquired})
-	h.mu.Unlock()
-	before.cancel()
-	return lease, nil
-}
-
-// fits returns ErrLimitMismatch unless the hold is what r asks for. The caller holds mu.
-func (h *hold) fits(r *backend.Request) error {
-	g := &h.grant
-	if g.Kind != r.Kind || g.Permits != r.Permits || g.Limit != r.Limit || g.Hierarchical != r.Hierarchical {
-		return ErrLimitMismatch
-	}
-	return nil
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return owned.hold, nil
 }
 
 // sameRequest marks the error of meeting a holder that has the same request id, in another client or in an earlier life

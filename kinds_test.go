@@ -60,7 +60,7 @@ func TestPermitsAreCounted(t *testing.T) {
 	})
 }
 
-func TestHierarchicalNamesExcludeWhatIsAboveAndBelow(t *testing.T) {
+func TestHierarchicalNamesExcludePathsAboveAndBelow(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		a, _ := b.client(fencelock.Options{})
 		c, _ := b.client(fencelock.Options{Namespace: "shop"})

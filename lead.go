@@ -1,7 +1,7 @@
 package fencelock
 
-// Elections. An election is a lock that its candidates take again and again, so everything that is true of leases is
-// true of leadership; what is added here is the loop, and the pauses in it.
+// Elections. An election is a lock that its candidates acquire repeatedly, so all rules of leases
+// apply to leadership; this file adds the loop and its pauses.
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// ErrResign is what the function given to Lead returns to give the leadership up and stand again, behind those who
-// wait. It may be wrapped.
+// ErrResign is returned by the function of Lead to resign and stand again, behind the candidates that wait. It may be
+// wrapped.
 var ErrResign = errors.New("resigned")
 
 // Lead stands for election under name and runs fn while it leads: of all who call Lead with the name, one does at a
@@ -27,14 +27,13 @@ var ErrResign = errors.New("resigned")
 //	})
 //
 // Lead returns when ctx has ended; when fn returns while it leads, with fn's result, unless that is ErrResign; and when
-// an acquire fails for a reason that does not pass, such as an invalid name or a client that was closed. What fn
-// returns after a loss of the leadership is its way of stopping and is not looked at; the loss of another lock is a
-// result like any other.
+// an acquire fails for a permanent reason, such as an invalid name or a closed client. After the leadership is lost,
+// fn's return value is ignored. The loss of another lock is returned like any error.
 //
 // In the correctness tier the lease's token is the term, and writes that carry it are refused once there is a later
-// leader. In the efficiency tier two leaders may believe in themselves after a failover of the service. Candidates use
-// the same options; WaitAtMost bounds each time of standing. Reentrant is not for elections, because a leader who
-// resigns must give the leadership up: ErrInvalidOption.
+// leader. In the efficiency tier two leaders can overlap after a failover of the service. Candidates use the same
+// options; WaitAtMost applies to each campaign. Reentrant and RequestID are ErrInvalidOption: a leader that resigns
+// has to release the leadership, and a second call with the same id would take the hold from the leader.
 //
 //	candidate 1   acquire ─► fn leads ─► loss ─► fn returns ─► pause ─► acquire: waits behind the others
 //	candidate 2   acquire: waits ─────────────► fn leads …
@@ -44,8 +43,11 @@ func (c *Client) Lead(
 	if fn == nil {
 		return callError("lead", name, invalidOption("function", "nil", "it is nil"))
 	}
-	if o, err := collect(opts); err == nil && o.reentrant {
-		return callError("lead", name, invalidOption("Reentrant", "with Lead", "who resigns gives the leadership up"))
+	switch o, err := collect(opts); {
+	case err == nil && o.reentrant:
+		return callError("lead", name, invalidOption("Reentrant", "with Lead", "a leader that resigns releases the hold"))
+	case err == nil && o.requestID != "":
+		return callError("lead", name, invalidOption("RequestID", o.requestID, "it cannot identify several terms"))
 	}
 	for faults := 0; ; {
 		lease, err := c.Acquire(ctx, name, opts...)
@@ -54,7 +56,7 @@ func (c *Client) Lead(
 			if again, err = c.rule(ctx, lease, fn); !again {
 				return err
 			}
-			faults = 3 // on a driver without a queue, the one that resigned would be the first to try again
+			faults = 3 // on a driver without a queue, the former leader would be the first to retry
 		} else if ctx.Err() != nil || !passes(err) {
 			return err
 		}
@@ -66,21 +68,22 @@ func (c *Client) Lead(
 }
 
 // rule runs fn once, and reports whether to stand again: after a loss of this very leadership, and after ErrResign,
-// unless ctx has ended. Whether the leadership was lost is asked when fn returns, and before the release.
+// unless ctx has ended. It checks for a loss when fn returns, before the release.
 func (c *Client) rule(
 	ctx context.Context, lease *Lease, fn func(ctx context.Context, lease *Lease) error,
 ) (again bool, err error) {
 	began := c.observedNow()
-	lease.of.tell(Event{Type: EventElected})
-	lost := false
+	lease.of.tell(&Event{Type: EventElected})
+	lost, ended := false, errAborted
+	defer func() { // also on a panic or runtime.Goexit in fn
+		lease.of.tell(&Event{Type: EventDeposed, Held: c.observedNow().Sub(began), Err: ended})
+	}()
 	err = c.run(ctx, Leases{lease}, func(ctx context.Context) error {
 		err := fn(ctx, lease)
 		lost = errors.Is(lease.Err(), ErrLost)
 		return err
 	})
-	if c.observed() {
-		lease.of.tell(Event{Type: EventDeposed, Held: c.observedNow().Sub(began), Err: err})
-	}
+	ended = err
 	switch {
 	case ctx.Err() != nil, !lost && !errors.Is(err, ErrResign):
 		return false, err
@@ -88,12 +91,12 @@ func (c *Client) rule(
 	return true, nil
 }
 
-// passes tells whether a failed acquire may succeed later. What a driver did not classify does: a leader that gives up
-// for ever is worse than one that asks again in a second.
+// passes reports whether a failed acquire may succeed later. Unclassified errors count as temporary: a candidate that
+// retries every second is better than one that never stands again.
 func passes(err error) bool { return !final(err) && !errors.Is(err, ErrDeadlock) }
 
-// electionPause is how long to wait before the n-th repetition: 50 ms, doubling to 1.6 s, and of that a random part
-// between a half and all, so that candidates whom one outage has stopped do not come back together.
+// electionPause returns the pause before the n-th repetition: 50 ms, doubling to 1.6 s, and of that a random part
+// between a half and all, so that candidates do not all return at the same time after an outage.
 func (c *Client) electionPause(n int) time.Duration {
 	d := 50 * time.Millisecond << min(n-1, 5)
 	return time.Duration(float64(d) * (1 + c.chance()) / 2)
@@ -111,9 +114,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Leader tells who leads at this moment: the holder of the election's lock. If nobody does, the error is ErrNotHeld. It
-// says nothing about the next moment; a leader proves itself by its token alone. Needs a driver with CapInspect,
-// ErrUnsupported otherwise.
+// Leader returns the current leader: the holder of the election's lock. Without a leader the error is ErrNotHeld. The
+// result may be out of date when it arrives; a leader proves itself by its token alone. Needs a driver with
+// CapInspect, ErrUnsupported otherwise.
 //
 //	leader, err := locks.Leader(ctx, "scheduler")
 //	if errors.Is(err, fencelock.ErrNotHeld) {
@@ -130,11 +133,12 @@ func (c *Client) Leader(ctx context.Context, name string) (Holder, error) {
 	return info.Holders[0], nil
 }
 
-// leaderPoll is how often Leaders looks where the driver does not tell.
+// leaderPoll is the interval in which Leaders polls a driver without CapWatchReplay.
 const leaderPoll = time.Second
 
-// Leaders yields the present leader, and then each change, until ctx ends or the service fails; the error comes last.
-// The zero Holder stands for nobody. Leaders that follow each other quickly may be skipped; the last one never is.
+// Leaders yields the current leader, and then each change, until ctx ends or the service fails; the error comes last.
+// The zero Holder means that there is no leader. Leaders that follow each other quickly may be skipped; the last one
+// never is.
 //
 //	for leader, err := range locks.Leaders(ctx, "scheduler") {
 //		if err != nil {
@@ -143,9 +147,9 @@ const leaderPoll = time.Second
 //		route(leader.Owner)
 //	}
 //
-// It looks, and then waits for a change after the revision that it saw, so that none is missed. With CapWatchReplay the
-// service tells of changes; otherwise it is asked about every second. Needs a driver with CapInspect, ErrUnsupported
-// otherwise.
+// It looks, and then waits for a change after the revision that it saw, so that it misses no change. With
+// CapWatchReplay the service reports changes; otherwise Leaders polls about every second. Needs a driver with
+// CapInspect, ErrUnsupported otherwise.
 func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, error] {
 	return func(yield func(Holder, error) bool) {
 		var last Holder
@@ -173,8 +177,8 @@ func (c *Client) Leaders(ctx context.Context, name string) iter.Seq2[Holder, err
 	}
 }
 
-// change waits until something may have happened to name since a revision. It may return for nothing: its caller looks
-// again. A revision that is too old for the service counts as a change.
+// change waits until name may have changed since a revision. It may return without a change: its caller then looks.
+// A revision that is too old for the service counts as a change.
 func (c *Client) change(ctx context.Context, name string, since uint64) error {
 	if since == 0 || !c.driver.Describe().Capabilities.Has(backend.CapWatch|backend.CapWatchReplay) {
 		return sleep(ctx, leaderPoll*3/4+rand.N(leaderPoll/2))

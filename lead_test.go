@@ -66,7 +66,7 @@ func TestElectionUnderKills(t *testing.T) {
 	})
 }
 
-func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
+func TestLeadReturnsTheErrorOfItsFunction(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
 		failed := errors.New("no disk")
@@ -141,7 +141,7 @@ func TestLeadSurvivesAnOutage(t *testing.T) {
 	})
 }
 
-func TestLeadersAreTold(t *testing.T) {
+func TestLeadersYieldsEachLeader(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		watcher, _ := b.client(fencelock.Options{})
 		_, err := watcher.Leader(t.Context(), "x")

@@ -1,13 +1,14 @@
 package fencelock
 
-// What a caller holds. A Lease is a handle on a hold (hold.go): the hold is one entry in the service, and several
-// leases may stand for it. What is here decides nothing about time; it reads what hold and heart have decided, and asks
-// them to renew (Extend) or to end (Release).
+// Lease, the caller's handle on a hold (hold.go). The hold is one entry in the service, and several leases may stand
+// for it. This file makes no decision about time; it reads the decisions of hold and heart, and asks them to renew
+// (Extend) or to end (Release).
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 //	held ──► ended: released, or lost
 //
 // It is lost when its deadline passes without a renewal that the service confirmed, or when the service says that the
-// lock is not held any more. A renewal that fails is no loss: it is tried again until the deadline. A lease that is
+// lock is no longer held. A failed renewal is no loss: it is retried until the deadline. A lease that is
 // never released is held until the client is closed or the process ends.
 //
 //	             held             released           lost
@@ -41,16 +42,20 @@ type Lease struct {
 	// left: Release was called. newLine reads it without a lock.
 	left atomic.Bool
 
+	// renew: the lease is renewed automatically; inSet: it is in line already, with the others of its AcquireAll. Both
+	// never change.
+	renew, inSet bool
+
 	// The following fields are protected by of.mu.
 
-	// ctx ends with the lease; it and cancel are nil until somebody asks for it.
-	ctx    context.Context
-	cancel context.CancelCauseFunc
+	// ctx is the result of Context; nil until the first call. cancels end it and others with the lease.
+	ctx     context.Context
+	cancels []context.CancelCauseFunc
 	// joint is kept here for Leases.Context.
 	joint *joint
 }
 
-// zero reports whether nothing was ever held.
+// zero reports whether the lease never held a lock.
 func (l *Lease) zero() bool { return l == nil || l.of == nil }
 
 // Name returns the name that was acquired, without the client's namespace. Empty for a lease that was never held.
@@ -81,10 +86,30 @@ func (l *Lease) TokenSpace() string {
 	return l.of.client.driver.Describe().TokenSpace
 }
 
-// Claim returns what a guard checks before a write to resource: the token, and the space that it belongs to. The
-// resource is often named like the lock, and need not be: one lock may protect several resources.
+// Nonce returns 128 random bits that name this hold in public: it differs from the nonce of every other hold, even of
+// a hold with the same token. Zero if the driver draws no nonces. Claim carries it.
+func (l *Lease) Nonce() fencing.Nonce {
+	if l.zero() {
+		return fencing.Nonce{}
+	}
+	return l.of.grant.Nonce
+}
+
+// Generation returns the generation of the lock service that issued the token, see fencing.Generation. Claim carries
+// it.
+func (l *Lease) Generation() fencing.Generation {
+	if l.zero() {
+		return fencing.Generation{}
+	}
+	return l.of.grant.Generation
+}
+
+// Claim returns the claim that a guard checks before a write to resource: the token with its space and generation,
+// and the hold's nonce. The resource often has the lock's name, but need not: one lock may protect several resources.
 func (l *Lease) Claim(resource string) fencing.Claim {
-	return fencing.Claim{Resource: resource, Token: l.Token(), Space: l.TokenSpace()}
+	return fencing.Claim{
+		Resource: resource, Token: l.Token(), Space: l.TokenSpace(), Generation: l.Generation(), Nonce: l.Nonce(),
+	}
 }
 
 // Owner returns the owner text that others see while the lock is held; it is the same for all leases of a client.
@@ -95,8 +120,8 @@ func (l *Lease) Owner() string {
 	return l.of.client.set.Owner
 }
 
-// HoldID names the hold in logs and events, and to those who look at the lock (Holder.HoldID). Nothing can be done with
-// it. It is the same for every hold that is taken with the same RequestID, and random otherwise.
+// HoldID names the hold in logs and events, and in the results of Look (Holder.HoldID). It gives no power over the
+// hold. It is the same for every hold that is acquired with the same RequestID, and random otherwise.
 func (l *Lease) HoldID() string {
 	if l.zero() {
 		return ""
@@ -104,9 +129,8 @@ func (l *Lease) HoldID() string {
 	return l.of.grant.HoldID
 }
 
-// Grant returns what the driver granted, for the driver's escape hatches (etcd's OwnerCmp for example). In the
-// efficiency tier its token is zero. It holds the secret key of the hold, which is enough to release it: do not log it
-// whole.
+// Grant returns the driver's grant, for the driver's escape hatches (etcd's OwnerCmp for example). In the efficiency
+// tier its token is zero. It holds the secret key of the hold, which is enough to release it: do not log it whole.
 func (l *Lease) Grant() backend.Grant {
 	if l.zero() {
 		return backend.Grant{}
@@ -139,16 +163,41 @@ func (l *Lease) Context() context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if l.ctx == nil {
-		l.ctx, l.cancel = l.line.under(l)
-		lost := (*LostError)(nil)
-		switch err := l.overOrCause(); {
-		case errors.As(err, &lost):
-			l.cancel(lost)
-		case err != nil:
-			l.cancel(nil)
+		ctx, cancel := l.line.with(l).open()
+		l.ctx = ctx
+		if err := l.overOrCause(); err != nil {
+			cancel(endCause(err))
+		} else {
+			l.cancels = append(l.cancels, cancel)
 		}
 	}
 	return l.ctx
+}
+
+// endsWith has cancel called when the lease ends, before anything else can happen after the end; now if it has ended.
+func (l *Lease) endsWith(cancel context.CancelCauseFunc) {
+	if l.zero() {
+		cancel(ErrNotHeld)
+		return
+	}
+	h := l.of
+	h.mu.Lock()
+	err := l.overOrCause()
+	if err == nil {
+		l.cancels = append(l.cancels, cancel)
+	}
+	h.mu.Unlock()
+	if err != nil {
+		cancel(endCause(err))
+	}
+}
+
+// endCause is the cause with which contexts end: a loss, or nil for a release, as for any cancelled context.
+func endCause(err error) error {
+	if lost := (*LostError)(nil); errors.As(err, &lost) {
+		return lost
+	}
+	return nil
 }
 
 // Deadline returns the time until which the lease may be believed without another renewal. It moves with each renewal
@@ -161,12 +210,12 @@ func (l *Lease) Deadline() time.Time {
 	return time.Now().Add(l.of.believedUntil().Sub(l.of.client.set.Clock.Now()))
 }
 
-// Err returns nil while the lease is held, a *LostError after loss, and ErrNotHeld after release. It reads the clock
-// itself, so it is exact even if timers were late: the last thing to ask before an act that cannot be fenced. It takes
-// no lock while the lease is held, so it may be asked in a loop.
+// Err returns nil while the lease is held, a *LostError after loss, and ErrNotHeld after release. It reads the clock,
+// so it is exact even if timers are late: call it last before an action that cannot be fenced. It locks no mutex
+// while the lease is held, so it is cheap in a loop.
 //
-// Nil says that the lease was held at that moment, and nothing about the next one. Between Err and a write the process
-// may be paused: only a guard closes that gap.
+// Nil says that the lease was held at that moment; it does not cover the next one. The process may be paused
+// between Err and a write: only a guard closes that gap.
 //
 //	if err := lease.Err(); err != nil {
 //		return err // a *LostError says why
@@ -190,16 +239,16 @@ func (l *Lease) overOrCause() error {
 	return l.of.causeOrNil()
 }
 
-// releaseGrace is how long a release goes on in the foreground after its context has ended: long enough for a healthy
-// service, short enough for a program that is being stopped. With it a Release returns within a second of the end of
-// its context, also on a busy machine.
+// releaseGrace bounds a release in the foreground after its context has ended: long enough for a healthy service,
+// short enough for a program about to exit. With it Release returns within a second of the end of its
+// context, even on a busy machine.
 const releaseGrace = 500 * time.Millisecond
 
-// Release gives the lock back; of several leases of one hold (Reentrant), the last one does. The lease is dead in every
+// Release releases the lock; of several leases of one hold (Reentrant), the last one does. The lease is dead in every
 // case, and its context has ended.
 //
 // The context may have ended already: the release is sent all the same, and Release returns at most a second after the
-// end of ctx, whatever the network does. So this is the idiom:
+// end of ctx, even without a network. So this is the idiom:
 //
 //	defer lease.Release(ctx)
 //
@@ -221,8 +270,8 @@ func (l *Lease) Release(ctx context.Context) error {
 	return nil
 }
 
-// release is Release without the name in the error. The hold is ended here first, and given back in the service
-// afterwards: nobody may be told "held" once the request to release has left.
+// release is Release without the name in the error. It ends the hold here first, and releases it in the service
+// afterwards: no method may report "held" once the request to release has been sent.
 func (l *Lease) release(ctx context.Context) error {
 	h, c := l.of, l.of.client
 	now := c.set.Clock.Now()
@@ -231,9 +280,9 @@ func (l *Lease) release(ctx context.Context) error {
 	tell := h.expire(now)
 	err := l.overOrCause()
 	if err != nil {
-		if lost := (*LostError)(nil); errors.As(err, &lost) && lost.Reason == ReasonExpired && l.over.Load() == nil {
-			// The service may still keep our entry. Nobody needs it any more: the holder has just said so.
-			h.clean(0)
+		if lost := (*LostError)(nil); errors.As(err, &lost) && lost.byTime() && l.over.Load() == nil {
+			// The service may still keep our entry. The holder has just released it, so clean it up.
+			h.clean(granted, 0)
 		}
 		l.letGo()
 		h.mu.Unlock()
@@ -243,10 +292,10 @@ func (l *Lease) release(ctx context.Context) error {
 	l.over.Store(&errNotHeld)
 	if len(h.leases) > 1 {
 		h.leave(l)
-		cancel := l.cancel
+		cancels := l.cancels
 		l.letGo()
 		h.mu.Unlock()
-		if cancel != nil {
+		for _, cancel := range cancels {
 			cancel(nil)
 		}
 		return nil
@@ -260,17 +309,17 @@ func (l *Lease) release(ctx context.Context) error {
 	return h.finish(ctx)
 }
 
-// letGo drops what a released lease would keep of those that it was taken under, since a caller may keep the lease. The
-// caller holds of.mu.
+// letGo clears the references to outer leases, so that a released lease that its caller keeps does not keep them
+// alive. The caller holds of.mu.
 func (l *Lease) letGo() {
-	l.line.leases, l.ctx, l.cancel, l.joint = nil, nil, nil, nil
+	l.line.leases, l.ctx, l.cancels, l.joint = nil, nil, nil, nil
 }
 
 // errNotHeld is ErrNotHeld, where a pointer is needed.
 var errNotHeld = ErrNotHeld
 
-// finish gives a hold back that has ended by release, and tells the observer. "Not held" from the service means that it
-// had ended the hold before: to the caller that is a loss, which the release found out.
+// finish releases a hold in the service after Release has ended it, and notifies the observer. "Not held" from the
+// service means that it had ended the hold before: to the caller that is a loss, found by the release.
 func (h *hold) finish(ctx context.Context) error {
 	c := h.client
 	began := c.observedNow()
@@ -283,17 +332,17 @@ func (h *hold) finish(ctx context.Context) error {
 		err = h.lostFor(reason, err)
 	}
 	if c.observed() {
-		h.tell(Event{Type: EventReleased, Held: began.Sub(h.since), Took: c.observedNow().Sub(began), Err: err})
+		h.tell(&Event{Type: EventReleased, Held: began.Sub(h.since), Took: c.observedNow().Sub(began), Err: err})
 	}
 	return err
 }
 
-// giveBack releases in the service: while ctx lives, then for a moment longer, and in the background for what that
-// leaves open. The second try may find that the first one was carried out without an answer; that is success.
+// giveBack releases in the service: while ctx lives, then for a moment longer, and then in the background. The second
+// try may find that the service carried out the first one but its answer was lost; that is success.
 //
 //	ctx lives      one call, for as long as ctx and the TTL allow
 //	ctx has ended  one call of releaseGrace at most
-//	no answer      the cleaner goes on, and the caller is told ErrUnknown, or what the driver said
+//	no answer the cleaner goes on, and the caller gets ErrUnknown, or the driver's error
 func (h *hold) giveBack(ctx context.Context) error {
 	err := h.tryGiveBack(ctx, max(h.grant.TTL, time.Second))
 	if err == nil || errors.Is(err, ErrNotHeld) {
@@ -303,17 +352,17 @@ func (h *hold) giveBack(ctx context.Context) error {
 		// The caller has stopped waiting; a healthy service answers all the same, and the name opens at once.
 		again := h.tryGiveBack(context.WithoutCancel(ctx), releaseGrace)
 		if again == nil || errors.Is(again, ErrNotHeld) {
-			return nil // what the first try did, if not this one
+			return nil // this try or the first one released it
 		}
 		err = fmt.Errorf("%w, the release goes on in the background: %w: %w", ErrUnknown, endOf(ctx), again)
 	}
 	h.mu.Lock()
-	h.clean(0)
+	h.clean(granted, 0)
 	h.mu.Unlock()
 	return err
 }
 
-// tryGiveBack makes one call, bounded by atMost and by Close. A context that has ended sends nothing.
+// tryGiveBack makes one call, bounded by atMost and by Close. If ctx has ended it sends no request.
 func (h *hold) tryGiveBack(ctx context.Context, atMost time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -326,14 +375,14 @@ func (h *hold) tryGiveBack(ctx context.Context, atMost time.Duration) error {
 
 // extension is an Extend that waits.
 type extension struct {
-	// before is the length that the Extend changes, to go back to if the service refuses the new one.
-	before time.Duration
+	// ttl is the length to ask for.
+	ttl time.Duration
 	// done gets one answer, and has room for it.
 	done chan error
 }
 
-// Extend sets the lease length to d from now on: for callers who renew by hand (NoRenew), and for work that turns out
-// longer.
+// Extend sets the lease length to d from now on: for callers who renew by hand (NoRenew), and for work that takes
+// longer than planned.
 //
 //	for batch := range batches {
 //		if err := lease.Extend(ctx, time.Minute); err != nil { // progress keeps the lock
@@ -342,15 +391,14 @@ type extension struct {
 //		write(batch)
 //	}
 //
-// A longer length is asked of the service at once; Extend waits until the service has confirmed it, repeats attempts
-// that fail, and keeps the old deadline until one succeeds. A shorter length takes effect here and now, and later
-// renewals ask for it; the service may keep the name for the old length if the process dies before that, since renewals
-// never shorten.
+// To lengthen the lease, Extend asks the service and waits for its confirmation; it retries failed attempts, and the
+// old deadline stays until one succeeds. A shorter length takes effect immediately, and later renewals ask for it;
+// the service may keep the name for the old length if the process dies before that, since renewals never shorten.
 //
-// ErrInvalidTTL, before anything is sent, if d is outside the driver's range. ErrLost or ErrNotHeld if the lease is
-// dead. If ctx ends first, its error is returned with the last attempt's, or with ErrUnknown; a lease that renews
-// itself goes on asking for d. Some drivers grant another length than d: see Deadline. Of several leases of one hold,
-// Extend changes the hold.
+// ErrInvalidTTL, before anything is sent, if d is outside the driver's range. ErrLost or ErrNotHeld if the lease has
+// ended. If ctx ends first, its error is returned with the last attempt's, or with ErrUnknown; the length does not
+// change, and the service may keep the name for d. A failed Extend does not shorten the lease. Some drivers grant
+// another length than d, and a policy of the bundled server may bound it: see Deadline. Extend changes the hold, and so all of its leases.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if l.zero() {
 		return callError("extend", "", ErrNotHeld)
@@ -369,7 +417,7 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	if err := endOf(ctx); err != nil {
-		return err // nothing was sent, and nothing changes
+		return err // no request was sent, and the lease is unchanged
 	}
 	if err := l.Err(); err != nil {
 		return err
@@ -380,9 +428,10 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 		h.mu.Unlock()
 		return err
 	}
-	// Shorter: nobody has to be asked for less. A renewal in flight may still prove the old length; prove cuts it.
+	// Shorter: this needs no request. A renewal in flight may still prove the old length; prove cuts it.
 	if until := now.Add(h.validity(ttl)); until < h.believedUntil() {
-		h.ttl, h.grant.TTL = ttl, ttl
+		h.ttl, h.last = ttl, false                           // the next renewal says whether the shorter length is the last one
+		h.answer(func(*extension) bool { return true }, nil) // of longer ones that came before: this one came later
 		h.believe(until, now.Add(ttl))
 		if at, early := h.renewalDue(now, c.spread()); !h.renewing {
 			c.heart.schedule(h, at, early, now)
@@ -392,9 +441,8 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 		h.mu.Unlock()
 		return nil
 	}
-	// Longer: heart asks for it at once, or again when the renewal in flight has been answered.
-	x := &extension{before: h.ttl, done: make(chan error, 1)}
-	h.ttl = ttl
+	// Longer: heart asks for it immediately, or when the renewal in flight has been answered.
+	x := &extension{ttl: ttl, done: make(chan error, 1)}
 	h.extends = append(h.extends, x)
 	if !h.renewing {
 		c.heart.schedule(h, now, 0, now)
@@ -408,8 +456,8 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// abandon takes back an Extend whose context ended, unless its answer has come meanwhile. The length that it asked for
-// stays, as Extend says.
+// abandon withdraws an Extend after its context ended, unless its answer has come meanwhile. Renewals then ask for
+// the length in force.
 func (h *hold) abandon(ctx context.Context, x *extension) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -418,12 +466,7 @@ func (h *hold) abandon(ctx context.Context, x *extension) error {
 		return err
 	default:
 	}
-	for i, other := range h.extends {
-		if other == x {
-			h.extends = append(h.extends[:i], h.extends[i+1:]...)
-			break
-		}
-	}
+	h.extends = slices.DeleteFunc(h.extends, func(other *extension) bool { return other == x })
 	ended := endOf(ctx)
 	if h.lastErr == nil {
 		return fmt.Errorf("%w: %w", ErrUnknown, ended)

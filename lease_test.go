@@ -84,7 +84,7 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 }
 
 // A service with sessions would keep the entry of a lost lease for ever if nobody gave it back.
-func TestLostLeaseIsGivenBackWhenItsTTLIsOver(t *testing.T) {
+func TestLostLeaseIsReleasedAfterItsTTL(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		var given time.Time
@@ -284,7 +284,7 @@ func TestReleaseWithAnEndedContext(t *testing.T) {
 	})
 }
 
-func TestReleaseOfWhatTheServiceGaveAway(t *testing.T) {
+func TestReleaseAfterTheServiceEndedTheHold(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver(), acquire: nil}
 		s.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {

@@ -1,7 +1,7 @@
 package fencelock
 
-// The client: tiers, the four doors through which a client is made, and what Acquire, TryAcquire and Do promise. Read
-// it first; how an acquire is carried out is in acquire.go, and what a lease is in lease.go.
+// The client: tiers, the four constructors, and the promises of Acquire, TryAcquire and Do. Read this file first;
+// acquire.go carries out an acquire, and lease.go has the lease.
 
 import (
 	"context"
@@ -14,9 +14,8 @@ import (
 	"github.com/fencelock/fencelock/internal/history"
 )
 
-// Locker is what code that needs a lock should accept, so that its tests can pass a fake. *Client implements it, and
-// says there what the methods promise. It is small on purpose: elections, sets of names and looking are asked of the
-// *Client.
+// Locker is the interface for code that needs a lock: accept it, so that tests can pass a fake. *Client implements it
+// and documents the methods. It is small on purpose: elections, sets of names and inspection are methods of *Client.
 //
 //	func NewBilling(locks fencelock.Locker, db *sql.DB) *Billing
 type Locker interface {
@@ -28,8 +27,8 @@ type Locker interface {
 	Do(ctx context.Context, name string, fn func(ctx context.Context, lease *Lease) error, opts ...AcquireOption) error
 }
 
-// Tier is what a caller needs from a lock. It decides which drivers will do, and there is no default: the question what
-// a double run would cost has to be answered once, by the programmer.
+// Tier states how much depends on a lock, and so decides which drivers can serve it. There is no default: the
+// programmer has to decide once how much a double run would cost.
 type Tier uint8
 
 const (
@@ -53,41 +52,40 @@ func (t Tier) String() string {
 	return fmt.Sprintf("Tier(%d)", uint8(t))
 }
 
-// ForEfficiency returns a client of the efficiency tier. Any driver will do. It does no I/O, so it succeeds also while
-// the service is down; a wrong address shows in the first acquire, or in the driver's Ping.
+// ForEfficiency returns a client of the efficiency tier. It accepts any driver. It does no I/O, so it succeeds even
+// while the service is down; a wrong address shows in the first acquire, or in the driver's Ping.
 //
 //	client := goredis.NewClient(&goredis.Options{Addr: "10.0.0.1:6379"})
 //	locks, err := fencelock.ForEfficiency(redis.New(client, nil), nil)
 //
-// Errors: ErrInvalidOption for a nil driver or an option that makes no sense, ErrInvalidTTL, and ErrUnsupported for
-// what Options.Require asks for and the driver lacks. The client owns the driver from then on, and closes it.
+// Errors: ErrInvalidOption for a nil driver or an invalid option, ErrInvalidTTL, and ErrUnsupported if the driver
+// lacks a capability of Options.Require. The client owns the driver from then on, and closes it.
 func ForEfficiency(driver backend.Driver, o *Options) (*Client, error) {
 	return Open(driver, Efficiency, o)
 }
 
 // ForCorrectness returns a client of the correctness tier. A driver that does not promise fencing does not compile
-// here; one whose present configuration cannot keep the promise is refused with ErrTier, and the error says what is
-// missing. It does no I/O; what only a probe can tell about the service is looked at again with every grant.
+// here. If its current configuration cannot keep the promise, the error is ErrTier and names the missing property.
+// ForCorrectness does no I/O; properties of the service that only a probe can find are checked with every grant.
 //
 //	locks, err := fencelock.ForCorrectness(etcd.New(client, nil), &fencelock.Options{TTL: 15 * time.Second})
 //
-// The other errors are those of ForEfficiency. The resource has to check the tokens: see package fencing.
+// Other errors are as for ForEfficiency. The resource has to check the tokens: see package fencing.
 func ForCorrectness(driver backend.FencingDriver, o *Options) (*Client, error) {
 	return Open(driver, Correctness, o)
 }
 
-// OpenURL finds the driver by the URL's scheme among those that the program imports, connects, and returns a client of
-// the tier. It is for programs whose driver comes from configuration; the check that ForCorrectness leaves to the
-// compiler is made here at startup.
+// OpenURL finds the driver by the URL's scheme among the imported drivers, connects, and returns a client of the
+// tier. Use it when the driver comes from configuration; the check that ForCorrectness leaves to the compiler happens
+// here at startup.
 //
 //	import _ "github.com/fencelock/fencelock/etcd" // registers etcd:// and etcds://
 //
 //	locks, err := fencelock.OpenURL(ctx, os.Getenv("LOCKS"), fencelock.Correctness, nil)
 //
-// ctx bounds the connecting, and not the client. A driver that cannot serve the tier is refused with ErrTier; a URL
-// that cannot be read, or whose driver is not imported, is ErrInvalidOption; a service that cannot be reached
-// ErrUnavailable, and an unfit one ErrMisconfigured. No error shows the URL's password. After an error nothing stays
-// open. Close disconnects.
+// ctx bounds connecting, not the client. Errors: ErrTier if the driver cannot serve the tier, ErrInvalidOption if the
+// URL is invalid or its driver is not imported, ErrUnavailable if the service cannot be reached, and ErrMisconfigured
+// if it is unfit. No error shows the URL's password. After an error no connection stays open. Close disconnects.
 func OpenURL(ctx context.Context, url string, tier Tier, o *Options) (*Client, error) {
 	driver, err := backend.Open(ctx, url)
 	if err != nil {
@@ -100,9 +98,9 @@ func OpenURL(ctx context.Context, url string, tier Tier, o *Options) (*Client, e
 	return c, nil
 }
 
-// Open returns a client of a tier that is known only at run time, over a driver that the program has made. It does no
-// I/O. A driver that cannot serve the tier is refused with ErrTier, options that the driver does not support with
-// ErrUnsupported, a nil driver and an unknown tier with ErrInvalidOption.
+// Open returns a client over an existing driver, for a tier that is known only at run time. It does no I/O. Errors:
+// ErrTier if the driver cannot serve the tier, ErrUnsupported for options that the driver does not support,
+// ErrInvalidOption for a nil driver or an unknown tier.
 func Open(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
 	if isNil(driver) {
 		return nil, fmt.Errorf("fencelock: open: %w", invalidOption("driver", "nil", "it is nil"))
@@ -123,13 +121,14 @@ func Open(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
 	c.heart.init(c)
 	c.cleaner.init(c)
 	c.telling.to = set.Observer
+	c.telling.adds, _ = set.Observer.(MetadataObserver)
 	drivers.use(driver)
 	return c, nil
 }
 
 // checkTier looks for the promise on the driver itself and never through Unwrap: a wrapper must promise again. Go
-// promotes the method of an embedded driver, so the type alone proves nothing; the driver that the method returns is
-// compared with the one that was handed in.
+// promotes the method of an embedded driver, so the type alone is no proof; the method has to return the driver
+// itself.
 func checkTier(driver backend.Driver, tier Tier, acceptAsyncReplica bool) error {
 	if tier != Correctness {
 		return nil
@@ -152,13 +151,13 @@ func checkTier(driver backend.Driver, tier Tier, acceptAsyncReplica bool) error 
 	return checkExclusion(d, acceptAsyncReplica)
 }
 
-// checkExclusion fails if what excludes in the service may forget a hold that it acknowledged. A driver may learn that
-// only when it talks to the service, so every grant is looked at, too (TestAnExclusionThatIsLearntLateIsRefused).
+// checkExclusion fails if the service may forget an acknowledged hold. A driver may find that out only when it talks
+// to the service, so every grant is checked too (TestUnfitExclusionIsRefusedAtTheGrant).
 func checkExclusion(d backend.Description, acceptAsyncReplica bool) error {
 	lacks := ""
 	switch d.Exclusion {
 	case backend.ExclusionUndeclared, backend.ExclusionVolatileServer:
-		lacks = "its exclusion is " + d.Exclusion.String() + ": nothing says that it keeps what it acknowledged"
+		lacks = "its exclusion is " + d.Exclusion.String() + ": it may forget acknowledged holds"
 	case backend.ExclusionAsyncReplica:
 		if acceptAsyncReplica {
 			return nil
@@ -171,7 +170,7 @@ func checkExclusion(d backend.Description, acceptAsyncReplica bool) error {
 	return &CapabilityError{Driver: d.Name, Tier: Correctness, Lacks: lacks}
 }
 
-// isNil finds an interface that is nil and one that holds a nil pointer, which would otherwise panic in the first call.
+// isNil reports whether driver is nil or holds a nil pointer, which would otherwise panic in the first call.
 func isNil(driver backend.Driver) bool {
 	if driver == nil {
 		return true
@@ -183,17 +182,17 @@ func isNil(driver backend.Driver) bool {
 	return false
 }
 
-// sameDriver compares without a panic where the type of a driver does not compare.
+// sameDriver reports whether a and b are the same driver, without a panic for types that are not comparable.
 func sameDriver(a, b backend.Driver) bool {
 	return a != nil && b != nil && reflect.TypeOf(a) == reflect.TypeOf(b) && reflect.TypeOf(a).Comparable() && a == b
 }
 
-// Client takes locks through one driver, for one tier. It is safe for concurrent use. One client per process and
-// service is enough: all its leases are renewed together. Several clients may share a driver, one for each tier or
-// namespace for example; the last Close closes it. The zero Client and a nil one answer ErrInvalidOption.
+// Client acquires locks through one driver, for one tier. It is safe for concurrent use. One client per process and
+// service is enough: it renews all its leases together. Several clients may share a driver, one for each tier or
+// namespace for example; the last Close closes it. Methods of a nil or zero Client return ErrInvalidOption.
 //
-// A client without leases and calls runs no goroutine. It has to be closed all the same, for the driver's sake, and
-// since leases that nobody releases are renewed for as long as the process lives.
+// A client without leases and calls runs no goroutine. Close it all the same: that closes the driver and ends leases
+// that were not released, which it would otherwise renew for as long as the process lives.
 type Client struct {
 	// driver, tier, set and chance never change after Open.
 	driver backend.Driver
@@ -201,30 +200,31 @@ type Client struct {
 	set    settings
 
 	heart   heart          // renews holds and declares them lost
-	cleaner cleaner        // gives back in the background
+	cleaner cleaner        // releases in the background
 	telling telling        // events to the observer
+	waits   waits          // acquires that may have to be reported as waiting
 	repeats repeats        // holds by the request ids of callers
-	history history.Tokens // what the service has acknowledged
-	work    work           // what is under way
+	history history.Tokens // tokens that the service has acknowledged
+	work    work           // calls in progress
 	chance  func() float64
 
-	// closed is closed by the first Close when it is done; closeErr is what that answered, and is read after it.
+	// closed is closed when the first Close is done; closeErr is its result, valid from then on.
 	closed   chan struct{}
-	closeErr error // what it answered; valid then
+	closeErr error // see closed
 }
 
 var _ Locker = (*Client)(nil)
 
-// zero reports whether the client was not made by a constructor.
+// zero reports whether no constructor made the client.
 func (c *Client) zero() bool { return c == nil || c.driver == nil }
 
-// errZeroClient is an error, where a nil dereference would tell the programmer less.
+// errZeroClient replaces the panic of a nil dereference.
 var errZeroClient = invalidOption("client", "the zero Client",
 	"make it with ForEfficiency, ForCorrectness, Open or OpenURL")
 
-// Describe returns what the driver says about itself in its present configuration: its bounds of TTLs, its
-// capabilities, its token space. It does no I/O. What depends on the service, such as the token space, may be empty
-// before the first exchange with it.
+// Describe returns the driver's description of its current configuration: TTL bounds, capabilities, token space. It
+// does no I/O. Fields that depend on the service, such as the token space, may be empty before the first exchange
+// with it.
 func (c *Client) Describe() backend.Description {
 	if c.zero() {
 		return backend.Description{}
@@ -232,8 +232,8 @@ func (c *Client) Describe() backend.Description {
 	return c.driver.Describe()
 }
 
-// Acquire waits until it holds the lock. ctx bounds the wait, not the hold: the lease outlives it and is renewed until
-// Release, loss or Close.
+// Acquire waits until it holds the lock. ctx bounds the wait, not the hold: the client renews the lease until
+// Release, loss or Close, even after ctx has ended.
 //
 //	lease, err := locks.Acquire(ctx, "invoices/2026-11")
 //	if err != nil {
@@ -242,24 +242,24 @@ func (c *Client) Describe() backend.Description {
 //	defer lease.Release(ctx)
 //	return send(lease.Context(), lease.Claim("invoices/2026-11"))
 //
-// When ctx ends first, its error is in the chain, and ErrHeld too if somebody holds the lock, with a *HeldError that
-// names the holder where the driver can tell. Nothing of the wait is left behind. Acquire returns within milliseconds
-// of the end of ctx, whatever the network does; if the service may have granted meanwhile, ErrUnknown is in the chain,
-// and the grant is given back in the background.
+// When ctx ends first, its error is in the chain, and ErrHeld too if the lock is held, with a *HeldError that names
+// the holder where the driver knows it. The wait leaves no trace in the service. Acquire returns within milliseconds
+// of the end of ctx, even without a network; if the service may have granted meanwhile, ErrUnknown is in the
+// chain, and the client releases the grant in the background.
 //
 // Waiters are served in the order of their arrival where the driver declares CapFair, and in no promised order
 // elsewhere. A wait survives a connection that breaks.
 //
-// Acquire may be called from any goroutine. Its other answers are ErrUnavailable (nothing was done), ErrMisconfigured,
-// ErrDeadlock, ErrLimitMismatch, ErrHistoryLost, ErrClosed, ErrTier if the service turned out to be unfit for the tier,
-// and ErrInvalidName, ErrInvalidTTL, ErrInvalidOption or ErrUnsupported before anything is sent. A *CallError with the
-// name is in the chain of each.
+// Other errors are ErrUnavailable (the service did not act), ErrMisconfigured, ErrDenied, ErrDeadlock,
+// ErrLimitMismatch, ErrQueueFull, ErrHistoryLost, ErrClosed, ErrTier if the service turned out to be unfit for the
+// tier, and ErrInvalidName, ErrInvalidTTL, ErrInvalidOption or ErrUnsupported before any request is sent. Each has a
+// *CallError with the name in its chain.
 func (c *Client) Acquire(ctx context.Context, name string, opts ...AcquireOption) (*Lease, error) {
 	return c.acquire(ctx, name, true, opts)
 }
 
-// TryAcquire makes one attempt. If somebody else holds the lock, or waits for it on a fair driver, the error is
-// ErrHeld, with a *HeldError that names the holder where the driver can tell. The other errors are those of Acquire.
+// TryAcquire makes one attempt. If another caller holds the lock, or waits for it on a fair driver, the error is
+// ErrHeld, with a *HeldError that names the holder where the driver knows it. Other errors are as for Acquire.
 //
 //	lease, err := locks.TryAcquire(ctx, "nightly-report")
 //	if errors.Is(err, fencelock.ErrHeld) {
@@ -270,16 +270,16 @@ func (c *Client) TryAcquire(ctx context.Context, name string, opts ...AcquireOpt
 }
 
 // Do acquires the lock, runs fn and releases. ctx bounds the wait and the run: fn gets a context that ends when ctx
-// ends or, with a *LostError as its cause, before somebody else can hold the lock. fn should stop then; Do waits for
+// ends or, with a *LostError as its cause, before another client can hold the lock. fn should stop then; Do waits for
 // it.
 //
 //	err := locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
 //		return guard.Tx(ctx, lease.Claim("accounts/42"), debit)
 //	})
 //
-// The result is fn's error, joined with ErrLost if the lock was lost meanwhile, or with the release's error. A nil
-// result means that fn succeeded and the lock was held until the end. The lock is also released when fn panics. When fn
-// has returned, Do returns at most a second after the end of ctx, whatever the network does.
+// Do returns fn's error, joined with ErrLost if the lock was lost meanwhile, or with the release's error. A nil error
+// means that fn succeeded and the lock was held until the end. The lock is released even if fn panics. Once fn has
+// returned, Do returns at most a second after the end of ctx, even without a network.
 //
 // If the lock was not acquired fn has not run, and the error is one of Acquire's.
 func (c *Client) Do(
@@ -295,8 +295,8 @@ func (c *Client) Do(
 	return c.run(ctx, Leases{lease}, func(ctx context.Context) error { return fn(ctx, lease) })
 }
 
-// run runs fn until it returns, with a context that ends when ctx or one of the leases does, and releases. It counts as
-// a flight: Close ends the leases, and waits for fn. The release's error is joined unless the loss is told already.
+// run calls fn with a context that ends when ctx or one of the leases does, and then releases. It counts as a flight:
+// Close ends the leases, and waits for fn. The release's error is joined unless err already reports the loss.
 func (c *Client) run(ctx context.Context, leases Leases, fn func(context.Context) error) (err error) {
 	f := &flight{kind: running}
 	if refused := c.work.begin(f); refused != nil { // closed since the acquire
@@ -316,9 +316,10 @@ func (c *Client) run(ctx context.Context, leases Leases, fn func(context.Context
 			err = errors.Join(err, released)
 		}
 	}()
-	under := leases.Context()
-	running, cancel := context.WithCancelCause(lineOf(under).within(ctx))
+	running, cancel := context.WithCancelCause(leases[len(leases)-1].work().within(ctx))
 	defer cancel(nil)
-	defer context.AfterFunc(under, func() { cancel(context.Cause(under)) })()
+	for _, l := range leases {
+		l.endsWith(cancel)
+	}
 	return fn(running)
 }

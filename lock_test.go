@@ -37,7 +37,7 @@ func TestAcquireExcludesAndHandsOver(t *testing.T) {
 		if second.Token() <= first.Token() {
 			t.Errorf("token %v after %v does not increase", second.Token(), first.Token())
 		}
-		synctest.Wait() // for the observer
+		delivered()
 		got := seen.of(fencelock.EventAcquired)
 		if len(got) != 1 || !got[0].Contended || got[0].Wait < time.Second {
 			t.Errorf("observed %+v, want one contended acquire after a second", got)
@@ -77,7 +77,7 @@ func TestAcquireContextBoundsTheWaitNotTheHold(t *testing.T) {
 	})
 }
 
-func TestAcquireWithEndedContextSendsNothing(t *testing.T) {
+func TestAcquireWithEndedContextSendsNoRequest(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := b.over(&scripted{Driver: b.store.Driver(),
 			acquire: func(context.Context, backend.Request) (backend.Grant, error) {
@@ -158,7 +158,7 @@ func TestLateAcquireIsCleanedUp(t *testing.T) {
 }
 
 // A grant that arrives when its validity is over (the process was paused) is not handed out.
-func TestGrantThatComesTooLate(t *testing.T) {
+func TestLateGrantIsNotReturned(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		d := b.store.Driver()
 		s := &scripted{Driver: d}
@@ -237,7 +237,7 @@ func TestDo(t *testing.T) {
 	})
 }
 
-func TestCloseLeavesNothing(t *testing.T) {
+func TestCloseCleansUp(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
 		other, _ := b.client(fencelock.Options{})
@@ -266,7 +266,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-func TestCloseReportsWhatItCouldNotRelease(t *testing.T) {
+func TestCloseReportsUnreleasedLocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := memory.New(&memory.Options{Clock: backend.GoClock()})
 		c, err := fencelock.ForCorrectness(d, &fencelock.Options{})
@@ -413,7 +413,7 @@ func TestBadOptions(t *testing.T) {
 
 // A grant that arrives after its end is given back before the call asks again: its next request, which is of the same
 // line of work, would wait for it, and be refused as a deadlock.
-func TestGrantThatCameTooLateIsGivenBackFirst(t *testing.T) {
+func TestLateGrantIsReleasedFirst(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		d := &scripted{Driver: b.store.Driver()}
 		calls := 0
@@ -440,7 +440,7 @@ func TestGrantThatCameTooLateIsGivenBackFirst(t *testing.T) {
 
 // A waiting Acquire whose grant arrived too late to be of use, and whose context has ended, says that the context
 // ended.
-func TestAcquireThatWasGrantedTooLateSaysThatItsContextEnded(t *testing.T) {
+func TestAcquireGrantedTooLateReturnsContextError(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		s.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {

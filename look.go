@@ -1,35 +1,38 @@
 package fencelock
 
-// Looking at locks: who holds a name, which names are held, what happens to one, and taking a lock away from outside.
-// Nothing here is needed to take locks, and nothing that it shows lets anybody renew, release or move a hold. Each
-// method needs a capability, which is checked before anything is sent; names lose and regain the client's namespace on
-// the way.
+// Inspection: the holders of a name, the held names, the changes of a name, and force-releases. Acquiring locks does
+// not depend on it, and its results give no power to renew, release or move a hold. Each method needs a capability,
+// which is checked before any request is sent. The client adds its namespace to names in requests, and removes it
+// from results.
 //
 // The names of package backend that a caller meets here are repeated, so that a program that watches locks imports this
 // package alone.
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"strings"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/poll"
 )
 
-// What Client.Look, List and Watch yield; the types are those of package backend.
+// The results of Client.Look, List and Watch, from package backend.
 type (
-	// State is what is known of a name at one moment: its holders and how many wait.
+	// State is the state of a name at one moment: its holders and the number of waiters.
 	State = backend.State
-	// Holder is one hold among those of a name.
+	// Holder is one hold of a name.
 	Holder = backend.Holder
-	// Change is one thing that happened to a name: Client.Watch yields it.
+	// Change is one change of a name: Client.Watch yields it.
 	Change = backend.Change
-	// ChangeType says what happened.
+	// ChangeType is the type of a Change.
 	ChangeType = backend.ChangeType
-	// Kind says what a hold excludes.
+	// Kind is the kind of a hold: exclusive, shared or permits.
 	Kind = backend.Kind
-	// Capabilities is a set of things that a driver can do.
+	// Capabilities is a set of optional features of a driver.
 	Capabilities = backend.Capabilities
 )
 
@@ -37,9 +40,9 @@ type (
 const (
 	// ChangeAcquired: a hold began.
 	ChangeAcquired = backend.ChangeAcquired
-	// ChangeReleased: its holder gave it back.
+	// ChangeReleased: its holder released it.
 	ChangeReleased = backend.ChangeReleased
-	// ChangeExpired: the service ended it, because nobody renewed it.
+	// ChangeExpired: the service ended it, because it was not renewed.
 	ChangeExpired = backend.ChangeExpired
 	// ChangeForceReleased: an administrator ended it; Change.Reason says why.
 	ChangeForceReleased = backend.ChangeForceReleased
@@ -47,19 +50,19 @@ const (
 
 // The kinds of a hold.
 const (
-	// KindExclusive: one holder. An acquire without an option for another kind.
+	// KindExclusive: one holder. The default.
 	KindExclusive = backend.KindExclusive
-	// KindShared: any number of holders, none beside an exclusive one. Option Shared.
+	// KindShared: any number of holders, but never beside an exclusive one. Option Shared.
 	KindShared = backend.KindShared
 	// KindPermits: holders who share a number of permits. Option Permits.
 	KindPermits = backend.KindPermits
 )
 
-// What a driver can do: Options.Require and Description.Capabilities.
+// Optional features of a driver, for Options.Require and in Description.Capabilities.
 const (
 	// CapFencing: leases of the correctness tier carry fencing tokens.
 	CapFencing = backend.CapFencing
-	// CapFair: waiters are served in the order of their arrival, and nobody overtakes.
+	// CapFair: waiters are served in the order of their arrival, without barging.
 	CapFair = backend.CapFair
 	// CapShared: option Shared.
 	CapShared = backend.CapShared
@@ -69,13 +72,14 @@ const (
 	CapMinHold = backend.CapMinHold
 	// CapMetadata: option Metadata.
 	CapMetadata = backend.CapMetadata
-	// CapPushLoss: a loss that the service can see is told within a second, and not only by the next renewal.
+	// CapPushLoss: the holder is notified within a second of a loss that the service can see, and not only by the
+	// next renewal.
 	CapPushLoss = backend.CapPushLoss
 	// CapInspect: Client.Look, Client.Leader, Client.Leaders, and the holder's name in a *HeldError after a wait.
 	CapInspect = backend.CapInspect
 	// CapList: Client.List.
 	CapList = backend.CapList
-	// CapWatch: Client.Watch.
+	// CapWatch: Client.Watch with every change; without it, Client.Watch compares looks.
 	CapWatch = backend.CapWatch
 	// CapWatchReplay: option Since.
 	CapWatchReplay = backend.CapWatchReplay
@@ -91,9 +95,9 @@ const (
 	CapDeadlock = backend.CapDeadlock
 )
 
-// Look tells who holds name at one moment, and how many wait for it. A name that nobody holds is no error: State.Held
-// is false. Fields that the service does not know are zero. There is nothing here to act on: the answer may be out of
-// date when it arrives, and a token in it belongs to its holder.
+// Look returns the holders of name at one moment, and the number of waiters. A free name is no error: State.Held is
+// false. Fields that the service does not know are zero. Do not base decisions on the result: it may be out of date
+// when it arrives, and a token in it belongs to its holder.
 //
 //	state, err := locks.Look(ctx, "accounts/42")
 //	if err == nil && state.Held {
@@ -143,15 +147,19 @@ type WatchOption func(*watchOptions)
 
 type watchOptions struct{ since uint64 }
 
-// Since makes Watch begin after a revision that a State or a Change told, so that nothing in between is missed. If the
-// service no longer keeps what happened since, Watch ends with ErrCompacted: look with Look, and watch since the
-// revision that it tells. Needs a driver with CapWatchReplay, ErrUnsupported otherwise. 0: from now on.
+// Since makes Watch begin after the revision of a State or a Change, so that no change in between is missed. If the
+// service no longer keeps the changes since then, Watch ends with ErrCompacted: call Look, and watch since its
+// revision. Needs a driver with CapWatchReplay, ErrUnsupported otherwise. 0: from now on.
 func Since(revision uint64) WatchOption {
 	return func(o *watchOptions) { o.since = revision }
 }
 
-// Watch yields what happens to name, in order, until ctx ends, the driver is closed or the service fails; the error
-// comes last. A loop that is left ends it. Needs a driver with CapWatch, ErrUnsupported otherwise.
+// Watch yields the changes of name, in order, until ctx ends, the driver is closed or the service fails; the error
+// comes last. Leaving the loop ends the watch.
+//
+// Without CapWatch the client polls about every second, for which the driver needs CapInspect, ErrUnsupported
+// otherwise. There is no replay then: changes have no Revision, a hold that begins and ends between two polls is
+// missed, and the end of a hold is always ChangeReleased.
 //
 //	state, err := locks.Look(ctx, name)
 //	…
@@ -170,15 +178,24 @@ func (c *Client) Watch(ctx context.Context, name string, opts ...WatchOption) it
 			}
 		}
 		need := backend.CapWatch
-		if o.since != 0 {
+		switch {
+		case o.since != 0:
 			need |= backend.CapWatchReplay
+		case c.need(backend.CapWatch) != nil:
+			need = backend.CapInspect
 		}
 		full, err := c.lookAt(name, need)
 		if err != nil {
 			yield(Change{}, callError("watch", name, err))
 			return
 		}
-		for change, err := range as[backend.Watcher](c).Watch(ctx, full, o.since) {
+		watcher := backend.Watcher(nil)
+		if need == backend.CapInspect {
+			watcher = poll.Watcher{Inspector: as[backend.Inspector](c)}
+		} else {
+			watcher = as[backend.Watcher](c)
+		}
+		for change, err := range watcher.Watch(ctx, full, o.since) {
 			if err != nil {
 				yield(Change{}, callError("watch", name, err))
 				return
@@ -194,30 +211,103 @@ func (c *Client) Watch(ctx context.Context, name string, opts ...WatchOption) it
 // MaxReasonBytes bounds the reason of ForceRelease, in bytes of UTF-8.
 const MaxReasonBytes = 256
 
-// ForceRelease takes name away from all of its holders, for people who know that they are gone. Victims that live learn
-// it with ReasonForceReleased, at once where the driver pushes losses and at their next renewal elsewhere; until then
-// they believe in their lease, and only a guard that compares tokens stops their writes. The reason, 1 to
-// MaxReasonBytes of UTF-8 without control characters, is kept where the service keeps a history, and told to those who
-// watch. A name that nobody holds is ErrNotHeld. Needs a driver with CapForceRelease, ErrUnsupported otherwise.
+// ForceOption is a setting of one ForceRelease.
+type ForceOption func(*backend.ForceRequest)
+
+// OnlyHold makes ForceRelease end only the hold with this nonce, which Look returns as Holder.Nonce. The service
+// compares in the step that ends the hold, so a hold that was granted after the look stays. Other holds of the name
+// stay as well.
 //
-//	err := locks.ForceRelease(ctx, "deploy", "build-3 was switched off; Ann")
-func (c *Client) ForceRelease(ctx context.Context, name, reason string) error {
-	full, err := c.lookAt(name, backend.CapForceRelease)
-	if err == nil && reason == "" {
-		err = invalidOption("reason", `""`, "it is empty, and others will ask")
+//	state, err := locks.Look(ctx, "deploy")
+//	…
+//	err = locks.ForceRelease(ctx, "deploy", "build-3 was switched off", fencelock.OnlyHold(state.Holders[0].Nonce))
+func OnlyHold(nonce fencing.Nonce) ForceOption {
+	return func(r *backend.ForceRequest) { r.Nonce = nonce }
+}
+
+// OnlyToken makes ForceRelease end only the hold with this fencing token, as OnlyHold does for a nonce. With both,
+// the hold must have both. Needs a driver that fences.
+func OnlyToken(token fencing.Token) ForceOption {
+	return func(r *backend.ForceRequest) { r.Token = token }
+}
+
+// ForcedBy names the person or program that asks, for the record. The text is not verified; at most MaxReasonBytes.
+func ForcedBy(who string) ForceOption {
+	return func(r *backend.ForceRequest) { r.By = who }
+}
+
+// ForceRelease ends all holds of name, or with OnlyHold or OnlyToken one of them. It is for operators who know that
+// the holder is gone. A holder that still runs loses its lease with ReasonForceReleased, within a second if the
+// driver pushes losses and at its next renewal otherwise; until then its lease stays valid, and only a guard that
+// compares tokens stops its writes. The reason, 1 to MaxReasonBytes of UTF-8 without control characters, is kept
+// where the service keeps a history, and Watch yields it.
+//
+// If no hold of the name matches, the error is ErrNotHeld. With OnlyHold the call is repeated after a lost answer, at
+// most three times while ctx lives; a hold that is gone then counts as ended. Without it ErrUnknown says that the
+// holds may have ended; call Look before you call again. Needs a driver with CapForceRelease, ErrUnsupported
+// otherwise.
+//
+//	err := locks.ForceRelease(ctx, "deploy", "build-3 was switched off", fencelock.ForcedBy("Ann"))
+func (c *Client) ForceRelease(ctx context.Context, name, reason string, opts ...ForceOption) error {
+	r := backend.ForceRequest{Reason: reason}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&r)
+		}
 	}
-	if err == nil && backend.ValidateOwner(reason) != nil {
-		err = invalidOption("reason", fmt.Sprintf("of %d bytes", len(reason)),
-			fmt.Sprintf("want at most %d bytes of UTF-8 without control characters", MaxReasonBytes))
+	var err error
+	if r.Name, err = c.lookAt(name, backend.CapForceRelease); err == nil && r.Token != 0 {
+		err = c.need(backend.CapFencing)
 	}
 	if err == nil {
-		err = as[backend.ForceReleaser](c).ForceRelease(ctx, full, reason)
+		err = validForce(&r)
+	}
+	if err == nil {
+		began := c.observedNow()
+		err = c.forceRelease(ctx, r)
+		c.tell(ctx, &Event{
+			Type: EventForced, Name: name, Token: r.Token, Took: c.observedNow().Sub(began),
+			By: r.By, Why: r.Reason, Err: err,
+		})
 	}
 	if err != nil {
 		return callError("force-release", name, err)
 	}
 	return nil
 }
+
+// validForce checks the texts of a force-release.
+func validForce(r *backend.ForceRequest) error {
+	if r.Reason == "" {
+		return invalidOption("reason", `""`, "it must not be empty")
+	}
+	for _, text := range []struct{ what, value string }{{"reason", r.Reason}, {"ForcedBy", r.By}} {
+		if text.value != "" && backend.ValidateOwner(text.value) != nil {
+			return invalidOption(text.what, fmt.Sprintf("of %d bytes", len(text.value)),
+				fmt.Sprintf("want at most %d bytes of UTF-8 without control characters", MaxReasonBytes))
+		}
+	}
+	return nil
+}
+
+// forceRelease asks the driver. It retries after a lost answer, if the request names one hold by its nonce: that is
+// the same hold then, or it is gone.
+func (c *Client) forceRelease(ctx context.Context, r backend.ForceRequest) error {
+	force := as[backend.ForceReleaser](c)
+	err := force.ForceRelease(ctx, r)
+	for range forceRepeats {
+		if !errors.Is(err, ErrUnknown) || r.Nonce == (fencing.Nonce{}) || ctx.Err() != nil {
+			break
+		}
+		if err = force.ForceRelease(ctx, r); errors.Is(err, ErrNotHeld) {
+			return nil
+		}
+	}
+	return err
+}
+
+// forceRepeats bounds the repetitions of a force-release with a nonce after lost answers.
+const forceRepeats = 3
 
 // need fails if the driver does not declare caps, or the client is the zero one.
 func (c *Client) need(caps backend.Capabilities) error {
@@ -231,7 +321,7 @@ func (c *Client) need(caps backend.Capabilities) error {
 	return nil
 }
 
-// lookAt returns the whole name, if the driver can do what is asked about it, and the name is valid.
+// lookAt returns the full name if the driver has caps and the name is valid.
 func (c *Client) lookAt(name string, caps backend.Capabilities) (string, error) {
 	if err := c.need(caps); err != nil {
 		return "", err
@@ -250,7 +340,7 @@ func as[T any](c *Client) T {
 	return t
 }
 
-// shown takes the namespace out of what the driver tells.
+// shown removes the namespace from a state that the driver returned.
 func (c *Client) shown(info State) State {
 	info.Name = strings.TrimPrefix(info.Name, c.set.prefix)
 	return info

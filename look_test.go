@@ -3,9 +3,11 @@ package fencelock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
@@ -45,7 +47,8 @@ func TestLooking(t *testing.T) {
 		}
 		lost := (*fencelock.LostError)(nil)
 		<-one.Context().Done()
-		if !errors.As(one.Err(), &lost) || lost.Reason != fencelock.ReasonForceReleased {
+		if !errors.As(one.Err(), &lost) || lost.Reason != fencelock.ReasonForceReleased ||
+			lost.Text != "pod 7f9c is gone" {
 			t.Errorf("the victim is told %v", one.Err())
 		}
 		var changes []string
@@ -105,6 +108,57 @@ func TestLookingNeedsACapability(t *testing.T) {
 			t.Errorf("%s: %v, want ErrUnsupported", call, err)
 		}
 	}
+}
+
+// looking is the in-process driver without a watch.
+type looking struct{ *memory.Driver }
+
+func (d looking) Describe() backend.Description {
+	s := d.Driver.Describe()
+	s.Capabilities &^= backend.CapWatch | backend.CapWatchReplay
+	return s
+}
+
+// Where the driver has no watch, the client compares looks: ends come before beginnings, each once, without a revision,
+// and Since is refused.
+func TestWatchWithoutOne(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		c, err := fencelock.ForEfficiency(looking{b.store.Driver()}, &fencelock.Options{Owner: "one", Namespace: "ns"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close(context.Background())
+		for _, err := range c.Watch(t.Context(), "x", fencelock.Since(1)) {
+			wantErr(t, err, fencelock.ErrUnsupported)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var changes []string
+		var last error
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for change, err := range c.Watch(ctx, "x") {
+				if last = err; err == nil {
+					changes = append(changes, fmt.Sprintf("%s %s %s %d", change.Name, change.Type, change.Owner, change.Revision))
+				}
+			}
+		}()
+		time.Sleep(time.Minute)
+		first := mustAcquire(t, c, "x")
+		time.Sleep(time.Minute)
+		release(t, first)
+		second := mustAcquire(t, c, "x")
+		time.Sleep(time.Minute)
+		release(t, second)
+		time.Sleep(time.Minute)
+		cancel()
+		<-over
+		wantErr(t, last, context.Canceled)
+		want := []string{"x acquired one 0", "x released one 0", "x acquired one 0", "x released one 0"}
+		if !slices.Equal(changes, want) {
+			t.Errorf("Watch = %q, want %q", changes, want)
+		}
+	})
 }
 
 func TestBadArgumentsOfLooking(t *testing.T) {

@@ -36,7 +36,7 @@ func cut(b *bed) (*scripted, *atomic.Bool) {
 }
 
 // However slow the observer, every holder is told before the TTL ends in the service.
-func TestManyLossesAreToldWhateverTheObserverDoes(t *testing.T) {
+func TestObserverDoesNotDelayLosses(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s, off := cut(b)
 		t.Cleanup(func() { time.Sleep(time.Second) }) // after Close: for the event that is being delivered
@@ -64,7 +64,7 @@ func TestManyLossesAreToldWhateverTheObserverDoes(t *testing.T) {
 }
 
 // An observer that hangs on one loss does not cost the healthy leases of the same client.
-func TestAnObserverThatHangsLosesNothing(t *testing.T) {
+func TestHangingObserverLosesNoLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		hang := make(chan struct{})
 		c, _ := b.client(fencelock.Options{TTL: 3 * time.Second, Observer: fencelock.ObserverFunc(
@@ -85,7 +85,7 @@ func TestAnObserverThatHangsLosesNothing(t *testing.T) {
 }
 
 // What an observer throws stays with the observer, and is counted.
-func TestAnObserverThatPanicsIsContained(t *testing.T) {
+func TestObserverPanicIsContained(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var shed atomic.Int32
 		c, _ := b.client(fencelock.Options{TTL: time.Second, Observer: fencelock.ObserverFunc(
@@ -114,7 +114,7 @@ func TestAnObserverThatPanicsIsContained(t *testing.T) {
 }
 
 // A queue that overflows sheds, and says how much.
-func TestEventsThatAreShedAreCounted(t *testing.T) {
+func TestShedEventsAreCounted(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		hang := make(chan struct{})
 		var got, shed int
@@ -140,7 +140,7 @@ func TestEventsThatAreShedAreCounted(t *testing.T) {
 }
 
 // An Extend that gets no answer does not keep the lease from being renewed, and cannot lose it.
-func TestExtendWithoutAnswerLosesNothing(t *testing.T) {
+func TestExtendWithoutAnswerKeepsTheLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		lease := mustAcquire(t, b.over(s, fencelock.Options{TTL: 30 * time.Second}), "x")
@@ -163,7 +163,7 @@ func TestExtendWithoutAnswerLosesNothing(t *testing.T) {
 }
 
 // An unanswered renewal is forgotten once a later one is confirmed.
-func TestAnUnansweredRenewalDoesNotShortenForEver(t *testing.T) {
+func TestUnansweredRenewalIsForgottenAfterTheNext(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s, off := cut(b)
 		c := b.over(s, fencelock.Options{TTL: 30 * time.Second})
@@ -183,7 +183,7 @@ func TestAnUnansweredRenewalDoesNotShortenForEver(t *testing.T) {
 }
 
 // An Extend whose context has ended changes nothing, now and later.
-func TestExtendWithAnEndedContextChangesNothing(t *testing.T) {
+func TestExtendWithEndedContextHasNoEffect(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		var renewals atomic.Int32
@@ -304,7 +304,7 @@ func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 
 // The stated bound: of n leases that end at one instant, while the service refuses every renewal, all are told
 // before the service can give the first of their names to somebody else.
-func TestLossesAreToldWithinTheMargin(t *testing.T) {
+func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
 	for _, n := range []int{1, 1_000, 10_000, 100_000} {
@@ -443,4 +443,79 @@ func (d *counted) IssuesFencingTokens() backend.Driver { return d }
 func (d *counted) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	defer d.renewed.Add(int64(len(grants)))
 	return d.instant.Renew(ctx, grants)
+}
+
+// bounded is a driver whose service extends no hold beyond an instant.
+func (b *bed) bounded(last backend.Instant) (d *scripted, finals *atomic.Int32) {
+	d, finals = &scripted{Driver: b.store.Driver()}, new(atomic.Int32)
+	d.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+		out := d.Driver.Renew(ctx, grants)
+		for i := range out {
+			if left := last.Sub(out[i].SentAt); out[i].Err == nil && left < out[i].TTL {
+				out[i].TTL, out[i].Last = left, true
+				finals.Add(1)
+			}
+		}
+		return out
+	}
+	return d, finals
+}
+
+// A lease whose renewal names the last deadline is renewed no more and lost for that reason before it, and the name is
+// then released for others.
+func TestMaximumHoldEndsALeaseBeforeTheRivalHolds(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		clock := backend.GoClock()
+		last := clock.Now().Add(20 * time.Second)
+		d, finals := b.bounded(last)
+		a := b.over(d, fencelock.Options{TTL: 6 * time.Second})
+		rival, _ := b.client(fencelock.Options{})
+		lease := mustAcquire(t, a, "x")
+		var toldAt backend.Instant
+		told := make(chan struct{})
+		go func() {
+			<-lease.Context().Done()
+			toldAt = clock.Now()
+			close(told)
+		}()
+		mustAcquire(t, rival, "x")
+		rivalAt := clock.Now()
+		<-told
+		if toldAt >= last || toldAt < last.Add(-time.Second) || rivalAt < last || rivalAt > last.Add(time.Second) {
+			t.Errorf("told %v and the rival granted %v after the last deadline", toldAt.Sub(last), rivalAt.Sub(last))
+		}
+		lost := (*fencelock.LostError)(nil)
+		if !errors.As(context.Cause(lease.Context()), &lost) || lost.Reason != fencelock.ReasonMaxHold {
+			t.Errorf("the cause is %v", context.Cause(lease.Context()))
+		}
+		if n := finals.Load(); n != 1 {
+			t.Errorf("renewed %d times after the last deadline was named, want 0", n-1)
+		}
+	})
+}
+
+// An Extend neither moves the last deadline nor fails; a shorter length is renewed until the last deadline.
+func TestExtendKeepsToTheMaximumHold(t *testing.T) {
+	for what, length := range map[string]time.Duration{"longer": time.Minute, "shorter": time.Second} {
+		t.Run(what, func(t *testing.T) {
+			simulate(t, func(t *testing.T, b *bed) {
+				clock := backend.GoClock()
+				last := clock.Now().Add(20 * time.Second)
+				d, finals := b.bounded(last)
+				lease := mustAcquire(t, b.over(d, fencelock.Options{TTL: 6 * time.Second}), "x")
+				for finals.Load() == 0 {
+					time.Sleep(100 * time.Millisecond)
+				}
+				if err := lease.Extend(t.Context(), length); err != nil {
+					t.Fatal(err)
+				}
+				<-lease.Context().Done()
+				lost := (*fencelock.LostError)(nil)
+				if now := clock.Now(); now >= last || now < last.Add(-time.Second) ||
+					!errors.As(context.Cause(lease.Context()), &lost) || lost.Reason != fencelock.ReasonMaxHold {
+					t.Errorf("%v after the last deadline: %v", now.Sub(last), context.Cause(lease.Context()))
+				}
+			})
+		})
+	}
 }

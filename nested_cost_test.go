@@ -60,7 +60,7 @@ func TestAHeldLeasePinsNoOther(t *testing.T) {
 
 // What leases cost: so much while they are held, and nothing when they are gone, but for the tokens of the latest
 // 65,536 names. The figures are logged.
-func TestWhatLeasesCost(t *testing.T) {
+func TestLeaseMemory(t *testing.T) {
 	cycles := 100_000
 	if deep.Wanted() {
 		cycles = 1_000_000
@@ -234,7 +234,7 @@ func TestLeadJudgesByItsOwnLease(t *testing.T) {
 }
 
 // An error that the driver did not classify passes, and so does a time of standing that WaitAtMost ended.
-func TestLeadStandsAgainAfterWhatPasses(t *testing.T) {
+func TestLeadRetriesAfterTemporaryErrors(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		c := b.over(s, fencelock.Options{})
@@ -275,7 +275,7 @@ func TestLeadRefusesReentrant(t *testing.T) {
 
 // What a failed AcquireAll took is given back without its minimum, and without events of leases that never
 // began.
-func TestAFailedAcquireAllClosesNothing(t *testing.T) {
+func TestFailedAcquireAllKeepsNoName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
 		c := b.over(lone{b.store.Driver()}, fencelock.Options{Observer: &seen})
@@ -338,7 +338,7 @@ func (d loneScripted) Describe() backend.Description { return lone{d.Driver}.Des
 func (d loneScripted) IssuesFencingTokens() backend.Driver { return d }
 
 // The end of a wait does not hide what the driver answered.
-func TestTheEndOfAWaitHidesNoAnswer(t *testing.T) {
+func TestEndedWaitKeepsTheDriversError(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		s.acquire = func(ctx context.Context, _ backend.Request) (backend.Grant, error) {

@@ -143,6 +143,19 @@ func TestWaitingForOneselfIsADeadlock(t *testing.T) {
 	})
 }
 
+// Two clients of one driver are one service: the line of work leads from one to the other.
+func TestWaitingForOneselfThroughAnotherClientIsADeadlock(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		d := b.store.Driver()
+		one, two := b.over(d, fencelock.Options{}), b.over(d, fencelock.Options{})
+		err := one.Do(t.Context(), "x", func(ctx context.Context, _ *fencelock.Lease) error {
+			_, err := two.Acquire(ctx, "x", fencelock.WaitAtMost(time.Hour))
+			return err
+		})
+		wantErr(t, err, fencelock.ErrDeadlock)
+	})
+}
+
 func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		clients := map[string]*fencelock.Client{}

@@ -1,14 +1,15 @@
 package fencelock
 
-// Options of a client and of one acquire, their bounds, and how they become one backend.Request. Everything that can be
-// wrong about them is found here, before anything is sent, and is an *InvalidError that names the option and the value,
-// or a *CapabilityError that names what the driver lacks. Nothing is rounded or clipped silently.
+// Options of a client and of one acquire, their bounds, and how they become one backend.Request. All options are
+// checked here, before any request is sent: the error is an *InvalidError that names the option and the value, or a
+// *CapabilityError that names the missing capability. No value is rounded or clipped silently.
 
 import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"strconv"
@@ -35,22 +36,22 @@ const DefaultTTL = 30 * time.Second
 //	})
 type Options struct {
 	// TTL of leases: how long a lock outlives a holder that died. Renewed in the background at a third of it. A short
-	// one frees names sooner, and leaves less time to survive an outage of the service: a lease lives through one that
-	// is shorter than about two thirds of its TTL. Default DefaultTTL, or the driver's maximum if that is less. Outside
+	// TTL frees names sooner, and leaves less time to survive an outage of the service: a lease survives outages
+	// shorter than about two thirds of its TTL. Default DefaultTTL, or the driver's maximum if that is less. Outside
 	// the driver's range or granularity: ErrInvalidTTL.
 	TTL time.Duration
 
 	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already
 	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. It has
-	// to leave something of the TTL: ErrInvalidTTL. Negative: ErrInvalidOption. Default 0.
+	// to leave a tenth of the time before that: ErrInvalidTTL. Negative: ErrInvalidOption. Default 0.
 	//
 	//	sent ──────────────► lost here ─── StopEarly ──► deadline without it ── margin ──► free for others
 	StopEarly time.Duration
 
 	// LockDelay keeps a name closed for that much longer after its holder died, hung or was cut off: the service is
-	// asked for the TTL and the delay together, and the lease still ends at the end of the TTL. It gives writes that
-	// are under way time to arrive or to fail, where the store cannot check fencing tokens. A lock that is released
-	// opens at once; so does one that is force-released or evicted, since the service itself forgets it then. TTL and
+	// asked for the TTL and the delay together, and the lease still ends at the end of the TTL. It gives writes in
+	// flight time to arrive or to fail, where the store cannot check fencing tokens. A released lock is free
+	// immediately; so is a lock that is force-released or evicted, since the service itself forgets it then. TTL and
 	// LockDelay together have to be in the driver's range. Default 0.
 	//
 	//	sent ──────── TTL − margin ────────► lost here ── margin ──► ──── LockDelay ────► free for others
@@ -59,26 +60,27 @@ type Options struct {
 	// Order, if set, checks the order in which one line of work takes its locks: a call that waits for a name, with a
 	// context that comes from a lease, must want a greater name than all that are held along that context, or it fails
 	// with ErrDeadlock before anything is sent. Order compares two names like strings.Compare, which will often do.
-	// Locks that are taken in one order everywhere never deadlock, whatever the driver. Default: no check.
+	// Locks that are taken in one order everywhere never deadlock, with any driver. Default: no check.
 	Order func(a, b string) int
 
-	// Owner is shown to those who find the lock held. At most 256 bytes of UTF-8 without control characters. Default
-	// host/pid/random. It decides nothing: each acquire has its own random key.
+	// Owner names the holder to clients that find the lock held. At most 256 bytes of UTF-8 without control
+	// characters. Default host/pid/random. It is for display only: each acquire has its own random key.
 	Owner string
 
 	// Namespace is put before every name, with ":" between, so it has neither ":" nor "/", and names of two namespaces
 	// never meet. Lease.Name is without it. At most 256 bytes.
 	Namespace string
 
-	// Observer learns about every wait, acquire, renewal, loss and release. Default none.
+	// Observer gets an event for each wait, acquire, renewal, loss and release; Observers combines several. The
+	// module observe has observers for slog, Prometheus and OpenTelemetry. Default: no observer.
 	Observer Observer
 
 	// Require names capabilities that the driver must declare; the constructor fails with ErrUnsupported otherwise.
 	Require backend.Capabilities
 
-	// AcceptAsyncReplica lets the correctness tier use a driver whose exclusion rests on an asynchronous replica
-	// (backend.ExclusionAsyncReplica): a failover may forget the latest holds, and only the guards that check fencing
-	// tokens then keep a second holder's writes and the first one's apart. Default: refused with ErrTier.
+	// AcceptAsyncReplica lets the correctness tier use a driver that excludes by an asynchronous replica
+	// (backend.ExclusionAsyncReplica): a failover may forget the latest holds, and only guards that check fencing
+	// tokens then keep the writes of two holders apart. Default: refused with ErrTier.
 	AcceptAsyncReplica bool
 }
 
@@ -141,26 +143,34 @@ func (o *Options) resolve(d backend.Description) (settings, error) {
 	return s, backend.ValidateOwner(s.Owner)
 }
 
-// validateTTL checks against the driver and that StopEarly leaves something. What the driver is asked for is the TTL
-// and the lock delay together, so that is what has to be in its range.
+// StopEarly has to leave at least one part in leastLeft of a lease's validity: renewals follow each other after a
+// third of the rest.
+const leastLeft = 10
+
+// validateTTL checks ttl against the driver's range, and that StopEarly leaves enough of it. The driver is asked for
+// the TTL and the lock delay together, so their sum has to be in its range.
 func (s *settings) validateTTL(d backend.Description, ttl time.Duration) error {
+	if ttl <= 0 {
+		return &InvalidError{Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(), Why: "it is not positive"}
+	}
 	if err := d.ValidateTTL(ttl + s.LockDelay); err != nil {
 		if s.LockDelay > 0 {
 			return fmt.Errorf("TTL of %v and LockDelay of %v: %w", ttl, s.LockDelay, err)
 		}
 		return err
 	}
-	if left := s.validity(d, ttl+s.LockDelay); left <= 0 {
+	left := s.validity(d, ttl+s.LockDelay)
+	if least := (left + s.StopEarly) / leastLeft; left <= 0 || left < least {
 		return &InvalidError{
 			Kind: ErrInvalidTTL, What: "TTL", Value: ttl.String(),
-			Why: fmt.Sprintf("Options.StopEarly of %v leaves no time to hold the lock", s.StopEarly),
+			Why: fmt.Sprintf("Options.StopEarly of %v leaves %v to hold the lock, less than a tenth", s.StopEarly, max(left, 0)),
 		}
 	}
 	return nil
 }
 
-// validity is how long after its sending a grant is believed that lives for granted, the lock delay included: the delay
-// is time for which the name stays closed and the lease is over.
+// validity returns for how long a grant of the length granted, lock delay included, is valid after its request was
+// sent. During the lock delay the name stays closed and the lease has ended.
 func (s *settings) validity(d backend.Description, granted time.Duration) time.Duration {
 	return d.Validity(granted) - s.StopEarly - s.LockDelay
 }
@@ -181,28 +191,29 @@ func defaultOwner() string {
 }
 
 // AcquireOption changes one acquire. A bad value is reported by the acquire call, as ErrInvalidTTL or ErrInvalidOption.
-// Of two options of one sort the later one counts; those of Metadata add up. An option may be kept and used for many
-// calls, at once too.
+// If an option is given twice, the later one counts; Metadata options add up. An option may be kept and used for many
+// calls, even concurrently.
 //
 //	option          needs            for
 //	TTL, NoRenew                     how long it lasts
 //	WaitAtMost                       how long to wait
 //	RequestID                        requests that are repeated
-//	Seal            correctness      resources that have to know the new token at once
+//	Seal correctness resources that have to know the new token first
 //	HoldAtLeast     CapMinHold       jobs that must not run twice in a while
 //	Shared          CapShared        readers
 //	Permits         CapPermits       counting
 //	Hierarchical    CapHierarchy     paths
 //	Reentrant                        work that may run alone or under the same lock
-//	Metadata        CapMetadata      people who look
+//	Metadata CapMetadata text for operators
 type AcquireOption interface {
 	apply(*acquireOptions) error
 }
 
-// acquireOptions collect what the options of one call say. The zero value is a plain exclusive lock.
+// acquireOptions is the result of the options of one call. The zero value is a plain exclusive lock.
 type acquireOptions struct {
-	// ttl is Options.TTL if it is 0; waitAtMost and minHold are off if they are 0.
+	// ttl is Options.TTL unless ttlGiven; waitAtMost and minHold are off if they are 0.
 	ttl        time.Duration
+	ttlGiven   bool
 	waitAtMost time.Duration
 	minHold    time.Duration
 	// requestID is the caller's; empty: random.
@@ -218,14 +229,14 @@ type acquireOptions struct {
 	hierarchical   bool
 }
 
-// optionFunc is how every option is made.
+// optionFunc implements every option.
 type optionFunc func(*acquireOptions) error
 
 func (f optionFunc) apply(o *acquireOptions) error { return f(o) }
 
 // TTL sets the lease length of this lock, in place of Options.TTL. Outside the driver's range or granularity the
-// acquire fails with ErrInvalidTTL; nothing is rounded. Drivers with sessions use one for each TTL, so few different
-// ones are cheaper than many.
+// acquire fails with ErrInvalidTTL; the value is not rounded. Drivers with sessions use one session for each TTL, so
+// few different TTLs are cheaper than many.
 //
 //	lease, err := locks.Acquire(ctx, "deploy", fencelock.TTL(5*time.Minute))
 func TTL(d time.Duration) AcquireOption {
@@ -233,7 +244,7 @@ func TTL(d time.Duration) AcquireOption {
 		if d <= 0 {
 			return &InvalidError{Kind: ErrInvalidTTL, What: "TTL", Value: d.String(), Why: "it is not positive"}
 		}
-		o.ttl = d
+		o.ttl, o.ttlGiven = d, true
 		return nil
 	})
 }
@@ -259,19 +270,25 @@ func WaitAtMost(d time.Duration) AcquireOption {
 	})
 }
 
-// RequestID makes the acquire idempotent within its client: with the id of a hold of this client that still lives it
-// returns a lease of that same hold, with the same token, instead of waiting for itself. It is for requests that may be
-// delivered twice, such as a message that is processed again after a timeout.
+// RequestID makes the acquire idempotent within its client: if a hold of this client with the same id is alive, the
+// acquire returns a lease of that hold, with the same token, instead of waiting for it. Use it for requests that may
+// be delivered twice, such as a message that is redelivered after a timeout.
 //
 //	lease, err := locks.Acquire(ctx, "order/7", fencelock.RequestID(message.ID))
 //
-// The later lease replaces the earlier one, whose Err is then a *LostError with ReasonReplaced, and whose Release does
-// nothing. While another call with the id is under way, this one waits for that, and TryAcquire answers ErrHeld. Asking
-// for another kind than the hold's is ErrLimitMismatch.
+// The later lease replaces the earlier one: Err of the earlier lease is then a *LostError with ReasonReplaced, and
+// its Release has no effect. Under the earlier lease itself, with a context that comes from it, both are held, as
+// with Reentrant. While another call with the id is in progress, this one waits for that, and TryAcquire returns
+// ErrHeld.
 //
-// To other clients the id means nothing but a name: they contend like anybody, and a *HeldError of a hold that was
-// taken with the same id has SameRequest set, so that a process that was restarted knows that it meets its former life.
-// The id itself is never sent; what others see is a hash of it (Holder.HoldID).
+// The options of the later call apply to the hold: Seal is called, a longer TTL option extends the hold, and the hold
+// is renewed unless the later call has NoRenew. Options that a hold cannot change are errors: ErrLimitMismatch for
+// another kind or Hierarchical, ErrInvalidOption for a longer HoldAtLeast or other Metadata. The earlier lease stays
+// held then.
+//
+// Other clients that use the same id contend like any other caller, and a *HeldError for a hold with the same id has
+// SameRequest set, so that a restarted process can recognize the hold of its predecessor. The id itself is never
+// sent; others see a hash of it (Holder.HoldID).
 //
 // The id has 16 to 128 characters of A–Z a–z 0–9 - _ that carry at least 128 random bits, such as a UUID. Default: a
 // random id per acquire.
@@ -282,16 +299,16 @@ func RequestID(id string) AcquireOption {
 	})
 }
 
-// Seal shows the claim of the new hold to the resource before Acquire returns, or the function of Do runs: once the
-// resource has seen the new token, it refuses whatever an overtaken holder still sends, also before our own first
-// write. What is read after Acquire is then what the last holder left.
+// Seal shows the claim of the new hold to the resource before Acquire returns, or before the function of Do runs:
+// once the resource has seen the new token, it refuses every later write of an earlier holder, even before our own
+// first write. Reads after Acquire then see the final state of the last holder.
 //
 //	seal := fencelock.Seal(func(ctx context.Context, c fencing.Claim) error { return guard.Check(ctx, c) })
 //	err := locks.Do(ctx, "accounts/42", fn, seal)
 //
-// show gets a context that ends with the acquire's and with the lease, and a claim whose Resource is the lock's name;
-// an error of it ends the acquire, and the lock is given back. With AcquireAll it is called for each name. For the
-// correctness tier only: ErrInvalidOption elsewhere, where there is no token to show.
+// show gets a context that ends with the acquire's and with the lease, and a claim with the lock's name as Resource.
+// If show returns an error, the acquire releases the lock and returns that error. With AcquireAll it is called for
+// each name. For the correctness tier only: ErrInvalidOption in the efficiency tier, which has no tokens.
 func Seal(show func(ctx context.Context, claim fencing.Claim) error) AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		if show == nil {
@@ -317,8 +334,8 @@ func HoldAtLeast(d time.Duration) AcquireOption {
 	})
 }
 
-// NoRenew leaves the lease to its TTL: it ends at its deadline unless Lease.Extend prolongs it. For work whose
-// progress, not whose mere existence, should keep the lock: a worker that hangs loses it.
+// NoRenew turns off background renewal: the lease ends at its deadline unless Lease.Extend prolongs it. Use it when
+// the progress of the work, and not its mere existence, should keep the lock: a worker that hangs loses it.
 //
 //	lease, err := locks.Acquire(ctx, "import", fencelock.NoRenew(), fencelock.TTL(time.Minute))
 func NoRenew() AcquireOption {
@@ -328,9 +345,10 @@ func NoRenew() AcquireOption {
 	})
 }
 
-// Shared asks for a shared hold: any number of them may be held at once, and none beside an exclusive one. Readers ask
-// for it; writers acquire the lock without it. A writer that waits stops new readers, so neither side starves. The
-// lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapShared, ErrUnsupported otherwise.
+// Shared asks for a shared hold: any number of shared holds may exist at the same time, but never beside an exclusive
+// one. Readers use it; writers acquire the lock without it. A writer that waits stops new readers, so neither side
+// starves. The lease's token is marked as not exclusive; guards refuse it. Needs a driver with CapShared,
+// ErrUnsupported otherwise.
 //
 //	lease, err := locks.Acquire(ctx, "config", fencelock.Shared())
 func Shared() AcquireOption {
@@ -362,10 +380,10 @@ func Permits(n, limit int) AcquireOption {
 	})
 }
 
-// Hierarchical takes the name as a path, and the hold for all that lies below: a hold of "a/b" excludes holds of "a"
-// and of "a/b/c", and not those of "a/c". With Shared it excludes exclusive ones only. Everybody who uses a name, or
-// one above or below, gives this option; without it the same name is ErrLimitMismatch while it is in use so. Not for
-// Permits. Needs a driver with CapHierarchy, ErrUnsupported otherwise.
+// Hierarchical treats the name as a path, and locks everything below it: a hold of "a/b" excludes holds of "a" and of
+// "a/b/c", but not of "a/c". With Shared it excludes exclusive holds only. Every acquire of the name, or of a path
+// above or below it, needs this option; without it the acquire fails with ErrLimitMismatch while the name is in use
+// as a path. Not for Permits. Needs a driver with CapHierarchy, ErrUnsupported otherwise.
 //
 //	lease, err := locks.Acquire(ctx, "tenants/7", fencelock.Hierarchical()) // keeps out "tenants/7/users" too
 func Hierarchical() AcquireOption {
@@ -375,17 +393,20 @@ func Hierarchical() AcquireOption {
 	})
 }
 
-// Reentrant lets work that runs under a lease take the same lock again, where it does not know whether its caller holds
-// it: with a context that comes from the lease (the one that Do hands out, or Lease.Context) it gets a lease of the
-// same hold, with the same token, and the lock is given back when all leases of the hold have been released.
+// Reentrant lets a function acquire a lock that its caller may already hold: with a context that comes from a lease
+// (the context that Do passes, or Lease.Context) the acquire returns another lease of the same hold, with the same
+// token. The lock is released when all leases of the hold have been released.
 //
 //	func (s *Store) Rename(ctx context.Context, id string) error { // called alone, and from within s.Merge
 //		return s.locks.Do(ctx, id, s.rename, fencelock.Reentrant())
 //	}
 //
-// The hold goes on as the first acquire asked for it. If the hold is lost already, the error is ErrLost. Without such a
-// context the option does nothing: work is known by its context, and not by its goroutine. A shared hold cannot be
-// taken again exclusively: ErrDeadlock. Not beside RequestID, and not for AcquireAll and Lead: ErrInvalidOption.
+// Seal is called once more, a longer TTL option extends the hold, and the hold is renewed while one of its leases has no
+// NoRenew. A longer HoldAtLeast or other Metadata than the hold's is ErrInvalidOption, and a hold that is not
+// Hierarchical likewise cannot become so: ErrLimitMismatch. If the hold is lost already, the error is ErrLost.
+// Without such a context the option has no effect: the context identifies the caller, not the goroutine. A shared
+// hold cannot be acquired again exclusively: ErrDeadlock. Not beside RequestID, and not for AcquireAll and Lead:
+// ErrInvalidOption.
 func Reentrant() AcquireOption {
 	return optionFunc(func(o *acquireOptions) error {
 		o.reentrant = true
@@ -396,30 +417,41 @@ func Reentrant() AcquireOption {
 // MaxMetadataBytes bounds Metadata: keys and values together, in bytes of UTF-8.
 const MaxMetadataBytes = 4096
 
-// Metadata stores key-value text beside the hold, for people who look who holds a lock. At most MaxMetadataBytes of
-// valid UTF-8 without NUL, ErrInvalidOption otherwise. It decides nothing. Needs a driver with CapMetadata,
-// ErrUnsupported otherwise. The map is copied.
+// Metadata stores key-value text beside the hold, for operators who inspect the lock. At most MaxMetadataBytes of
+// valid UTF-8 without NUL, in all options of one acquire together, ErrInvalidOption otherwise. It is for display
+// only. Needs a driver with CapMetadata, ErrUnsupported otherwise. The map is copied when the option is made.
 //
 //	lease, err := locks.Acquire(ctx, "deploy", fencelock.Metadata(map[string]string{"ticket": "OPS-12"}))
 func Metadata(kv map[string]string) AcquireOption {
+	kv = maps.Clone(kv)
 	return optionFunc(func(o *acquireOptions) error {
-		size := 0
-		for k, v := range kv {
-			if !utf8.ValidString(k) || !utf8.ValidString(v) || strings.ContainsRune(k+v, 0) {
-				return invalidOption("Metadata", fmt.Sprintf("key %q", k), "key or value is not UTF-8, or contains NUL")
-			}
-			if o.metadata == nil {
-				o.metadata = make(map[string]string, len(kv))
-			}
-			o.metadata[k] = v
-			size += len(k) + len(v)
+		all := kv // never changed, so that many acquires may share it
+		if len(o.metadata) > 0 {
+			all = maps.Clone(o.metadata)
+			maps.Copy(all, kv)
 		}
-		if size > MaxMetadataBytes {
-			return invalidOption("Metadata", fmt.Sprintf("of %d bytes", size),
-				fmt.Sprintf("it is more than %d bytes", MaxMetadataBytes))
+		if err := invalidMetadata(all); err != nil {
+			return err
 		}
+		o.metadata = all
 		return nil
 	})
+}
+
+// invalidMetadata returns an error for invalid metadata.
+func invalidMetadata(all map[string]string) error {
+	size := 0
+	for k, v := range all {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) || strings.ContainsRune(k, 0) || strings.ContainsRune(v, 0) {
+			return invalidOption("Metadata", fmt.Sprintf("key %q", k), "key or value is not UTF-8, or contains NUL")
+		}
+		size += len(k) + len(v)
+	}
+	if size > MaxMetadataBytes {
+		return invalidOption("Metadata", fmt.Sprintf("of %d bytes", size),
+			fmt.Sprintf("it is more than %d bytes", MaxMetadataBytes))
+	}
+	return nil
 }
 
 // kindNeeds are the capabilities that the kinds need.
@@ -444,8 +476,8 @@ func collect(opts []AcquireOption) (acquireOptions, error) {
 	return o, nil
 }
 
-// request resolves name and options into what the driver gets. It makes the key of the first attempt, and marks it as
-// fresh: nobody has sent it before.
+// request resolves name and options into the request for the driver. It makes the key of the first attempt, and marks
+// it as fresh: it was never sent before.
 //
 //	namespace and name     Name
 //	Options.Owner          Owner
@@ -486,6 +518,7 @@ func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.
 		Name: full, Owner: c.set.Owner, Fresh: true,
 		TTL: o.ttl + c.set.LockDelay, Wait: wait, MinHold: o.minHold, Metadata: o.metadata,
 		Kind: o.kind, Permits: o.permits, Limit: o.limit, Hierarchical: o.hierarchical,
+		Renews: !o.noRenew && c.set.LockDelay == 0 && c.set.StopEarly == 0 && c.heart.size.Load() < 1000,
 	}
 	r.RequestID, r.HoldID = newIDs()
 	if o.requestID != "" {
@@ -494,8 +527,8 @@ func (c *Client) request(name string, wait bool, opts []AcquireOption) (backend.
 	return r, o, nil
 }
 
-// newIDs returns a secret key for an attempt and a name for its hold, 128 random bits each, that tell nothing of each
-// other. One reading of the system's randomness serves both.
+// newIDs returns a secret key for an attempt and a name for its hold, 128 independent random bits each. One reading
+// of the system's randomness serves both.
 func newIDs() (requestID, holdID string) {
 	var raw [32]byte
 	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness
@@ -505,7 +538,7 @@ func newIDs() (requestID, holdID string) {
 	return both[:32], both[32:]
 }
 
-// fit checks that the options go together, and that the driver can do what they ask for.
+// fit checks that the options go together, and that the driver supports them.
 func (c *Client) fit(d backend.Description, wait bool, o *acquireOptions) error {
 	switch {
 	case !wait && o.waitAtMost != 0:

@@ -1,12 +1,12 @@
 package fencelock
 
-// Renewal, and loss by time. One heart per client looks after all of its holds:
+// Renewal, and loss by time. One heart per client manages all of its holds:
 //
-//	timer ─► tick ─┬─ deadline passed ─► endAll: every loser is told ──► settleEnding: clean-up, events
+//	timer ─► tick ─┬─ deadline passed ─► endAll: notify every loser ──► settleEnding: clean-up, events
 //	               └─ renewal due ─────► batches ─► renew ─► Driver.Renew ─► settle ─► schedule
 //
-// Goroutines. tick runs on the timer's own goroutine, and each batch on one of its own; heart.rounds counts both. They
-// end by themselves: a tick waits for nothing of the service, and a renewal for maxAttempt at most. Close stops the
+// Goroutines. tick runs on the timer's own goroutine, and each batch on a separate one; heart.rounds counts both.
+// They are bounded: a tick does not wait for the service, and a renewal waits for at most maxAttempt. Close stops the
 // timer, ends their context and waits for them for a moment. There is no goroutine and no timer for a lease.
 
 import (
@@ -22,32 +22,32 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// heart renews the holds of a client and is the only place where time decides that one is lost.
+// heart renews the holds of a client and alone declares them lost by time.
 //
-// All holds stand in one heap, ordered by the instant at which something is due: a renewal, or the deadline. One timer
-// serves the heap, and one call of Driver.Renew serves up to a thousand holds that are due together, so that ten
-// thousand leases cost no goroutine and no timer each. A renewal runs beside the timer: however long it hangs, the
-// deadline fires. So a hold whose renewal is in flight stays in the heap, due at its deadline.
+// All holds are in one heap, ordered by the instant at which a renewal or the deadline is due. One timer serves the
+// heap, and one call of Driver.Renew serves up to a thousand holds that are due together, so that ten thousand leases
+// cost no goroutine and no timer each. A renewal runs beside the timer: however long it hangs, the deadline fires. So
+// a hold with a renewal in flight stays in the heap, due at its deadline.
 //
-// Losses have a budget, the safety margin: within it every loser must have been told, however many there are
-// (TestLossesAreToldWithinTheMargin). So a tick tells every loser first, then starts the renewals, and only then does
-// what nobody waits for: it queues clean-up and events.
+// Losses have a budget, the safety margin: within it every loser must be notified, however many there are
+// (TestLosersAreNotifiedWithinTheMargin). So a tick first notifies every loser, then starts renewals, and then queues
+// clean-up and events.
 type heart struct {
 	client *Client
 
 	mu sync.Mutex // protects the following fields and hold.index; never held while a hold's is taken
-	// due has every hold that is held, and no other.
+	// due has every hold that has not ended.
 	due holdHeap
 	// timer is nil until the first hold. It fires at timerAt; zero: it is not armed, or has just fired.
 	timer   *time.Timer
 	timerAt instant
-	// closed: nothing is taken in any more, and no tick does anything.
+	// closed: no hold is added any more, and ticks have no effect.
 	closed bool
 
-	// size is the length of due, for validity, which has no business with the lock. A figure that is a moment old will
+	// size is the length of due, for validity, which does not take the lock. A slightly old figure will
 	// do.
 	size atomic.Int64
-	// rounds counts ticks and renewals under way. Nothing is added after close, but by a tick that had begun.
+	// rounds counts ticks and renewals in progress. After close only a tick that had begun adds to it.
 	rounds sync.WaitGroup
 	// ctx ends the renewals in flight; stop is called by Close.
 	ctx  context.Context
@@ -55,31 +55,31 @@ type heart struct {
 }
 
 const (
-	// maxSleep is how long the timer sleeps at most while there are holds. Go's timers stand still while the machine is
+	// maxSleep bounds the sleep of the timer while there are holds. Go's timers stand still while the machine is
 	// suspended and the lease clock does not; waking often notices soon after.
 	maxSleep = 250 * time.Millisecond
-	// maxBatch bounds the grants of one Driver.Renew call: what one call waits for, no other does.
+	// maxBatch bounds the grants of one Driver.Renew call: other calls do not wait for a slow one.
 	maxBatch = 1000
-	// maxAttempt bounds one such call, whatever the TTL: what the service has said of one hold is heard that soon,
-	// while the answer for another is still out.
+	// maxAttempt bounds one such call, whatever the TTL: the result for one hold arrives within that time, even while
+	// the answer for another is missing.
 	maxAttempt = 5 * time.Second
-	// tellThousand is what it may take to tell a thousand holders that they have lost: two processors need 1 to 2 ms,
-	// and the program beside it and its garbage collector want their share.
+	// tellThousand is the time budget to notify a thousand losers: two processors need 1 to 2 ms, and the rest is for
+	// the program and its garbage collector.
 	tellThousand = 8 * time.Millisecond
 )
 
-// init starts nothing: the timer is made with the first hold.
+// init does not start the timer, which is made with the first hold.
 func (b *heart) init(c *Client) {
 	b.client = c
 	b.ctx, b.stop = context.WithCancel(context.Background())
 }
 
-// spread is a factor from 0.8 to 1: clients that began together, after a deployment or an outage, do not renew together
-// for ever (TestAFleetSpreadsItsRenewals).
+// spread is a factor from 0.8 to 1: clients that began together, after a deployment or an outage, do not always renew
+// together (TestAFleetSpreadsItsRenewals).
 func (c *Client) spread() float64 { return 0.8 + 0.2*c.chance() }
 
-// schedule says when a hold is due, and puts it into the heap if it is not there. It is false, and does nothing, when
-// the client has been closed: then nobody would ever look at the hold. The caller holds h.mu, as with drop.
+// schedule sets the time at which a hold is due, and puts it into the heap if needed. It returns false, without
+// effect, after the client was closed. The caller holds h.mu, as with drop.
 //
 // An instant that has passed is allowed: the timer fires as soon as it may.
 func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) bool {
@@ -98,7 +98,7 @@ func (b *heart) schedule(h *hold, at instant, early time.Duration, now instant) 
 	return true
 }
 
-// drop takes a hold out of the heap. The timer stays as it is; a tick that finds nothing due arms it again. The caller
+// drop removes a hold from the heap. The timer stays armed; a tick that finds no hold due arms it again. The caller
 // holds h.mu.
 func (b *heart) drop(h *hold) {
 	b.mu.Lock()
@@ -129,8 +129,8 @@ func (b *heart) arm(now instant) {
 	}
 }
 
-// tick ends what has reached its deadline and starts the renewals that are due. It arms the timer again before it does
-// either, so that a tick that takes long does not delay the next one. It holds mu only while it looks at the heap.
+// tick ends holds that have reached their deadline and starts the renewals that are due. It rearms the timer before
+// either, so that a slow tick does not delay the next one. It holds mu only while it looks at the heap.
 func (b *heart) tick() {
 	b.mu.Lock()
 	b.timerAt = 0
@@ -145,17 +145,17 @@ func (b *heart) tick() {
 	b.arm(now)
 	b.mu.Unlock()
 
-	// First the losers: nothing that follows may take the time in which they have to be told.
+	// First the losers: later steps must not use up the time in which they have to be notified.
 	lost := b.endAll(over, func(h *hold) error {
 		if now < h.believedUntil() { // extended since we looked
 			at, early := h.renewalDue(now, b.client.spread())
 			b.schedule(h, at, early, now)
 			return nil
 		}
-		return h.lostFor(ReasonExpired, h.lastErr)
+		return h.timeUp()
 	})
-	// Then the renewals. Each batch has a goroutine of its own, so that one that hangs holds up neither the next tick
-	// nor the other batches.
+	// Then the renewals. Each batch has its own goroutine, so that a hanging batch delays neither the next tick nor
+	// the other batches.
 	var round batches
 	for i, h := range due {
 		if full := round.enlist(h, now, len(due)-i); full != nil {
@@ -165,20 +165,20 @@ func (b *heart) tick() {
 	for _, x := range round {
 		b.rounds.Go(func() { b.renew(x) })
 	}
-	// Last what nobody waits for.
+	// Last clean-up and events, which no caller waits for.
 	for i := range lost {
 		b.settleEnding(&lost[i], now)
 	}
 }
 
-// takeDue returns the holds whose deadline has passed, taken out of the heap, and those whose renewal is due, left
-// there for their deadline. The caller holds mu.
+// takeDue returns expired holds, removed from the heap, and holds with a renewal due, left there for their deadline.
+// The caller holds mu.
 //
-// A renewal that is due takes others along that would be due soon, since one call serves them all: so the holds of a
-// client stay together in few calls. An Extend and a repetition take nobody along; they come out of turn.
+// A due renewal takes along others that will be due soon, since one call serves them all: so the holds of a client
+// stay together in few calls. An Extend and a repetition take no others along; they come out of turn.
 //
 //	due now           renewed
-//	due in 2 s        renewed too, if it may ride along 2 s early and something that takes others along is due
+//	due in 2 s renewed too, if it may ride along 2 s early and a renewal that takes others along is due
 //	retried in 2 s    not yet
 //	deadline passed   lost
 func (b *heart) takeDue(now instant) (over, due []*hold) {
@@ -233,13 +233,13 @@ func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
 		}
 		return told
 	}
-	// each is how many holds are worth a goroutine.
+	// each is the number of holds that are worth a goroutine.
 	const each = 512
 	workers := min(runtime.GOMAXPROCS(0), len(holds)/each)
 	if workers < 2 {
 		return part(holds)
 	}
-	// Each worker has a part of its own and writes into a slice of its own, so they share nothing but the holds' locks.
+	// Each worker has its own part and writes into its own slice, so they share only the holds' locks.
 	parts := make([][]ending, workers)
 	var all sync.WaitGroup
 	for i := range workers {
@@ -264,9 +264,9 @@ func (b *heart) announce(end *ending, now instant) {
 	}
 }
 
-// settleEnding does what follows a loss when the holder has been told. The service may still have the entry of a hold
-// that expired, and its session may keep it alive: it is given back when its TTL is over, and not before, since until
-// then the holder may still be stopping.
+// settleEnding cleans up and queues the event after the holder has been notified. The service may still have the
+// entry of an expired hold, and its session may keep it alive: it is released when its TTL is over, and not before,
+// since until then the holder may still be stopping.
 func (b *heart) settleEnding(end *ending, now instant) {
 	h := end.hold
 	lost := (*LostError)(nil)
@@ -274,13 +274,12 @@ func (b *heart) settleEnding(end *ending, now instant) {
 		return
 	}
 	h.mu.Lock()
-	if lost.Reason == ReasonExpired {
-		h.clean(max(h.gone.Sub(now), time.Millisecond))
+	defer h.mu.Unlock()
+	if lost.byTime() {
+		h.clean(granted, max(h.gone.Sub(now), time.Millisecond))
 	}
-	told := h.told
-	h.mu.Unlock()
-	if told {
-		h.tell(Event{Type: EventLost, Held: now.Sub(h.since), Reason: lost.Reason, Err: lost.Err})
+	if h.settled = true; h.handed { // else hand tells the observer
+		h.tellOfLoss(now)
 	}
 }
 
@@ -293,27 +292,27 @@ type batch struct {
 	longest time.Duration
 }
 
-// batches are those of one round that are not full.
+// batches are the batches of one round that are not full.
 type batches []*batch
 
-// enlist adds a hold to a batch if it is to be renewed, and returns the batch if it is full now. A hold whose renewal
-// is in flight is left out: there is one owner of its outcome at a time.
+// enlist adds a hold to a batch if it is to be renewed, and returns the batch if it is full now. A hold with a
+// renewal in flight is left out: there is one owner of its outcome at a time.
 //
-// Holds whose deadlines are near do not share a call with those that have much time, by more than a factor of four:
-// each call is bounded by its nearest deadline, so one hold in need would cut the time of all
-// (TestRenewalsAreBoundedByTheirDeadlines). Up to more holds will follow; it is for the room that a batch is made with.
+// Holds do not share a call if their remaining times differ by more than a factor of four: each call is bounded by
+// its nearest deadline, so one urgent hold would cut the time of all (TestRenewalsAreBoundedByTheirDeadlines). Up to
+// more holds will follow; it sizes new batches.
 //
 //	deadlines in 29 s, 20 s and 8 s     one call, bounded by a third of 8 s
 //	deadlines in 29 s and 5 s           two calls
 func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.cause.Load() != nil || h.renewing || !h.renew && len(h.extends) == 0 {
+	if h.cause.Load() != nil || h.renewing || (!h.renew || h.last) && len(h.extends) == 0 {
 		return nil
 	}
 	h.renewing = true
 	g := h.grant
-	g.TTL = h.ttl // Extend may have changed what to ask for
+	g.TTL = h.askFor(now)
 	left := h.believedUntil().Sub(now)
 	for i, x := range *bs {
 		if max(x.longest, left) > 4*min(x.least, left) {
@@ -335,9 +334,9 @@ func (bs *batches) enlist(h *hold, now instant, more int) (full *batch) {
 	return nil
 }
 
-// renew makes one attempt for a batch. It is bounded by a third of the time that is left to the nearest of the current
-// deadlines, so that an attempt that hangs leaves time for others. The answer is applied to each hold by itself;
-// renewals that the driver left out are faults.
+// renew makes one attempt for a batch. It is bounded by a third of the remaining time to the nearest deadline, so
+// that an attempt that hangs leaves time for others. The result is applied to each hold separately; missing renewals
+// are faults.
 func (b *heart) renew(x *batch) {
 	ctx, cancel := context.WithTimeout(b.ctx, min(x.least/3, maxAttempt))
 	defer cancel()
@@ -356,11 +355,11 @@ func (b *heart) renew(x *batch) {
 	}
 }
 
-// errTooFew is the fault of a driver that broke the contract; it is no loss, because the service has said nothing.
+// errTooFew is the fault of a driver that broke the contract; it is no loss, because the service did not report one.
 var errTooFew = fmt.Errorf("%w: the driver answered fewer renewals than it was asked for", ErrUnknown)
 
-// outcome is what the renewals of one call have in common: they succeed, or are repeated, together. Holds that each
-// drew their own time for the next attempt would come back as a thousand calls.
+// outcome is shared by the renewals of one call: they succeed, or are repeated, together. Holds that each drew their
+// own time for the next attempt would come back as a thousand calls.
 type outcome struct {
 	// now is when the answer came, and took how long that took.
 	now  instant
@@ -372,9 +371,9 @@ type outcome struct {
 	floor time.Duration
 }
 
-// retryIn returns when to try again with so much time left: after a twentieth to a tenth of it, but no more than 1 s.
-// The floor grows with the number of holds: each round costs, and the last ones before a common deadline must not take
-// the time in which all have to be told that they lost.
+// retryIn returns the time until the next attempt with so much time left: a twentieth to a tenth of it, but no
+// more than 1 s. The floor grows with the number of holds: each round costs, and the last ones before a common deadline
+// must not take the time to notify all losers.
 //
 // With a validity of 29.65 s and the renewal due after 9 s, an outage is met by an attempt after 9 s, then by another
 // about every 0.5 to 1 s while more than 10 s are left, and faster towards the deadline. For a client of few holds the
@@ -383,24 +382,27 @@ func (o *outcome) retryIn(left time.Duration) time.Duration {
 	return time.Duration(float64(max(min(left/10, time.Second), o.floor)) * (1 + o.retry) / 2)
 }
 
-// settle applies the outcome of a renewal that asked for ttl. Since renewals never shorten, one without an answer
-// changes nothing, and the deadline is the latest of all that were proved.
+// settle applies the outcome of a renewal that asked for ttl. Since renewals never shorten, a renewal without an
+// answer leaves the deadline unchanged, which is the latest of all that were proved.
 //
-//	cause there already          nothing: there is no un-losing
+//	cause there already no effect: a lost hold stays lost
 //	nil                          the deadline moves (prove); EventRenewed
 //	ErrNotHeld, ErrHistoryLost   lost, with the driver's reason
-//	anything else                tried again before the deadline; EventSuspect
+//	anything else                retried before the deadline; EventSuspect, if it is the first since a success
 //
-// An answer that will be the same next time (final) is the answer to an Extend, whose length is taken back; for the
-// hold itself it is a fault like others.
+// A permanent error (final) is returned by the Extend that it was for; for the hold itself it is a fault like others.
 func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	now, event := round.now, Event{Took: round.took}
 	h.mu.Lock()
 	h.renewing = false
+	if r.Err == nil {
+		r.Err = b.client.overstated(r.SentAt, r.TTL, max(ttl, h.grant.TTL), now)
+	}
 	h.lastErr = r.Err
-	// An answer that comes after the deadline proves nothing any more, whatever it says: the hold may have been told
-	// to be over by Lease.Err already.
+	h.failed = r.Err != nil && ttl > h.ttl
+	// An answer after the deadline is no proof any more: Lease.Err may already have reported the end of the hold.
 	tell := h.expire(now)
+	told := h.handed
 	switch {
 	case h.cause.Load() != nil:
 		// Lost or released meanwhile; there is no un-losing.
@@ -410,9 +412,8 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 	case errors.Is(r.Err, ErrNotHeld), errors.Is(r.Err, ErrHistoryLost):
 		tell = h.lose(reasonOf(r.Err), r.Err)
 	default:
-		if final(r.Err) && len(h.extends) > 0 { // the service refuses the new length
-			h.ttl = h.extends[0].before
-			h.answer(r.Err)
+		if final(r.Err) { // the service refuses the new length
+			h.answer(func(x *extension) bool { return x.ttl == ttl }, r.Err)
 		}
 		left := h.believedUntil().Sub(now)
 		at := h.believedUntil() // in any case: the deadline fires although renewals fail
@@ -420,7 +421,9 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 			at = min(at, now.Add(round.retryIn(left)))
 		}
 		b.schedule(h, at, 0, now)
-		event.Type, event.Err = EventSuspect, r.Err
+		if !h.suspect {
+			h.suspect, event.Type, event.Err = true, EventSuspect, r.Err
+		}
 	}
 	event.Left = h.believedUntil().Sub(now)
 	h.mu.Unlock()
@@ -428,17 +431,17 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 	if tell.hold != nil {
 		b.announce(&tell, now)
 		b.client.remember(r.Err)
-	} else if event.Type != "" {
-		h.tell(event)
+	} else if event.Type != "" && told {
+		h.tell(&event)
 	}
 }
 
-// prove takes a confirmed renewal over. The caller holds h.mu.
+// prove applies a confirmed renewal. The caller holds h.mu.
 //
 // A proof counts from the instant before its request was sent, and for no longer than the length in force: if Extend
-// has shortened it since, the holder was told so already. A proof that is older than what is known moves nothing (a
-// driver with sessions may answer with an earlier keepalive). It is not followed by another renewal at once, or a
-// driver that only has old proofs would be asked without a pause.
+// has shortened it since, the holder knows that already. An older proof than the latest has no effect (a driver with
+// sessions may return an earlier keepalive). It is not followed by an immediate renewal, or a driver that only has
+// old proofs would be asked without a pause.
 //
 // With Extend(10 s) on a lease of 30 s while a renewal for 30 s is in flight:
 //
@@ -446,33 +449,53 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 //	the next one asks for 10 s            and the service keeps its 30 s: renewals never shorten
 func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	granted := r.TTL
-	if ttl != h.ttl { // Extend has changed the length since this was sent
+	h.suspect = false
+	h.grant.TTL = max(h.grant.TTL, ttl)
+	h.answer(func(x *extension) bool {
+		if x.ttl > ttl {
+			return false
+		}
+		h.ttl = x.ttl
+		return true
+	}, nil)
+	if ttl != h.ttl { // it was for an Extend that has been withdrawn, or Extend has shortened the length since
 		granted = min(granted, h.ttl)
-	} else {
-		h.grant.TTL = ttl
-		h.answer(nil)
 	}
+	h.last = r.Last && granted == r.TTL
 	h.grant.SentAt = max(h.grant.SentAt, r.SentAt)
 	if until := r.SentAt.Add(h.validity(granted)); until > h.believedUntil() {
 		h.believe(until, r.SentAt.Add(granted))
 	}
 	at, early := h.renewalDue(r.SentAt, round.spread)
-	if at <= round.now && len(h.extends) == 0 { // an old proof: not again at once
+	if at <= round.now && len(h.extends) == 0 { // an old proof: pause first
 		at = round.now.Add(round.retryIn(h.believedUntil().Sub(round.now)))
 	}
 	b.schedule(h, min(at, h.believedUntil()), early, round.now)
 }
 
-// answer ends the Extends that wait. Each channel has room for its one answer, so this never blocks. The caller holds
-// mu.
-func (h *hold) answer(err error) {
-	for _, x := range h.extends {
-		x.done <- err
-	}
-	h.extends = nil
+// answer ends the Extends that wait and that the answer is for. Each channel has room for its one answer, so this never
+// blocks. The caller holds mu.
+func (h *hold) answer(isFor func(*extension) bool, err error) {
+	h.extends = slices.DeleteFunc(h.extends, func(x *extension) bool {
+		if isFor(x) {
+			x.done <- err
+			return true
+		}
+		return false
+	})
 }
 
-// reasonOf tells why a hold is gone by what the driver answered. A driver that gives no reason has found the entry
+// askFor is the length that the next renewal asks for: that of the first Extend that waits. When the service has failed
+// to answer that and a renewal is due, it is the old length, so that an Extend costs no lease that would live without
+// it (TestFailedExtendKeepsTheLease). The caller holds mu.
+func (h *hold) askFor(now instant) time.Duration {
+	if len(h.extends) == 0 || h.failed && h.renew && now >= h.grant.SentAt.Add(h.validity(h.ttl)/3) {
+		return h.ttl
+	}
+	return h.extends[0].ttl
+}
+
+// reasonOf returns the reason of a loss from the driver's error. Without a reason the driver has found the entry
 // missing.
 func reasonOf(err error) Reason {
 	notHeld := (*backend.NotHeldError)(nil)
@@ -494,8 +517,8 @@ func (b *heart) all() []*hold {
 	return b.due.holds()
 }
 
-// close stops the timer, takes in nothing more and returns the holds, whose index means nothing any more. A tick that
-// is on its way finds closed set and does nothing. Renewals in flight go on until their context ends.
+// close stops the timer, refuses new holds and returns the holds, with invalid indices. A concurrent tick finds
+// closed set and returns. Renewals in flight go on until their context ends.
 func (b *heart) close() []*hold {
 	b.mu.Lock()
 	defer b.mu.Unlock()

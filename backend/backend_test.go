@@ -121,6 +121,14 @@ func TestRedactURL(t *testing.T) {
 		"etcd://u:se/c@ret@a:1,b:2":            `"etcd://u:redacted@a:1,b:2"`,
 		"redis://h:1/0?password=secret&db=1":   `"redis://h:1/0?db=1&password=redacted"`,
 		"redis://:secret@h":                    `"redis://:redacted@h"`,
+		"redis://secret-token@h:1":             `"redis://redacted@h:1"`,
+		"redis://@h:1":                         `"redis://@h:1"`,
+		"redis://u:secret":                     `"redis://u:redacted"`,
+		"redis://u:se:cret":                    `"redis://u:redacted"`,
+		"redis://a:1,u:se/cret":                `"redis://a:1,u:redacted"`,
+		"redis://a:1,b:2/0":                    `"redis://a:1,b:2/0"`,
+		"redis://[::1]:6379":                   `"redis://[::1]:6379"`,
+		"redis://[fe80::a]":                    `"redis://[fe80::a]"`,
 		"no scheme":                            `"no scheme"`,
 		"u:secret@h":                           `"u:redacted@h"`,
 		"redis://h?password=se%zzcret":         `"redis://h?redacted"`,
@@ -130,6 +138,23 @@ func TestRedactURL(t *testing.T) {
 	} {
 		if got := backend.RedactURL(raw); got != want {
 			t.Errorf("RedactURL(%q) = %s, want %s", raw, got, want)
+		}
+	}
+}
+
+// A password is everything that is hidden but a user's bare name.
+func TestURLHasPassword(t *testing.T) {
+	for text, want := range map[string]bool{
+		"":                                      false,
+		"etcd://127.0.0.1:2379":                 false,
+		"postgres://alice@db/locks?sslmode=off": false,
+		"postgres://alice:secret@db/locks":      true,
+		"redis://:secret@cache:6379":            true,
+		"redis://a@b:secret@cache:6379":         true,
+		"redis+sentinel://a,b/m?sentinel-password=secret": true,
+	} {
+		if got := backend.URLHasPassword(text); got != want {
+			t.Errorf("URLHasPassword(%q) = %v", text, got)
 		}
 	}
 }

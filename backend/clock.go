@@ -6,27 +6,27 @@ package backend
 import "time"
 
 // Instant is a point in time on a Clock, in nanoseconds from an origin of that clock's own. Instants of two clocks, or
-// of two processes, do not compare. The zero Instant means "none", so no Clock returns it. Nothing sends one over a
-// network: TTLs travel as durations.
+// of two processes, do not compare. The zero Instant means "unset", so no Clock returns it. Instants are never sent
+// over a network: TTLs travel as durations.
 type Instant int64
 
-// Add returns t + d, later for a positive d. "None" plus something is not "none": ask IsZero first.
+// Add returns t + d, later for a positive d. It does not preserve the zero Instant: check IsZero first.
 func (t Instant) Add(d time.Duration) Instant { return t + Instant(d) }
 
 // Sub returns t − u: positive if t is later.
 func (t Instant) Sub(u Instant) time.Duration { return time.Duration(t - u) }
 
-// IsZero reports whether t is "none".
+// IsZero reports whether t is the zero Instant.
 func (t Instant) IsZero() bool { return t == 0 }
 
-// Clock measures elapsed time. It never runs backwards and, as far as the operating system allows, never stands still:
-// time during which the machine was suspended counts. A driver and the core above it use the same clock.
+// Clock measures elapsed time. It never runs backwards and includes the time during which the machine was suspended,
+// if the operating system allows. A driver and the core use the same clock.
 //
-// The wall clock is no substitute (an administrator or NTP can set it back, and a lease would be believed for too
-// long), and Go's monotonic clock alone is none either (it stands still while the machine is suspended).
+// The wall clock is no substitute (an administrator or NTP can set it back, and a lease would stay valid for too
+// long), nor is Go's monotonic clock (it stands still while the machine is suspended).
 type Clock interface {
-	// Now returns the present instant, never zero and never less than one that it returned before. It is called on
-	// every acquire, renewal and Lease.Err, from any goroutine, so it should take nanoseconds.
+	// Now returns the current instant, never zero and never less than an earlier result. It is called on every
+	// acquire, renewal and Lease.Err, from any goroutine, so it should take nanoseconds.
 	Now() Instant
 }
 
@@ -36,7 +36,7 @@ type Clock interface {
 // No clock of a guest counts the time for which a hypervisor froze it unnoticed. Fencing covers that; time cannot.
 func SystemClock() Clock { return systemClock{} }
 
-// systemClock has no state of its own: all of them are one clock, whose instants compare within the process.
+// systemClock has no state: all values are one clock, and their instants compare within the process.
 type systemClock struct{}
 
 func (systemClock) Now() Instant { return systemNow() }

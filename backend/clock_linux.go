@@ -1,7 +1,7 @@
 package backend
 
 // CLOCK_BOOTTIME on Linux, read without a system call most of the time. bootSkew is replaced whole, so readers take no
-// lock; those that measure anew take turns.
+// lock; callers that measure anew take turns.
 
 import (
 	"sync"
@@ -13,10 +13,10 @@ import (
 
 // systemNow returns CLOCK_BOOTTIME.
 //
-// Asking for it is a system call in Go, which costs as much as the rest of an acquire, while time.Now is none. The boot
+// Asking for it is a system call in Go, as expensive as the rest of an acquire, unlike time.Now. The boot
 // clock differs from the monotonic one by the time spent suspended, and that shows in the wall clock: as long as wall
-// and monotonic clock have advanced by the same, within driftAllowed and for no longer than recheckAfter, nothing was
-// suspended, and the known difference holds. Otherwise the system is asked again.
+// and monotonic clock have advanced by the same, within driftAllowed and for no longer than recheckAfter, the machine
+// was not suspended, and the known difference holds. Otherwise the system is asked again.
 func systemNow() Instant {
 	t := time.Now()
 	mono := t.Sub(startOfProcess)
@@ -30,10 +30,10 @@ func systemNow() Instant {
 }
 
 const (
-	// driftAllowed is how far the wall clock may move against the monotonic one before the system is asked: slewing by
+	// driftAllowed bounds the drift of the wall clock against the monotonic one before the system is asked: slewing by
 	// NTP stays below it within recheckAfter, a suspension worth noticing does not.
 	driftAllowed = time.Millisecond
-	// recheckAfter bounds the age of the known skew, for a suspension whose end coincides with a step of the wall
+	// recheckAfter bounds the age of the known skew, for a suspension that ends with a step of the wall
 	// clock.
 	recheckAfter = 100 * time.Millisecond
 )
@@ -41,7 +41,7 @@ const (
 // startOfProcess carries both a monotonic and a wall reading; the other readings are relative to it.
 var startOfProcess = time.Now()
 
-// skew is what is known of the boot clock.
+// skew is the last measurement of the boot clock.
 type skew struct {
 	skew  time.Duration // boot clock minus monotonic clock
 	drift time.Duration // wall clock minus monotonic clock, when asked

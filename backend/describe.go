@@ -1,17 +1,16 @@
 package backend
 
-// What a driver says about itself: Description with its bounds and its safety margin, what its exclusion rests on, and
-// the set of its capabilities. A description is about one configuration at one moment, so that a driver can say of an
-// unfit server what it would not say of a fit one; the core reads it anew at every acquire.
+// Description, with the bounds, the safety margin, the exclusion and the capabilities of a driver. It describes one
+// configuration at one moment, since a probe can find an unfit server; the core reads it anew at every acquire.
 
 import (
 	"strings"
 	"time"
 )
 
-// Description is what a driver says about itself in its present configuration.
+// Description describes a driver in its current configuration.
 //
-// For example, of a driver whose probe has found a server that syncs every write to its disk:
+// For example, of a driver after its probe has found a server that syncs every write to its disk:
 //
 //	backend.Description{
 //		Name:         "myservice",
@@ -28,8 +27,8 @@ type Description struct {
 	// Name of the driver, such as "redis". It stands in errors and events.
 	Name string
 
-	// Capabilities declared for this configuration. What is not declared here is refused with ErrUnsupported, by the
-	// core before anything is sent and by the driver for those who call it directly.
+	// Capabilities declared for this configuration. Requests that need another capability fail with ErrUnsupported:
+	// in the core before a request is sent, and in the driver for direct callers.
 	Capabilities Capabilities
 
 	// MinTTL and MaxTTL bound Request.TTL, both included. TTLGranularity is the step: a TTL that is not a multiple of
@@ -41,35 +40,57 @@ type Description struct {
 	// beyond the 1 % + 50 ms that every driver gets. A larger one costs holding time in every lease. See Validity.
 	Margin time.Duration
 
-	// Clock is the clock of every Instant that the driver reports. The core measures with the same one, and has no
-	// option of its own for it: with two clocks a lease could seem to be valid for years. Nil is SystemClock().
+	// Clock is the clock of every Instant that the driver reports. The core measures with the same clock: with two
+	// clocks a lease could seem to be valid for years. Nil is SystemClock().
 	Clock Clock
 
 	// Polling is the longest time between two looks of a waiter, where this configuration cannot wake it (a pooler that
 	// passes no notifications on). Zero: a release wakes the next waiter, as it should.
 	Polling time.Duration
 
-	// Exclusion says what the exclusion of this configuration rests on. The correctness tier refuses
+	// Exclusion names the mechanism that excludes other holders in this configuration. The correctness tier refuses
 	// ExclusionUndeclared and ExclusionVolatileServer, and ExclusionAsyncReplica unless the caller opted in. It may
-	// become worse when the driver has talked to the service; then the next grant is refused.
+	// become weaker after the driver has talked to the service; then the next grant is refused.
 	Exclusion Exclusion
 
-	// KeepsHolds: the driver keeps what it was granted alive by itself, on sessions, until Release or Close: a hold
-	// does not end because nobody calls Renew. Unset: a hold ends in the service one TTL after the last call that
-	// renewed it, and any driver of the same service may renew and release it by its Grant. Callers that speak for
-	// holders which may vanish have to end such holds themselves where it is set, see Expirer. The core makes no use of
-	// it.
+	// KeepsHolds: the driver keeps its holds alive on sessions until Release or Close: a hold does not end for lack
+	// of Renew. Unset: a hold ends in the service one TTL after the last call that renewed it, and any driver of the
+	// same service may renew and release it by its Grant. If it is set, callers that act for holders which may vanish
+	// have to end such holds themselves, see Expirer. The core does not use it.
 	KeepsHolds bool
 
 	// TokenSpace names the cluster that issues the tokens, so that a guard can refuse tokens of another cluster or of
-	// one restored from a backup. At most fencing.MaxSpaceBytes. Empty if the driver does not fence, or before it has
-	// learnt the name; all drivers of one service name the same one from their first grant on. One that changes
-	// afterwards is ErrHistoryLost.
+	// one restored from a backup. At most fencing.MaxSpaceBytes. Empty if the driver does not fence, or before it
+	// knows the name; all drivers of one service have the same token space from their first grant on. A later change
+	// is ErrHistoryLost.
 	TokenSpace string
 
 	// NoFencing says in one sentence why this configuration does not fence. Empty if it does. The error of the tier
-	// quotes it, so it tells an operator what to change.
+	// quotes it, so it names the change for an operator.
 	NoFencing string
+
+	// Shows declares which optional fields of inspections this driver fills in.
+	Shows Shows
+}
+
+// Shows declares, field by field, the results of a driver's inspections. A declared field is always filled in;
+// other fields are zero. Owner, HoldID, Kind, Permits, Token and Nonce of a holder need no declaration. The
+// conformance suite compares the declaration with the answers.
+type Shows struct {
+	// Look is for Inspector.Look, List for Lister.List.
+	Look, List StateFields
+	// RetryAfter: a refused attempt returns HeldError.RetryAfter.
+	RetryAfter bool
+	// ChangeTime and ChangeAuthor are Change.Time and, for forced releases, Change.By and Change.Principal.
+	ChangeTime, ChangeAuthor bool
+}
+
+// StateFields are the optional fields of a State.
+type StateFields struct {
+	// Since, ExpiresIn and Limit are fields of Holder. Limit is filled in for KindPermits only.
+	Since, ExpiresIn, Limit bool
+	// Waiters is State.Waiters. Queue is State.Queue, and QueueSince is Waiter.Since.
+	Waiters, Queue, QueueSince bool
 }
 
 // Exclusion says what keeps two clients from holding one lock at once when a process or a machine of the service fails.
@@ -80,7 +101,7 @@ type Exclusion uint8
 const (
 	// ExclusionUndeclared: the driver does not say. The correctness tier takes silence for a no.
 	ExclusionUndeclared Exclusion = iota
-	// ExclusionInProcess: the holds live in this process and exclude nobody in another.
+	// ExclusionInProcess: the holds live in this process and exclude no other process.
 	ExclusionInProcess
 	// ExclusionVolatileServer: one server, or several without agreement, that may forget an acknowledged hold when it
 	// restarts. No such configuration may declare CapFencing.
@@ -116,8 +137,8 @@ func (d Description) Validity(ttl time.Duration) time.Duration {
 	return ttl - ttl/100 - 50*time.Millisecond - d.Margin
 }
 
-// Capabilities is a set of things that a driver can do, in one configuration. The zero value is the empty set. The
-// conformance suite knows every member and refuses one that it cannot test.
+// Capabilities is a set of optional features of a driver, in one configuration. The zero value is the empty set. The
+// conformance suite knows every member and refuses a capability that it cannot test.
 //
 // A capability that a caller needs is asked for by the option or the method that needs it, and by
 // fencelock.Options.Require at startup:
@@ -131,7 +152,7 @@ const (
 	// CapFencing: exclusive grants carry strictly increasing tokens. Only together with FencingDriver, and never over a
 	// service that may forget an acknowledged hold when it restarts.
 	CapFencing Capabilities = 1 << iota
-	// CapFair: FIFO by arrival: nobody who comes later is granted first, neither a waiter nor an attempt without Wait.
+	// CapFair: FIFO by arrival: no later request is granted first, neither a waiter nor an attempt without Wait.
 	// Without it the order is unspecified.
 	CapFair
 	// CapShared: KindShared, with the rule that a waiting exclusive request stops new shared holds.
@@ -159,8 +180,8 @@ const (
 	CapMultiAcquire
 	// CapHierarchy: Request.Hierarchical: a hold of "a/b" excludes holds of "a" and of "a/b/c".
 	CapHierarchy
-	// CapDeadlock: a request that would close a cycle of holders that wait for each other is refused with ErrDeadlock,
-	// and nobody who waits without a cycle is.
+	// CapDeadlock: a request that would close a cycle of holders that wait for each other is refused with
+	// ErrDeadlock, and only such a request.
 	CapDeadlock
 
 	// capEnd is one bit beyond the last capability.

@@ -1,11 +1,11 @@
 package backend
 
-// The answers of the contract. A caller branches on the sentinels with errors.Is, and asks the types with errors.As for
-// what a person needs to know: who holds, which setting, which cycle. Each type answers errors.Is for its sentinel, so
-// a driver returns the type alone, and wraps it in a CallError.
+// The errors of the contract. A caller branches on the sentinels with errors.Is, and gets details from the types with
+// errors.As: the holder, the setting, the cycle. Each type matches its sentinel, so a driver returns the type alone,
+// and wraps it in a CallError.
 //
-// The sentinels divide failures by what the caller has to do next, not by what went wrong below: wait, look again, fix
-// the program, fix the service, stop. The cause stays in the chain for those who want it.
+// The sentinels divide failures by the caller's next step, not by their cause: wait, look, fix the program, fix
+// the service, stop. The cause stays in the chain.
 
 import (
 	"errors"
@@ -15,30 +15,36 @@ import (
 
 // The answers a driver can give, to branch on with errors.Is. Package fencelock re-exports them under the same names.
 var (
-	// ErrHeld: somebody else holds the lock, or waits for it on a fair driver. A *HeldError is in the chain. Nothing
-	// was left in the service. Try again later, or wait.
+	// ErrHeld: another client holds the lock, or waits for it on a fair driver. A *HeldError is in the chain. No
+	// entry was left in the service. Retry later, or wait.
 	ErrHeld = errors.New("lock is held")
 	// ErrNotHeld: the hold that was named does not exist any more, or never did. From Renew it is a loss; from a
 	// repeated Release it is success.
 	ErrNotHeld = errors.New("lock is not held by this request")
-	// ErrUnsupported: the driver does not do this, in this configuration, and has changed nothing. The same value as
-	// errors.ErrUnsupported.
+	// ErrUnsupported: the driver does not support the call in this configuration, and has made no change. The same
+	// value as errors.ErrUnsupported.
 	ErrUnsupported = errors.ErrUnsupported
-	// ErrUnavailable: the service could not be reached, and nothing was done. It is the answer only if no part of the
-	// request can have left the process, or if the service refused it before carrying it out; ErrUnknown is the answer
-	// in doubt.
+	// ErrUnavailable: the service could not be reached, and did not act. Return it only if no part of the request can
+	// have left the process, or if the service refused it before carrying it out; in doubt return ErrUnknown.
 	ErrUnavailable = errors.New("lock service is unavailable")
 	// ErrUnknown: the request left, no answer came: the service may or may not have done it. The core releases in the
-	// background what an acquire may have left; a renewal is tried again until the deadline.
+	// background the possible leftover of an acquire; a renewal is retried until the deadline.
 	ErrUnknown = errors.New("outcome is unknown")
 	// ErrMisconfigured: the service's settings make it unfit (Redis that evicts keys, a replica). A *ConfigError is in
 	// the chain. It will be the same next time, until an operator changes the setting.
 	ErrMisconfigured = errors.New("lock service is misconfigured")
+	// ErrDenied: the rules of the service do not permit it to this caller, or its credential is not valid. The call had
+	// no effect. The error stays until somebody changes the rules or the credential.
+	ErrDenied = errors.New("denied")
 	// ErrDeadlock: waiting would close a cycle of holders that wait for each other. A *DeadlockError is in the chain.
-	// The way out is to release what is held and to begin again.
+	// The caller should release its holds and retry.
 	ErrDeadlock = errors.New("waiting would deadlock")
-	// ErrLimitMismatch: the name is in use with another kind, or with another limit of permits, or as a path. It ends
-	// when all who use it that way have gone; usually two parts of a program disagree.
+	// ErrQueueFull: the name is held, and the service accepts no more waiters for it. The call had no effect. Retry
+	// with a pause: immediate retries add to the load.
+	ErrQueueFull = errors.New("too many wait for the lock")
+	// ErrLimitMismatch: the name is in use with another kind, or with another limit of permits, or as a path. A
+	// *LimitError is in the chain. It ends when all who use it that way have gone; usually two parts of a program
+	// disagree.
 	ErrLimitMismatch = errors.New("name is in use with another kind or limit")
 	// ErrInvalidName: the name fails ValidateName. An *InvalidError is in the chain.
 	ErrInvalidName = errors.New("invalid lock name")
@@ -48,21 +54,21 @@ var (
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrClosed: the client or driver was closed, before the call or while it waited.
 	ErrClosed = errors.New("closed")
-	// ErrHistoryLost: the service has forgotten what it acknowledged: it was wiped, restored from a backup, or is
-	// another one behind the same address. Nothing was acquired. A *HistoryError is in the chain. It stays until the
-	// program creates a new driver, because holders of the forgotten holds may still be running, and a person has to
-	// make sure that they are not.
+	// ErrHistoryLost: the service has lost acknowledged state: it was wiped, restored from a backup, or is another
+	// service behind the same address. No lock was acquired. A *HistoryError is in the chain. The error is permanent
+	// until the program creates a new driver, because holders of the lost holds may still be running, and an operator
+	// has to make sure that they are not.
 	ErrHistoryLost = errors.New("lock service has lost its history")
-	// ErrCompacted: the changes since the revision that was asked for are no longer kept. Look again, and watch from
+	// ErrCompacted: the changes since the requested revision are no longer kept. Call Look, and watch from
 	// there.
 	ErrCompacted = errors.New("revision is compacted")
 )
 
-// Reason says why a hold ended against its holder's will. It is text, so that it reads well in logs and a service's own
-// reasons can be passed on.
+// Reason says why a hold was lost. It is text, so that it reads well in logs and a service's own reasons can be
+// passed on.
 //
-// The core hands it to the holder in a fencelock.LostError. What a driver answers in a NotHeldError, or tells through
-// Request.Lost, is passed on as it is.
+// The core passes it to the holder in a fencelock.LostError. The reason in a driver's NotHeldError, or in
+// Request.Lost, is passed on unchanged.
 type Reason string
 
 const (
@@ -77,19 +83,35 @@ const (
 	// ReasonEvicted: the service no longer has the entry although its TTL had not passed: it was evicted, flushed,
 	// deleted, lost in a failover, or the server's clock jumped.
 	ReasonEvicted Reason = "evicted"
-	// ReasonHistoryLost: the service has forgotten what it acknowledged, see ErrHistoryLost.
+	// ReasonHistoryLost: the service has lost acknowledged state, see ErrHistoryLost.
 	ReasonHistoryLost Reason = "history-lost"
 	// ReasonReplaced: an acquire with the same request id through the same client got the hold, see
 	// fencelock.RequestID.
 	ReasonReplaced Reason = "replaced"
+	// ReasonMaxHold: the hold has lasted as long as a policy of the service permits, and was not extended any more: see
+	// Renewal.Last. The core declares the loss before the service grants the name to another client.
+	ReasonMaxHold Reason = "max-hold"
 	// ReasonClosed: the client was closed under the hold.
 	ReasonClosed Reason = "closed"
 )
 
+// Loss says why a hold is gone.
+type Loss struct {
+	Reason Reason
+	// Text is the reason given to ForceRelease, if Reason is ReasonForceReleased and the service keeps it; By and
+	// Principal are from the ForceRequest, or the identity that the service itself has authenticated.
+	Text, By, Principal string
+}
+
+// NotHeld returns the error for a hold of the name that was lost so.
+func (l Loss) NotHeld(name string) *NotHeldError {
+	return &NotHeldError{Name: name, Reason: l.Reason, Text: l.Text, By: l.By, Principal: l.Principal}
+}
+
 // CallError says which call on which name failed: `redis: acquire "orders/7": …`. Every error of a driver's methods has
 // one in its chain; the core adds its own only where the driver has not named that call already.
 type CallError struct {
-	// Driver is Description.Name, or "fencelock" for what the core itself noticed.
+	// Driver is Description.Name, or "fencelock" for errors of the core.
 	Driver string
 	// Call is the verb: acquire, renew, release, ping, …
 	Call string
@@ -110,8 +132,8 @@ func (e *CallError) Error() string {
 // Unwrap returns the cause.
 func (e *CallError) Unwrap() error { return e.Err }
 
-// HeldError is ErrHeld with what the service told about the holder. All fields but Name may be zero: not every service
-// tells. What they say may be out of date when it arrives.
+// HeldError is ErrHeld with information about the holder. All fields but Name may be zero: not every service returns
+// them. They may be out of date when they arrive.
 //
 //	held := (*backend.HeldError)(nil)
 //	if errors.As(err, &held) && held.RetryAfter > 0 {
@@ -146,27 +168,62 @@ func (e *HeldError) Error() string {
 // Is reports true for ErrHeld.
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 
+// LimitError is ErrLimitMismatch with the current use of the name. All fields but Name may be zero: not every service
+// returns them.
+type LimitError struct {
+	Name string
+	// Kind and Limit describe the current use. Limit is zero for a kind without permits.
+	Kind  Kind
+	Limit int
+	// Holder is the Owner of a hold or a waiter that uses the name so.
+	Holder string
+}
+
+// Error describes the current use of the name, and names the holder.
+func (e *LimitError) Error() string {
+	s := fmt.Sprintf("%v: %q is in use", ErrLimitMismatch, e.Name)
+	switch {
+	case e.Limit > 0:
+		s += fmt.Sprintf(" with a limit of %d permits", e.Limit)
+	case e.Holder != "":
+		s += fmt.Sprintf(" with %v holds", e.Kind)
+	}
+	if e.Holder != "" {
+		s += ", by " + e.Holder
+	}
+	return s
+}
+
+// Is reports true for ErrLimitMismatch.
+func (e *LimitError) Is(target error) bool { return target == ErrLimitMismatch }
+
 // NotHeldError is ErrNotHeld with the reason, where the service tells. With an empty Reason the core takes
 // ReasonEvicted.
 type NotHeldError struct {
 	Name   string
 	Reason Reason
+
+	Text, By, Principal string // see Loss
 }
 
-// Error returns the text of ErrNotHeld and the reason.
+// Error returns the text of ErrNotHeld, the reason and its text.
 func (e *NotHeldError) Error() string {
-	if e.Reason == "" {
-		return ErrNotHeld.Error()
+	s := ErrNotHeld.Error()
+	if e.Reason != "" {
+		s += ": " + string(e.Reason)
 	}
-	return ErrNotHeld.Error() + ": " + string(e.Reason)
+	if e.Text != "" {
+		s += ": " + e.Text
+	}
+	return s
 }
 
 // Is reports true for ErrNotHeld.
 func (e *NotHeldError) Is(target error) bool { return target == ErrNotHeld }
 
-// DeadlockError is ErrDeadlock with the cycle: each waits for what the next one has, and the last for what the first
-// has. The first is the request that was refused. Where Options.Order of the client refused it before anything was
-// sent, Order is set and the cycle is the one edge that goes against the order.
+// DeadlockError is ErrDeadlock with the cycle: each waits for a lock of the next one, and the last for a lock of the
+// first. The first is the refused request. If Options.Order of the client refused it before a request was sent, Order
+// is set and the cycle is the one edge that goes against the order.
 //
 // For example, Ann's worker holds "a" and asks for "b", while Bob's holds "b" and waits for "a". Ann's request is
 // refused, and Bob goes on waiting:
@@ -213,7 +270,7 @@ type InvalidError struct {
 	Why   string
 }
 
-// Error returns what was invalid, its value and the reason.
+// Error names the invalid setting, its value and the reason.
 func (e *InvalidError) Error() string {
 	return fmt.Sprintf("invalid %s %s: %s", e.What, e.Value, e.Why)
 }
@@ -230,7 +287,7 @@ type ConfigError struct {
 	Why     string
 }
 
-// Error returns the setting, its value, the value that is needed, and why.
+// Error returns the setting, its value, the required value, and the reason.
 func (e *ConfigError) Error() string {
 	return fmt.Sprintf("%v: %s is %q, must be %s: %s", ErrMisconfigured, e.Setting, e.Value, e.Want, e.Why)
 }
@@ -238,15 +295,15 @@ func (e *ConfigError) Error() string {
 // Is reports true for ErrMisconfigured.
 func (e *ConfigError) Is(target error) bool { return target == ErrMisconfigured }
 
-// HistoryError is ErrHistoryLost: the sign that the service has forgotten what it acknowledged.
+// HistoryError is ErrHistoryLost with the sign that the service has lost acknowledged state.
 type HistoryError struct {
 	What string // what fell or changed: "cluster id", "revision", `token of "orders/7"`, …
-	// Was and Now are what this process had seen before, and what it sees now.
+	// Was and Now are the value that this process had seen before, and the current value.
 	Was, Now string
 }
 
-// Error names the sign and what an operator does next, in the order in which it has to be done: tokens may be issued
-// again that guards have seen, so nothing may go on by itself.
+// Error names the sign and the steps for the operator, in order: the service may reissue tokens that guards have
+// seen, so there is no automatic recovery.
 func (e *HistoryError) Error() string {
 	return fmt.Sprintf(
 		"%v: %s was %s and is %s; it was wiped, restored from an older backup, or replaced. Make sure that no "+

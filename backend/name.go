@@ -1,6 +1,6 @@
 package backend
 
-// What names, owners, TTLs and request ids have to look like. The core validates before it sends anything, with the
+// The rules for names, owners, TTLs and request ids. The core validates before it sends anything, with the
 // same functions that a driver uses for callers without a core, so that the two never disagree. Bounds are in bytes,
 // because services store bytes.
 
@@ -23,8 +23,8 @@ const MaxNameBytes = 512
 const MaxOwnerBytes = 256
 
 // ValidateName accepts any valid UTF-8 of 1 to MaxNameBytes bytes without control characters. "/" separates the levels
-// of a hierarchy where a driver knows one, and is an ordinary character elsewhere. Nothing is normalized: two spellings
-// of one word are two locks. The error is an *InvalidError and wraps ErrInvalidName.
+// of a hierarchy where a driver knows one, and is an ordinary character elsewhere. Names are not normalized: two
+// spellings of one word are two locks. The error is an *InvalidError and wraps ErrInvalidName.
 //
 //	"orders/42", "Straße 7", "a b", "*", ".."  are names, and no two of them meet
 //	"", "a\n", "\xff"                         are not
@@ -73,8 +73,8 @@ func quoteShort(s string) string {
 	return strconv.Quote(s[:most]) + "…"
 }
 
-// ValidateTTL checks ttl against the driver's range and granularity, and that it leaves a positive Validity. It rounds
-// nothing. The error is an *InvalidError and wraps ErrInvalidTTL.
+// ValidateTTL checks ttl against the driver's range and granularity, and that it leaves a positive Validity. It does
+// not round. The error is an *InvalidError and wraps ErrInvalidTTL.
 func (d Description) ValidateTTL(ttl time.Duration) error {
 	why := ""
 	switch {
@@ -98,10 +98,10 @@ func (d Description) ValidateTTL(ttl time.Duration) error {
 // MaxUnder bounds Request.Under. The core sends the innermost holds where there are more.
 const MaxUnder = 64
 
-// HoldID returns what may be shown of a request id: the first 128 bits of its SHA-256, in hexadecimal. Every client
-// gets the same from the same id, so that a restarted process recognizes its former life by it; nobody can compute the
-// id from it, since the id has 128 random bits. The text before the id keeps this hash apart from others that somebody
-// may make of the same id.
+// HoldID returns the public form of a request id: the first 128 bits of its SHA-256, in hexadecimal. Every client
+// gets the same result from the same id, so that a restarted process recognizes the hold of its predecessor; the id
+// cannot be computed from it, since the id has 128 random bits. The hashed text has a prefix, so that the result
+// differs from other hashes of the same id.
 func HoldID(requestID string) string {
 	sum := sha256.Sum256([]byte("fencelock hold id\x00" + requestID))
 	return hex.EncodeToString(sum[:16])

@@ -24,11 +24,11 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// clusterSize is how many members the clusters have.
+// clusterSize is the number of members of the clusters.
 const clusterSize = 3
 
 // startBuiltin starts the bundled server beside etcd: clusters of three, and the bundled server alone, durable and not.
-// All of them run at the same time; those that are not asked send heartbeats only.
+// All of them run at the same time; idle ones only send heartbeats.
 func startBuiltin(life *scope) *system {
 	binary := buildFencelock(life)
 	three := fencelockMembers(life, binary, clusterSize, false)
@@ -88,7 +88,7 @@ func buildFencelock(life *scope) string {
 	return path
 }
 
-// fencelockMinTTL is what the servers are told, for quick runs. Their other settings are the defaults, fsync and all.
+// fencelockMinTTL is the servers' minimum TTL, for quick runs. Their other settings are the defaults, fsync and all.
 const fencelockMinTTL = 2 * time.Second
 
 // fencelockMembers starts a cluster of the bundled server, or one server that may keep its state in memory only. Its
@@ -118,7 +118,7 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 	operator := builtin.New(s.addresses, nil)
 	life.later(func() { bounded(operator.Close) })
 	ask := func(ctx context.Context, member int) (*lockpb.MemberStatus, error) {
-		lines[member].ResetConnectBackoff() // the member may have been started again just now
+		lines[member].ResetConnectBackoff() // the member may have just been restarted
 		return lockpb.NewAdminServiceClient(lines[member]).Status(ctx, &lockpb.StatusRequest{})
 	}
 	s.leads = func(ctx context.Context, member int) (bool, error) {
@@ -151,7 +151,7 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 		return names
 	}
 	s.erase = func(by *scope, name string) { // an operator takes the lock away
-		if err := operator.ForceRelease(by.ctx, name, "bench"); !errors.Is(err, backend.ErrNotHeld) {
+		if err := operator.ForceRelease(by.ctx, backend.ForceRequest{Name: name, Reason: "bench"}); !errors.Is(err, backend.ErrNotHeld) {
 			by.must(err) // otherwise its session has ended meanwhile
 		}
 	}
@@ -176,7 +176,7 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 func fencelockPeer(name string, s *system) peer {
 	p := ourPeer(func(_ *client, o clientOptions) backend.Driver { return dialFencelock(s, o) }, same)
 	p.name, p.at = name, s
-	// Grants whose TTLs differ by a millisecond have sessions of their own.
+	// Grants with TTLs that differ by a millisecond have separate sessions.
 	p.sessions = func(c *client, o clientOptions, n int) renewal {
 		d, grants := dialFencelock(s, o), make([]backend.Grant, n)
 		c.later(func() { bounded(d.Close) })
@@ -202,27 +202,27 @@ func fencelockPeer(name string, s *system) peer {
 	return p
 }
 
-// dialFencelock returns a driver whose round trips are counted.
+// dialFencelock returns a driver with counted round trips.
 func dialFencelock(s *system, o clientOptions) *builtin.Driver {
 	counts := cmp.Or(s.traffic, &traffic{})
 	return builtin.New(strings.Split(o.addr, ","), &builtin.Options{
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			if o.proxied {
-				address = o.addr // whatever the servers tell
+				address = o.addr // whatever addresses the servers report
 			}
 			return counts.over(o.dial)(ctx, "tcp", address)
 		},
 	})
 }
 
-// restart is what locks that are held cost the bundled server: memory, snapshots, and the time that it needs to come
-// back. The figures of the state alone are those of the server's state machine in this process; the others are those of
-// a server of one member that is started for it.
+// restart measures the cost of held locks to the bundled server: memory, snapshots, and the time for a restart. The
+// figures of the state alone are from the server's state machine in this process; the others are from a server of one
+// member that is started for them.
 func restart(r *round) {
 	for _, n := range []int{1000, 10_000, 100_000} {
 		as := roleVariant
 		if n == 100_000 {
-			as = roleOurs // what the targets are for
+			as = roleOurs // the row of the targets
 		}
 		r.row(fmt.Sprintf("%s, %d held", ours, n), as)
 		r.measureState(n)
@@ -271,8 +271,8 @@ func took(do func()) float64 {
 	return ms(time.Since(began))
 }
 
-// measureRestart holds n locks on a server, kills it and starts it again. With snapshot set it waits for a snapshot
-// first, which the server makes by itself, at most once in half a minute.
+// measureRestart holds n locks on a server, kills it and restarts it. With snapshot set it waits for a snapshot
+// first, which the server makes at most once in half a minute.
 func (r *round) measureRestart(n int, snapshot bool) {
 	one := &round{scope: scope{ctx: r.ctx}, lab: r.lab, s: r.s}
 	defer func() {
@@ -282,7 +282,7 @@ func (r *round) measureRestart(n int, snapshot bool) {
 	one.at = fencelockMembers(&one.scope, r.system.binary, 1, false)
 	one.peer = fencelockPeer(ours, one.at)
 	server, c := one.at.servers[0], one.client(time.Minute)
-	resident := func() float64 { // what the process keeps, in KB
+	resident := func() float64 { // the resident memory of the process, in KB
 		proc, err := procfs.NewProc(server.child.Pid())
 		one.must(err)
 		stat, err := proc.Stat()

@@ -35,7 +35,7 @@ const (
 
 var breakages = []breakage{linkHeld, linkLost, waiterHeld, serverStop, keyDeleted}
 
-// checked is a peer whose calls are recorded, while it is broken.
+// checked is a peer with recorded calls, while it is broken.
 type checked struct {
 	peer
 	at  *system
@@ -47,13 +47,13 @@ type checked struct {
 	errors  []string
 }
 
-// recorded is a hold that is recorded: a lease of ours, or one of another library.
+// recorded is a recorded hold: a lease of ours, or one of another library.
 type recorded struct {
-	over    <-chan struct{} // told of the loss; nil: never
+	over    <-chan struct{} // notified of the loss; nil: never
 	release func(ctx context.Context)
 }
 
-// checkResult is one row of the table, and what -json writes of it.
+// checkResult is one row of the table, in the form that -json writes.
 type checkResult struct {
 	System     string             `json:"system"`
 	Peer       string             `json:"peer"`
@@ -65,7 +65,7 @@ type checkResult struct {
 	Errors     []string           `json:"errors,omitempty"` // of rounds that could not be done
 }
 
-// runCheck breaks what o names under our clients and those that users would pick instead, and holds what they did
+// runCheck breaks the services that o names under our clients and their alternatives, and checks their histories
 // against the same rules.
 func runCheck(ctx context.Context, w io.Writer, o options) error {
 	if o.seed == 0 {
@@ -178,9 +178,9 @@ func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, lengt
 	return errs
 }
 
-// suffer holds the name with a client that has a link of its own, or waits for it in a round that breaks a waiter. Once
-// all peers have begun it breaks what belongs to this one alone. When all is healed it gives back what the holder still
-// believes in, once it was told or has had the time to be.
+// suffer holds the name with a client behind its own link, or waits for it in a round that breaks a waiter. Once all
+// peers have begun it breaks its own part. When all is healed it releases the hold that the holder still believes in,
+// once it was notified or has had the time to be.
 func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struct{}) {
 	proxy, err := fault.NewProxy(p.at.addr())
 	s.must(err)
@@ -191,7 +191,7 @@ func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struc
 	holds := make(chan *recorded, 1)
 	take := func(who string) error {
 		h, err := p.take(s.ctx, 5*p.ttl, c, who, p.name)
-		holds <- h // nil if it got nothing
+		holds <- h // nil without a hold
 		return err
 	}
 	if b == waiterHeld {
@@ -231,10 +231,10 @@ func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struc
 	s.must(err)
 }
 
-// leave ends a client whose library may not return.
+// leave ends a client with a library that may not return.
 func (c *client) leave() { bounded(func(context.Context) error { c.end(); return nil }) }
 
-// contend takes both names in turn until ctx ends. A client whose calls fail again and again is replaced, as its user
+// contend takes both names in turn until ctx ends. A client with calls that fail repeatedly is replaced, as its user
 // would do.
 func (p *checked) contend(ctx context.Context, who string) {
 	for n := 0; ctx.Err() == nil; {
@@ -303,7 +303,7 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c *client, w
 	}), nil
 }
 
-// recorded is a hold whose release takes no longer than its TTL, if the library knows contexts.
+// recorded returns a hold with a release that takes no longer than its TTL, if the library knows contexts.
 func (p *checked) recorded(over <-chan struct{}, release func(context.Context)) *recorded {
 	return &recorded{over, func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, p.ttl)
@@ -312,7 +312,7 @@ func (p *checked) recorded(over <-chan struct{}, release func(context.Context)) 
 	}}
 }
 
-// said is what an unlock has said. A library that says nothing has done it.
+// said returns the outcome of an unlock. Without an error it succeeded.
 func said(err error) check.Outcome {
 	var taken *redsync.ErrTaken
 	gone := []error{redsync.ErrLockAlreadyExpired, redislock.ErrLockNotHeld, concurrency.ErrLockReleased,

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// startMemory is the in-process driver. There is no peer: it shows what the core and a driver cost without a network.
+// startMemory is the in-process driver. There is no peer: it shows the cost of the core and a driver without a network.
 func startMemory(*scope) *system {
 	store := memory.NewStore(nil)
 	return &system{
@@ -27,7 +27,7 @@ func startCore(*scope) *system {
 	return &system{name: "in process", version: "in process", reset: func(*scope) {}, peers: []peer{ourPeer(nil, nil)}}
 }
 
-// instant is a driver that costs nothing but a look at the clock, which every driver owes.
+// instant is a driver that only reads the clock, as every driver must.
 type instant struct{ last fencing.Token }
 
 func (d *instant) IssuesFencingTokens() backend.Driver { return d }
@@ -57,7 +57,7 @@ func (d *instant) Renew(_ context.Context, grants []backend.Grant) []backend.Ren
 func (d *instant) Release(context.Context, backend.Grant) error { return nil }
 func (d *instant) Close(context.Context) error                  { return nil }
 
-// core is what the project's core adds to a driver, by the number of leases that are held beside.
+// core measures the cost of the core on top of a driver, by the number of other leases held.
 func core(r *round) {
 	r.row("the driver alone", roleFloor)
 	var d backend.Driver = &instant{} // the same two calls without the core

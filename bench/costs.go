@@ -19,7 +19,7 @@ import (
 type meter struct {
 	phase   atomic.Int32 // 0: warm-up, 1: counted, 2: over
 	ended   time.Time    // when phase 2 began; valid then
-	stop    func()       // ends what the callers wait for, once it is over; nil: they end by themselves
+	stop    func()       // ends the callers' waits, once it is over; nil: they end without it
 	failed  atomic.Pointer[error]
 	callers sync.WaitGroup
 
@@ -69,8 +69,8 @@ func (m *meter) once(op func() error) {
 	})
 }
 
-// measure lets the callers run for a warm-up and then for length, a quarter of it in a quick run, and notes what they
-// did in the latter.
+// measure lets the callers run for a warm-up and then for length, a quarter of it in a quick run, and notes their
+// operations in the latter.
 func (r *round) measure(m *meter, length time.Duration) usage {
 	defer m.phase.Store(2) // also if the counters cannot be read
 	sleep(r.ctx, r.length(200*time.Millisecond, 100*time.Millisecond))
@@ -95,7 +95,7 @@ func (r *round) measure(m *meter, length time.Duration) usage {
 
 const longTTL = 30 * time.Second // nobody renews while it is measured
 
-// cycle is the uncontended cost: callers that share one client, each with a name of its own, acquire and release.
+// cycle is the uncontended cost: callers that share one client, each with its own name, acquire and release.
 func cycle(r *round) {
 	c, m := r.client(longTTL), &meter{}
 	for range r.size {
@@ -105,8 +105,8 @@ func cycle(r *round) {
 	r.measure(m, 500*time.Millisecond)
 }
 
-// distance is the latency over a network: callers come at random, whatever became of those before them (an open loop),
-// each takes and releases a name of its own, and every message is on its way for half of a round trip of 1.2 ms.
+// distance is the latency over a network: callers come at random, independently of earlier ones (an open loop),
+// each takes and releases its own name, and every message is on its way for half of a round trip of 1.2 ms.
 func distance(r *round) {
 	proxy, o := r.proxy()
 	proxy.Delay(fault.Both, 600*time.Microsecond)
@@ -123,9 +123,9 @@ func distance(r *round) {
 	r.measure(m, 2*time.Second)
 }
 
-// growth is what a name costs that was held often before, in a store that nobody compacts: the median of acquires and
-// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers what
-// was deleted may answer ever more slowly, to all its users.
+// growth is the cost of a name that was held often before, in a store without compaction: the median of acquires and
+// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers deleted
+// entries may answer ever more slowly, to all its users.
 func growth(r *round) {
 	c, name := r.client(longTTL), r.name("growth")
 	done, first, worst := 0, 0.0, 0.0
@@ -133,7 +133,7 @@ func growth(r *round) {
 		if size < 100_000 {
 			r.row(fmt.Sprint(r.peer.name, " after ", size), roleFloor)
 		} else {
-			r.row(r.peer.name, r.peer.role) // what the targets are for
+			r.row(r.peer.name, r.peer.role) // the row of the targets
 		}
 		if r.quick {
 			size /= 100
@@ -156,11 +156,11 @@ func growth(r *round) {
 	}
 }
 
-// besideRenewals is how many acquires and releases a second go on while sessions are renewed.
+// besideRenewals is the number of acquires and releases per second beside the renewals of sessions.
 const besideRenewals = 10_000
 
-// renewals is how many sessions a service can keep alive: so many callers renew one each, again and again, while other
-// callers acquire and release.
+// renewals measures the number of sessions that a service can keep alive: so many callers keep renewing one each, while
+// other callers acquire and release.
 func renewals(r *round) {
 	const lockCallers, clients = 64, 4
 	locker, m := r.client(longTTL), &meter{}
@@ -193,7 +193,7 @@ func renewals(r *round) {
 	r.s["lock-ops"] = float64(locked.Load()) / d.wall.Seconds()
 }
 
-// wake is the latency of one hand-over on a quiet machine: a holder releases, one waiter with a client of its own has
+// wake is the latency of one hand-over on a quiet machine: a holder releases, one waiter with its own client has
 // been waiting for 130 to 190 ms.
 func wake(r *round) {
 	clients, name := r.open(2, clientOptions{ttl: 10 * time.Second}), r.name("wake")
@@ -210,10 +210,10 @@ func wake(r *round) {
 	})
 	d.perOp(r.s, float64(2*len(all)))
 	r.s.latencies(all)
-	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is how many times faster than the floor
+	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is the factor by which it is faster than the floor
 }
 
-// baton is what the workers of a hand-off see of each other. A latency is that of a grant to another worker.
+// baton is the shared state of the workers of a hand-off. A latency is the time of a grant to another worker.
 type baton struct {
 	meter
 	inside, last     atomic.Int32 // last: the number of the worker who had it
@@ -229,9 +229,9 @@ type worker struct {
 	longest time.Duration // wait
 }
 
-// handoff is contention: workers on so many clients that all want one name, hold it for no time and want it again at
-// once. What counts is grants to another worker than the one that has released: a library that hands the lock back to
-// the releaser again and again is fast and starves the others.
+// handoff is contention: workers on so many clients that all want one name, hold it for no time and immediately want it
+// back. Only grants to another worker than the releaser count: a library that keeps handing the lock back to the
+// releaser is fast and starves the others.
 func handoff(r *round, n int) {
 	clients, name := r.open(n, clientOptions{ttl: 10 * time.Second}), r.name("handoff")
 	waiting, cancel := context.WithCancel(r.ctx)
@@ -273,7 +273,7 @@ func (w *worker) try(ctx context.Context, b *baton, c *client, name string) {
 		return
 	}
 	now := time.Now()
-	switch b.phase.Load() { // what the end of the counted phase cut short counts as long as it was until then
+	switch b.phase.Load() { // a call cut short by the end of the counted phase counts with its time until then
 	case 1:
 		w.longest = max(w.longest, now.Sub(began))
 	case 2:
@@ -299,7 +299,7 @@ func (w *worker) try(ctx context.Context, b *baton, c *client, name string) {
 	}
 }
 
-// keep is what keeping locks costs: one client holds many over several renewal intervals.
+// keep is the cost of keeping locks: one client holds many over several renewal intervals.
 func keep(r *round, ttl, window time.Duration) {
 	if r.quick {
 		ttl, window = lossTTL, lossTTL/3
@@ -344,7 +344,7 @@ func keep(r *round, ttl, window time.Duration) {
 	interval := r.peer.renewEvery(ttl)
 	intervals := d.wall.Seconds() / interval.Seconds()
 	r.s["interval-ms"], r.s["turns"] = float64(interval.Milliseconds()), float64(turned)/intervals
-	if turned == 0 { // the client dials by itself: what the server received
+	if turned == 0 { // the client makes its own connections: the server's count
 		r.s["turns"] = d.trips / intervals
 	}
 	r.s["per-interval"], r.s["per-lock"] = d.commands/intervals, d.commands/intervals/float64(r.size)
@@ -357,7 +357,7 @@ func (r *round) rate(do func(i int) error) float64 {
 	return float64(r.size) / time.Since(began).Seconds()
 }
 
-// idle is what waiting costs while nothing happens: the waiters share one client, the holder is another client. Several
+// idle is the cost of waiting without events: the waiters share one client, the holder is another client. Several
 // names are held for so long that nobody renews.
 func idle(r *round, names int) {
 	var t traffic
@@ -386,7 +386,7 @@ func idle(r *round, names int) {
 			return nil
 		})
 	}
-	// Until all stand in the queue, and those who look whether they do, after 1.5 s at most, have looked.
+	// Until all stand in the queue, and clients that check that, after 1.5 s at most, have done so.
 	entered := r.length(1500*time.Millisecond, 500*time.Millisecond) * time.Duration(max(1, r.size/200))
 	sleep(r.ctx, entered+r.length(2500*time.Millisecond, 0))
 	kept(r.size) // before the window: collecting garbage uses CPU
@@ -403,7 +403,7 @@ func idle(r *round, names int) {
 		clients[1].end()
 	}
 	d.perSecond(r.s)
-	if passed > 0 { // the peer dials as it is told
+	if passed > 0 { // the peer uses the given dialer
 		r.s["kb/s"] = float64(passed) / 1024 / d.wall.Seconds()
 	}
 	for _, h := range holds {
@@ -431,7 +431,7 @@ func (c *change) hear() {
 	}
 }
 
-// watching is how soon watchers of one name hear of a change: from just before the call that changes it until each of
+// watching is the delay of a change for watchers of one name: from just before the call that changes it until each of
 // them has the event.
 func watching(r *round) {
 	clients := r.open(min(r.size, 10), clientOptions{ttl: longTTL})
@@ -493,5 +493,5 @@ func watching(r *round) {
 	r.s["last"] = r.s["p50"]
 	d.perOp(r.s, float64(len(all)))
 	r.s.latencies(all)
-	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is how many times faster than the floor
+	r.s["ops"] = 1 / r.s["p50"] // so that "x floor" is the factor by which it is faster than the floor
 }

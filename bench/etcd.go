@@ -33,7 +33,7 @@ func startEtcd(life *scope) *system {
 }
 
 // etcdMembers starts a cluster of so many etcds from PATH, fsync and all, with etcd's own settings but for args.
-// Clients use the member that leads, which is what is fastest. Its trips are the messages that it received: a unary
+// Clients use the leader, which is fastest. Its trips are the messages that it received: a unary
 // call is one, and so is each message of a stream (watches, keepalives). Its commands are raft entries.
 func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.Client) {
 	s := &system{name: "etcd", addresses: life.addrs(members)}
@@ -121,7 +121,7 @@ func dialEtcd(c *scope, o clientOptions) *clientv3.Client {
 // etcdReceived begins the metric of messages received, by the method.
 const etcdReceived = "grpc_server_msg_received_total"
 
-// etcdMetrics reads what a member counts, with the labels in the names.
+// etcdMetrics reads a member's counters, with the labels in the names.
 func etcdMetrics(by *scope, address string) map[string]float64 {
 	req, err := http.NewRequestWithContext(by.ctx, http.MethodGet, "http://"+address+"/metrics", nil)
 	by.must(err)
@@ -151,7 +151,7 @@ func etcdPeers(*system) []peer {
 	}
 }
 
-// etcdSession is what the peers stand on: a client and a lease that the client's library keeps alive.
+// etcdSession is the basis of the peers: a client and a lease that the client's library keeps alive.
 type etcdSession struct {
 	*clientv3.Client
 	s     *concurrency.Session
@@ -191,7 +191,7 @@ func openRawEtcd(c *client, o clientOptions) lock {
 	}
 }
 
-// watchRawEtcd watches the key that is the lock.
+// watchRawEtcd watches the lock's key.
 func watchRawEtcd(ctx context.Context, w watched) error {
 	for resp := range w.by.native.(*clientv3.Client).Watch(ctx, w.name) {
 		if err := resp.Err(); err != nil {
@@ -204,7 +204,7 @@ func watchRawEtcd(ctx context.Context, w watched) error {
 	return ctx.Err()
 }
 
-// key is a hold that is one key, if it still is the one of that revision.
+// key is a hold in the form of one key, if it still is the one of that revision.
 func (e *etcdSession) key(key string, revision int64) hold {
 	return theirs{free: func(ctx context.Context) error {
 		_, err := e.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", revision)).
@@ -318,7 +318,7 @@ func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 	}
 }
 
-// troubled is an etcd of its own in a setting, or after an event, in which locks are easily lost: one client holds 200.
+// troubled is a separate etcd in a setting, or after an event, in which locks are easily lost: one client holds 200.
 func troubled(r *round, trouble string) {
 	args := map[string][]string{"nospace": {"--quota-backend-bytes", "16777216"}, "txnops": {"--max-txn-ops", "64"}}
 	s, admin := etcdMembers(&r.scope, 1, args[trouble]...)
@@ -326,7 +326,7 @@ func troubled(r *round, trouble string) {
 	o, window := clientOptions{addr: s.addr(), ttl: ttl}, 2*ttl
 	switch trouble {
 	case "auth":
-		o.user, window = "root", r.length(40*time.Second, window) // what comes a few times a minute
+		o.user, window = "root", r.length(40*time.Second, window) // for events a few times a minute
 		r.demandPassword(admin, o.user)
 	case "proxy":
 		o.addr = r.etcdProxy(s.addr())
@@ -356,7 +356,7 @@ func troubled(r *round, trouble string) {
 		r.must(s.servers[0].start())
 		r.must(s.serving(r.ctx, 0))
 	}
-	r.at = s // what is spent is this server's
+	r.at = s // the costs are this server's
 	r.s["auths"], r.s["keepalives"], r.s["lost"], r.s["history"] = 0, 0, 0, 0
 	const received = etcdReceived + `{grpc_method="`
 	before := etcdMetrics(&r.scope, s.addresses[0])

@@ -64,7 +64,7 @@ func wipe(r *round) {
 	}
 }
 
-// stop asks how long calls take whose context ends after 1 s, while the server is stopped with its sockets open.
+// stop measures calls with a context that ends after 1 s, while the server is stopped with its sockets open.
 func stop(r *round) {
 	c := r.client(longTTL)
 	h := r.lock(c, r.name("stop"))
@@ -106,7 +106,7 @@ func crash(r *round) {
 	r.s["grant-s"], r.s["beyond-ms"] = took.Seconds(), ms(took-ttl)
 }
 
-// dead is what waiters who have died cost those behind them.
+// dead is the cost of dead waiters to the waiters behind them.
 func dead(r *round) {
 	clients, name := r.open(2, clientOptions{ttl: longTTL}), r.name("dead")
 	held := r.lock(clients[0], name)

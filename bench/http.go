@@ -6,8 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
 )
 
 func startHTTPRedis(life *scope) *system {
@@ -20,6 +24,14 @@ func startHTTPBuiltin(life *scope) *system {
 	return gateway(life, s, binary, "fencelock://", fencelockPeer(ours, s).open)
 }
 
+// startHTTPEtcd has the JSON gateway of etcd itself as a peer: locks over HTTP that are there without a program more.
+func startHTTPEtcd(life *scope) *system {
+	s := gateway(life, startEtcd(life), buildFencelock(life), "etcd://", etcdPeers(nil)[2].open)
+	s.reset = func(*scope) {} // the gateway would notice that the service has forgotten
+	s.peers = append(s.peers, peer{name: "etcd's JSON gateway", role: rolePeer, open: openEtcdJSON})
+	return s
+}
+
 // gateway puts a gateway before a service: what HTTP costs beside the SDK on the same server. The CPU of the gateway
 // counts as the server's.
 func gateway(life *scope, s *system, binary, scheme string, sdk func(*client, clientOptions) lock) *system {
@@ -30,11 +42,11 @@ func gateway(life *scope, s *system, binary, scheme string, sdk func(*client, cl
 	life.must(server.answers(life.ctx, func(ctx context.Context) error {
 		return exchange(ctx, http.DefaultClient, http.MethodGet, "http://"+addr+"/readyz", nil, nil)
 	}))
-	s.name, s.servers = "http", append(s.servers, server)
+	s.name, s.servers, s.door = "http", append(s.servers, server), "http://"+addr
 	s.peers = []peer{
 		{name: "SDK", role: roleFloor, open: sdk},
 		{name: ours + " over HTTP", role: roleOurs, open: func(c *client, o clientOptions) lock {
-			return openHTTP(c, o, "http://"+addr+"/v1/locks/")
+			return openHTTP(c, o, s.door+"/v1/locks/")
 		}},
 	}
 	return s
@@ -78,4 +90,102 @@ func exchange(ctx context.Context, by *http.Client, method, url string, body, an
 		return err
 	}
 	return json.Unmarshal(said, answer)
+}
+
+// openEtcdJSON acquires and releases by v3/lock over HTTP, on one lease for all locks.
+func openEtcdJSON(c *client, o clientOptions) lock {
+	own := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024}}
+	c.later(own.CloseIdleConnections)
+	call := func(ctx context.Context, path string, ask map[string]any, answer any) error {
+		return exchange(ctx, own, http.MethodPost, "http://"+o.addr+"/v3/"+path, ask, answer)
+	}
+	var lease struct {
+		ID string `json:"ID"`
+	}
+	c.must(call(c.ctx, "lease/grant", map[string]any{"TTL": int(o.ttl.Seconds())}, &lease))
+	c.later(func() {
+		bounded(func(ctx context.Context) error {
+			return call(ctx, "lease/revoke", map[string]any{"ID": lease.ID}, nil)
+		})
+	})
+	return func(ctx context.Context, name string) (hold, error) {
+		var held struct {
+			Key string `json:"key"`
+		}
+		err := call(ctx, "lock/lock", map[string]any{"name": []byte(name), "lease": lease.ID}, &held)
+		return theirs{free: func(ctx context.Context) error {
+			return call(ctx, "lock/unlock", map[string]any{"key": held.Key}, nil)
+		}}, err
+	}
+}
+
+const (
+	// floodRate is the number of requests a second that a stranger tries to send: twice the share of one client.
+	floodRate = 10_000
+	// floodConnections is the number of its connections.
+	floodConnections = 32
+)
+
+// flood measures callers that acquire and release, first in quiet, then beside a process at another address that sends
+// requests over HTTP.
+func flood(r *round) {
+	c := r.client(longTTL)
+	p99 := func() float64 {
+		m := &meter{}
+		for range r.size {
+			name := r.name("flood")
+			m.repeat(func() error { return c.cycle(r.ctx, name) })
+		}
+		r.measure(m, 3*time.Second)
+		return r.s["p99"]
+	}
+	quiet := p99()
+	stranger := r.child(part{Door: r.at.door})
+	beside := p99()
+	said, err := stranger.Await(r.ctx, "sent ")
+	r.must(err)
+	var sent, refused float64
+	if _, err := fmt.Sscan(said, &sent, &refused); err != nil {
+		r.must(fmt.Errorf("the stranger said %q: %w", said, err))
+	}
+	r.s["quiet-p99"], r.s["p99-x"] = quiet, beside/quiet
+	r.s["sent"], r.s["refused"] = sent, 100*refused/max(sent, 1)
+}
+
+// strange is the stranger, at another address than all others: it asks for a held lock. Each second it prints
+// how many answers it got, and how many of them were 429.
+func strange(door string) {
+	var sent, refused atomic.Int64
+	own := &http.Client{Transport: &http.Transport{
+		MaxIdleConnsPerHost: floodConnections,
+		DialContext:         (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext,
+	}}
+	ask := func() {
+		resp, err := own.Post(door+"/v1/locks/flooded/acquire", "application/json",
+			strings.NewReader(`{"ownerId":"stranger","ttlMillis":60000}`))
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		sent.Add(1)
+		if resp.StatusCode == http.StatusTooManyRequests {
+			refused.Add(1)
+		}
+	}
+	ask() // and holds it from now on
+	const pause = time.Second * floodConnections / floodRate
+	for range floodConnections {
+		go func() {
+			for next := time.Now(); ; next = next.Add(pause) {
+				time.Sleep(time.Until(next))
+				ask()
+			}
+		}()
+	}
+	go func() {
+		for range time.Tick(time.Second) {
+			fmt.Println("sent", sent.Swap(0), refused.Swap(0))
+		}
+	}()
 }

@@ -140,7 +140,7 @@ func (o options) eachService(ctx context.Context, do func(b service, s *system) 
 	return nil
 }
 
-// write writes what was found to the file that was asked for, if one was.
+// write writes the results to the file of -json, if any.
 func (o options) write(found any) error {
 	if o.json == "" {
 		return nil

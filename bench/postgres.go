@@ -16,7 +16,7 @@ import (
 )
 
 // startPostgres starts the server of Debian's package with its own settings but for the number of connections: it waits
-// for the disk at every commit, and counts neither what the peers send nor what they commit. It refuses to be run by
+// for the disk at every commit, and does not count the peers' statements or commits. It refuses to be run by
 // root, for whom it is the user postgres.
 func startPostgres(life *scope) *system {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
@@ -76,7 +76,7 @@ func dialPostgres(c *scope, o clientOptions, connections int32) *pgxpool.Pool {
 	return pool
 }
 
-// postgresConns is how many connections each client may have: as many as callers at most.
+// postgresConns bounds the connections of each client: at most as many as callers.
 const postgresConns = 32
 
 func postgresPeers(s *system) []peer {
@@ -90,7 +90,7 @@ func postgresPeers(s *system) []peer {
 	}
 }
 
-// openRawPostgres is the floor: a row is updated and committed, and so it is again.
+// openRawPostgres is the floor: a row is updated and committed, twice.
 func openRawPostgres(c *client, o clientOptions) lock {
 	pool := dialPostgres(&c.scope, o, postgresConns)
 	return func(ctx context.Context, name string) (hold, error) {
@@ -102,8 +102,8 @@ func openRawPostgres(c *client, o clientOptions) lock {
 	}
 }
 
-// openAdvisory takes advisory locks, each on a connection of its own while it waits and holds. They cost no commit,
-// have no token, and nobody is told of a loss.
+// openAdvisory takes advisory locks, each on a separate connection while it waits and holds. They cost no commit,
+// have no token, and do not report a loss.
 func openAdvisory(c *client, o clientOptions) lock {
 	pool := dialPostgres(&c.scope, o, postgresConns)
 	return func(ctx context.Context, name string) (hold, error) {
@@ -123,10 +123,10 @@ func openAdvisory(c *client, o clientOptions) lock {
 	}
 }
 
-// polledEvery is how long a waiter for a polled lease sleeps. Libraries sleep longer: a whole lease, 20 s.
+// polledEvery is the sleep of a waiter for a polled lease. Libraries sleep longer: a whole lease, 20 s.
 const polledEvery = time.Second
 
-// openPolledLease takes a row with an end, as libraries do that nothing wakes.
+// openPolledLease takes a row with an end, as libraries without notifications do.
 func openPolledLease(c *client, o clientOptions) lock {
 	pool := dialPostgres(&c.scope, o, postgresConns)
 	return func(ctx context.Context, name string) (hold, error) {

@@ -23,14 +23,14 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// process is a server that was started here, with its files in a folder of its own. It can be ended and started again
-// with what it has kept there. Servers are plain processes, and not the containers of package conformance/containers:
-// those have settings for tests, and no processor time that could be read.
+// process is a server that was started here, with its files in its own folder. It can be ended and restarted with them.
+// Servers are plain processes, and not the containers of package conformance/containers: those have settings for tests,
+// and no readable processor time.
 type process struct {
 	dir     string
 	command func() *exec.Cmd
 	child   *fault.Child
-	past    time.Duration // CPU of those that were killed
+	past    time.Duration // CPU of killed children
 	forks   bool          // a process for each connection
 }
 
@@ -51,11 +51,11 @@ func (s *scope) process(program string, args func(dir string) []string) *process
 func (s *scope) folder() string {
 	dir, err := os.MkdirTemp("", "fencelock-bench-")
 	s.must(err)
-	s.later(func() { _ = os.RemoveAll(dir) }) // a folder that is left does no harm
+	s.later(func() { _ = os.RemoveAll(dir) }) // a leftover folder does no harm
 	return dir
 }
 
-// addrs reserves addresses of the loopback interface for servers that are ended and started again.
+// addrs reserves addresses of the loopback interface for servers that are ended and restarted.
 func (s *scope) addrs(n int) (all []string) {
 	for range n {
 		p, err := port.Reserve()
@@ -70,7 +70,7 @@ func (s *scope) addrs(n int) (all []string) {
 // portOf is the port of an address.
 func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
 
-// start starts the process, after kill or awaitEnd again.
+// start starts the process, or restarts it after kill or awaitEnd.
 func (p *process) start() (err error) {
 	if p.child, err = fault.Spawn(p.command()); err != nil {
 		return err
@@ -110,14 +110,14 @@ func (s *system) pause() (err error) {
 
 func (s *system) resume() {
 	for _, p := range s.servers {
-		_ = p.child.Resume() // one that has ended has nothing to go on with
+		_ = p.child.Resume() // an ended child cannot be resumed
 	}
 }
 
-// startTime is how long a server may take before it answers.
+// startTime bounds the time until a started server answers.
 const startTime = 30 * time.Second
 
-// untilNil asks again until there is an answer, which may take each attempt so long.
+// untilNil repeats ask until it succeeds, with a time limit for each attempt.
 func untilNil(ctx context.Context, attempt time.Duration, ask func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -153,7 +153,7 @@ func (p *process) cpu() (time.Duration, error) {
 		switch {
 		case gone != nil: // it has just ended
 		case one.PID == p.child.Pid():
-			spent += time.Duration(stat.CUTime+stat.CSTime) * 10 * time.Millisecond // of those that have ended
+			spent += time.Duration(stat.CUTime+stat.CSTime) * 10 * time.Millisecond // of ended children
 		case stat.PPID == p.child.Pid():
 			own, _ := cpuOf(one.PID)
 			spent += own
@@ -169,16 +169,16 @@ func cpuOf(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), err
 }
 
-// usage is what was consumed: by this process (all clients), by the servers, and by the whole machine.
+// usage is the consumption: by this process (all clients), by the servers, and by the whole machine.
 type usage struct {
 	wall, client, server time.Duration // all but wall: CPU
 	machine              float64       // CPU seconds of everybody
-	commands, trips      float64       // of the servers: executed, those in scripts included; read events or messages
+	commands, trips      float64       // of the servers: executed, including in scripts; read events or messages
 }
 
 var began = time.Now()
 
-// used is what was consumed so far; each call is counted before the next one.
+// used returns the consumption so far; each call is counted before the next one.
 func (s *system) used(by *scope) (u usage) {
 	u.commands, u.trips = math.NaN(), math.NaN()
 	if s.count != nil {
@@ -201,7 +201,7 @@ func (s *system) used(by *scope) (u usage) {
 	return u
 }
 
-// spend returns what was consumed while do ran. It notes how many cores neither the clients nor the servers used.
+// spend returns the consumption of do. It notes how many cores neither the clients nor the servers used.
 func (r *round) spend(do func()) usage {
 	before := r.at.used(&r.scope)
 	do()
@@ -226,14 +226,14 @@ func (u usage) perOp(s sample, ops float64) {
 	}
 }
 
-// perSecond adds what a second cost.
+// perSecond adds the costs per second.
 func (u usage) perSecond(s sample) {
 	sec := u.wall.Seconds()
 	s["trips/s"], s["commands/s"] = u.trips/sec, u.commands/sec
 	s["client-cpu"], s["server-cpu"] = 100*u.client.Seconds()/sec, 100*u.server.Seconds()/sec
 }
 
-// keeping returns a function that notes what this process keeps more than now, for each of so many pieces: goroutines,
+// keeping returns a function that notes the growth of this process since now, for each of so many pieces: goroutines,
 // and KB of live heap and of stacks.
 func (r *round) keeping() (more func(pieces int)) {
 	now := func() (goroutines, bytes float64) {
@@ -250,14 +250,14 @@ func (r *round) keeping() (more func(pieces int)) {
 	}
 }
 
-// traffic is what passes over connections: round trips, which are writes that follow a read, and bytes. The server's
+// traffic counts the traffic of connections: round trips, which are writes that follow a read, and bytes. The server's
 // counter of read events does not show the former, because it reads one large pipeline in pieces of 16 KB.
 type traffic struct{ turns, bytes atomic.Int64 }
 
-// dialer is how clients connect.
+// dialer makes the clients' connections.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// over counts what passes over the connections of a dialer. Nil: the usual one.
+// over counts the traffic of a dialer's connections. Nil: the usual one.
 func (t *traffic) over(dial dialer) dialer {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
@@ -296,9 +296,11 @@ func (c *countedConn) Read(p []byte) (int, error) {
 // childEnv makes a process of this program a child: a part, as JSON.
 const childEnv = "FENCELOCK_BENCH_CHILD"
 
-// part is what a child plays, until it is killed or its parent has gone: one holder, or so many waiters.
+// part is the role of a child, until it is killed or its parent has gone: one holder, or so many waiters, or with a
+// Door a stranger who floods it.
 type part struct {
 	System, Peer, Addr, Name string
+	Door                     string
 	TTL                      time.Duration
 	Waiters                  int
 }
@@ -327,6 +329,13 @@ func play(text string) error {
 	return life.try(func() {
 		var me part
 		life.must(json.Unmarshal([]byte(text), &me))
+		if me.Door != "" {
+			strange(me.Door)
+			fmt.Println("ready")
+			_, err := io.Copy(io.Discard, os.Stdin)
+			life.must(err)
+			return
+		}
 		b, err := serviceNamed(me.System)
 		life.must(err)
 		peers := b.peers(&system{})

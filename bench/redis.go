@@ -146,7 +146,7 @@ func redlockPeers(*system) []peer {
 }
 
 // dialRedis returns a client of one server, or of a cluster, with go-redis' defaults, but for so many connections if
-// that is not 0.
+// it is not 0.
 func dialRedis(c *scope, o clientOptions, connections int) goredis.UniversalClient {
 	r := goredis.NewUniversalClient(&goredis.UniversalOptions{
 		Addrs: strings.Split(o.addr, ","), Dialer: o.dial, PoolSize: connections,
@@ -163,7 +163,7 @@ func dialEachRedis(c *scope, o clientOptions) (all []goredis.UniversalClient) {
 	return all
 }
 
-// redisFloors are the fewest commands that Redis needs, with nothing added: on pooled connections, and on a shared one.
+// redisFloors are the fewest commands that Redis needs, without additions: on pooled connections, and on a shared one.
 func redisFloors() []peer {
 	pooled := func(c *client, o clientOptions) lock { return rawRedis(dialRedis(&c.scope, o, 0), o.ttl) }
 	shared := func(c *client, o clientOptions) lock {
@@ -209,7 +209,7 @@ func openToken(c *client, o clientOptions) lock {
 }
 
 // ourRedis hands the driver a client with go-redis' defaults, as most users have it. The driver makes its own from the
-// options, as it does from a URL. A client whose settings are fit for locks would be used as it is, and then a lone
+// options, as it does from a URL. A client with settings fit for locks would be used as it is, and then a lone
 // caller cannot talk to the server in its own goroutine, which shows in the CPU of seq.
 func ourRedis() peer {
 	return ourPeer(func(c *client, o clientOptions) backend.Driver {
@@ -217,7 +217,7 @@ func ourRedis() peer {
 	}, nil)
 }
 
-// openRedsync is redsync on one node or several, with its defaults (tries again after a random 50 to 250 ms) and
+// openRedsync is redsync on one node or several, with its defaults (retries after a random 50 to 250 ms) and
 // unbounded tries.
 func openRedsync(c *client, o clientOptions) lock {
 	var pools []syncbackend.Pool
@@ -235,7 +235,7 @@ func openRedsync(c *client, o clientOptions) lock {
 	}
 }
 
-// openRedislock tries again every 100 ms: it has no default, and its documentation shows this.
+// openRedislock retries every 100 ms: it has no default, and its documentation shows this.
 func openRedislock(c *client, o clientOptions) lock {
 	lib := redislock.New(dialRedis(&c.scope, o, 0))
 	again := &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
@@ -249,12 +249,12 @@ func openRedislock(c *client, o clientOptions) lock {
 		if err != nil {
 			return nil, err
 		}
-		end := time.Now().Add(o.ttl) // what the user of a lock that is not renewed can count
+		end := time.Now().Add(o.ttl) // as the user of an unrenewed lock can compute
 		return theirs{free: l.Release, until: func() time.Time { return end }}, nil
 	}
 }
 
-// openRueidislock has one key a lock, as is right for one server (its default of three keys is for nothing there), and
+// openRueidislock has one key a lock, as is right for one server (its default of three keys is useless there), and
 // NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held lock.
 func openRueidislock(c *client, o clientOptions) lock {
 	opt := rueidislock.LockerOption{

@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// sample is what one round measured, by the keys of the scenario's columns. NaN or absent: not measured; +Inf: never.
+// sample is the result of one round, by the keys of the scenario's columns. NaN or absent: not measured; +Inf: never.
 type sample map[string]float64
 
 // MarshalJSON implements json.Marshaler.
@@ -47,7 +47,7 @@ const (
 	lowest
 )
 
-// of returns the picked one of values, NaN if there is none. It uses values up.
+// of returns the picked one of values, NaN for an empty list. It uses values up.
 func (p pick) of(values []float64) float64 {
 	values = slices.DeleteFunc(values, math.IsNaN)
 	n := len(values)
@@ -77,7 +77,7 @@ type table struct {
 	Curve    string    `json:"curve,omitempty"`
 	Point    number    `json:"point"` // of the curve
 
-	keys, along []string // of the columns, and of those that are shown along the curve
+	keys, along []string // of the columns, and of the columns shown along the curve
 }
 
 // row of a table: one peer, or one size.
@@ -99,7 +99,7 @@ func (r row) figure(c column) float64 {
 	return c.pick.of(values)
 }
 
-// verdict is a target beside what was measured for one row of ours.
+// verdict is a target beside the figure of one row of ours.
 type verdict struct {
 	Row      string `json:"row"`
 	Text     string `json:"text"`
@@ -173,7 +173,7 @@ func newTable(s *system, sc scenario, rows []row, took time.Duration) table {
 	return t
 }
 
-// judge compares a target with what was measured: the figure of the column, picked against us where the columns show
+// judge compares a target with the measurement: the figure of the column, picked against us where the columns show
 // the worst round.
 func (g target) judge(r row, columns []column) verdict {
 	c, least := column{key: g.key}, g.relation == ">="
@@ -200,7 +200,7 @@ func (g target) judge(r row, columns []column) verdict {
 // write prints a table, its targets below it.
 func (t table) write(w io.Writer) {
 	fmt.Fprintf(w, "\n%s / %s: %s\n", t.System, t.Scenario, t.About)
-	// A title of several words takes several lines, set at the bottom: figures are what needs the width.
+	// A title of several words takes several lines, set at the bottom: the figures need the width.
 	var lines [][]string
 	for i, title := range t.Columns {
 		words := strings.Fields(title)
@@ -232,7 +232,7 @@ func (t table) write(w io.Writer) {
 		}
 		fmt.Fprintf(tab, "  target\t%s%s\t%s\tmeasured %s\t%s\n", row, v.Text, v.Target, v.Measured, v.Verdict)
 	}
-	_ = tab.Flush() // a program whose output is gone has nobody to tell
+	_ = tab.Flush() // a failed output cannot be reported
 	note := ""
 	if float64(t.Foreign) > loud {
 		note = "; others used up to " + t.Foreign.String() + " cores meanwhile: do not trust single figures"
@@ -250,7 +250,7 @@ func writeColumns(w io.Writer, lines [][]string) {
 	for _, cells := range lines {
 		fmt.Fprintf(tab, "%-*s\t%s\t\n", width, cells[0], strings.Join(cells[1:], "\t"))
 	}
-	_ = tab.Flush() // a program whose output is gone has nobody to tell
+	_ = tab.Flush() // a failed output cannot be reported
 }
 
 // report is everything that one run measured.
@@ -267,7 +267,7 @@ func (r report) curves(w io.Writer) {
 	for i, first := range r.Tables {
 		same := func(t table) bool { return t.System == first.System && t.Curve == first.Curve }
 		if first.Curve == "" || slices.ContainsFunc(r.Tables[:i], same) {
-			continue // it is none, or shown already
+			continue // it has no curve, or is shown already
 		}
 		points := slices.DeleteFunc(slices.Clone(r.Tables), func(t table) bool { return !same(t) })
 		for _, key := range first.along {

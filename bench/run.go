@@ -25,7 +25,7 @@ type lab struct {
 // on returns the service that p runs on.
 func (l *lab) on(p peer) *system { return cmp.Or(p.at, l.system) }
 
-// fresh returns a name that nothing has used.
+// fresh returns an unused name.
 func (l *lab) fresh(what string) string { return fmt.Sprintf("bench/%s/%d", what, l.names.Add(1)) }
 
 // length returns full, or quick in a quick run.
@@ -59,7 +59,7 @@ func (r *round) row(name string, role role) {
 	r.rows = append(r.rows, row{Name: name, Role: role, Rounds: []sample{r.s}})
 }
 
-// name returns a fresh one that is prepared for the peer.
+// name returns a fresh name, prepared for the peer.
 func (r *round) name(what string) string {
 	name := r.fresh(what)
 	if r.peer.seed != nil {
@@ -82,7 +82,7 @@ func (r *round) open(n int, o clientOptions) []*client {
 	return clients
 }
 
-// client is the only one of a round, or one with options of its own.
+// client returns the only client of a round, or one with separate options.
 func (r *round) client(ttl time.Duration) *client { return r.open(1, clientOptions{ttl: ttl})[0] }
 
 // proxy is a network between a client and the service.
@@ -99,7 +99,7 @@ func (r *round) lock(c *client, name string) hold {
 	return h
 }
 
-// grant is when a lock was granted that was given back at once.
+// grant is the time of a grant that was released immediately.
 type grant struct {
 	at  time.Time
 	err error
@@ -138,7 +138,7 @@ func (sc scenario) once(ctx context.Context, l *lab, p peer, empty func(context.
 		sc.phase(r)
 	})
 	if err != nil {
-		r = &round{scope: scope{err: err}} // what it has measured by then may be half of it
+		r = &round{scope: scope{err: err}} // its figures may be incomplete
 		r.row(p.name, p.role)
 	} else if len(r.rows) > 1 && len(r.rows[0].Rounds[0]) == 0 {
 		r.rows = r.rows[1:]
@@ -146,11 +146,11 @@ func (sc scenario) once(ctx context.Context, l *lab, p peer, empty func(context.
 	return r
 }
 
-// loud is how many cores others may use before a round counts as disturbed.
+// loud is the number of cores that others may use before a round counts as disturbed.
 const loud = 0.35
 
-// quiet repeats a round while it is disturbed and there is patience left, and returns the least disturbed one. What
-// counts is the load by others alone: the round's own figures must not decide whether they are kept.
+// quiet repeats a round while it is disturbed and there is patience left, and returns the least disturbed one. Only
+// the load by others counts: the round's own figures must not decide whether they are kept.
 func (l *lab) quiet(measure func() *round) *round {
 	best := measure()
 	for best.err == nil && foreign(best.rows) > loud && l.patience > 0 {
@@ -164,9 +164,9 @@ func (l *lab) quiet(measure func() *round) *round {
 	return best
 }
 
-// rows runs all rounds. Those that are not together go round by round, and in each round peer by peer (ABAB), so that a
-// machine whose speed drifts is as fast for one as for the other; each round begins with another peer. Rounds that are
-// together wait for a TTL and use no CPU.
+// rows runs all rounds. Rounds that are not together go round by round, and in each round peer by peer (ABAB), so that
+// a machine with a drifting speed is as fast for one as for the other; each round begins with another peer. Rounds that
+// are together wait for a TTL and use no CPU.
 func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
 	rounds := sc.rounds
 	if l.quick {
@@ -263,11 +263,11 @@ type scenario struct {
 	rounds  int // in a quick run 1, or 2 that are together
 
 	// floor names the peer to which the keys x (operations per second, or ratioOf) and cpu-x (client CPU) relate. Where
-	// there is none of that name, that is the first floor in the table. Empty: no ratio.
+	// there is no such peer, it is the first floor in the table. Empty: no ratio.
 	floor, ratioOf string
-	second         string // the peers of which the first one in the table is what x2 relates to
+	second         string // the peers; x2 relates to the first of them in the table
 
-	grows string // what the scenario is a point of a curve of; empty: nothing
+	grows string // the axis of the curve that has the scenario as a point; empty: no curve
 	along string // the keys that are shown along the curve
 
 	size     int           // the number in the name
@@ -317,7 +317,7 @@ type target struct {
 	text               string
 }
 
-// targets returns those of a scenario on a system.
+// targets returns the targets of a scenario on a system.
 func (sc scenario) targets(s *system) []target {
 	return slices.DeleteFunc(slices.Clone(targets), func(t target) bool {
 		return !slices.Contains(strings.Split(t.systems, ", "), s.name) ||

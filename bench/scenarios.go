@@ -2,7 +2,7 @@ package main
 
 import "time"
 
-// service is a system, with the scenarios that apply to it. Peers makes what is compared; one that is nil is what start
+// service is a system, with the scenarios that apply to it. Peers makes the compared peers; nil: the ones that start
 // has made.
 type service struct {
 	name      string
@@ -32,8 +32,9 @@ func init() {
 		{"postgres", startPostgres, postgresPeers, "seq tput32 handoff16 wake1 hold1k hold10k"},
 		{"builtin", startBuiltin, builtinPeers, costs + contended + "renew256 renew1024 idle200 hold1k hold10k " +
 			"hold100k restart watch1 watch100 watch1000 failover handover" + faults},
-		{"http-redis", startHTTPRedis, nil, costs},
-		{"http-builtin", startHTTPBuiltin, nil, costs},
+		{"http-redis", startHTTPRedis, nil, costs + "flood4"},
+		{"http-etcd", startHTTPEtcd, nil, costs},
+		{"http-builtin", startHTTPBuiltin, nil, costs + "flood4"},
 		{"memory", startMemory, nil, costs + contended},
 		{"core", startCore, nil, "core"},
 	}
@@ -57,7 +58,7 @@ const (
 	cycleCurve = "ops p99 client-us server-us"
 	holdCurve  = "kb turns client-cpu server-cpu acquires releases"
 
-	// recipes are what the services' own client libraries have.
+	// recipes are the locks of the services' own client libraries.
 	recipes = "zk.Lock, concurrency.Mutex, etcd concurrency.Mutex, polled lease"
 )
 
@@ -117,6 +118,11 @@ var kinds = []scenario{
 			"client-us=client CPU us/event; server-us=server CPU us/event",
 		floor: "etcd raw", grows: "watchers", along: "p50 p99 last", rounds: 3, phase: watching,
 		suits: func(_ *system, p peer) bool { return p.watch != nil }},
+	{name: "flood4",
+		about: "{n} callers, a name each: acquire + release, beside a stranger's 10,000 requests/s over HTTP",
+		columns: "p99-x=p99 x quiet; quiet-p99=quiet p99 us; p99=p99 us; p50=p50 us; ops=cycles/s; " +
+			"sent=stranger's answers/s; refused=of them 429 %",
+		rounds: 5, suits: func(s *system, _ peer) bool { return s.door != "" }, phase: flood},
 	{name: "growth",
 		about:   "1 caller, 1 name: acquire + release, after as many of that name before; nothing is compacted",
 		columns: "before; p50=p50 us; server-us=server CPU us/op; ratio=p50, x first; worst=worst x first>",
@@ -175,7 +181,7 @@ func clustered(s *system, p peer) bool   { return p.contends() && s.leads != nil
 func onlyOurs(_ *system, p peer) bool    { return p.role == roleOurs }
 func keyed(_ *system, p peer) bool       { return p.key != nil && p.role != roleVariant }
 
-// renewed leaves out those that do nothing but expire: once is enough to see it.
+// renewed leaves out peers that only expire: once is enough to see it.
 func renewed(s *system, p peer) bool { return keyed(s, p) && p.renewEvery != nil }
 
 func distant(_ *system, p peer) bool {
@@ -195,6 +201,7 @@ var targets = []target{
 	{"etcd", "seq", "trips", "<=", 2.05, "messages per acquire + release (2, and a keepalive now and then)"},
 	{"builtin", "seq", "commands", "<=", 2.05, "log entries per acquire + release"},
 	{"http", "seq", "x", ">=", 0.333, "cycles/s, x the SDK on the same server (3 x its time)"},
+	{"http", "flood4", "p99-x", "<=", 2, "p99 beside a flood, x p99 in quiet"},
 	{"redis-cluster", "tput16", "x", ">=", 1.3, "cycles/s, x pooled floor"},
 	{"postgres", "tput32", "x", ">=", 0.8, "cycles/s, x raw UPDATE, of which a cycle has two"},
 	{"redis", "tput64", "x", ">=", 2, "cycles/s, x pooled floor"},

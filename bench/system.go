@@ -19,20 +19,21 @@ import (
 )
 
 // system is a lock service under test: its servers, and all clients that can be compared on it. One file per service.
-// A nil function is one that no scenario of the service asks for. Functions that get a scope fail as scope.must does.
+// A nil function is not used by any scenario of the service. Functions that get a scope fail as scope.must does.
 type system struct {
 	name    string
 	version string
 	peers   []peer // in the order of the table
 
 	addresses []string   // of the servers, for clients
-	servers   []*process // in the order of the addresses, then those beside them
-	parts     []*system  // what the peers run on, where that is not one service
+	servers   []*process // in the order of the addresses, then further ones
+	parts     []*system  // the systems of the peers, if these differ
 	binary    string     // of the bundled server
+	door      string     // URL of the gateway before it; empty without one
 	traffic   *traffic   // of its clients
 
 	count   func(s *scope) (commands, trips float64)                        // nil: not counted
-	reset   func(s *scope)                                                  // deletes everything that is stored
+	reset   func(s *scope)                                                  // deletes all data
 	prepare func(ctx context.Context, name string) error                    // for a floor that wants it
 	erase   func(s *scope, key string)                                      // behind the library that wrote the key
 	missing func(s *scope, keys []string) int                               // how many of the keys do not exist
@@ -59,7 +60,7 @@ func (s *system) breakable() bool { return len(s.addresses) == 1 || s.leads != n
 func (s *system) leader(ctx context.Context) (leader int, err error) {
 	errs, leads := make([]error, len(s.addresses)), make([]bool, len(s.addresses))
 	err = untilNil(ctx, time.Second, func(ctx context.Context) error {
-		_ = each(len(leads), func(i int) error { // the others are asked whatever one says
+		_ = each(len(leads), func(i int) error { // the others are asked after any answer of one
 			leads[i], errs[i] = s.leads(ctx, i)
 			return nil
 		})
@@ -103,9 +104,9 @@ func (s *system) wipe(by *scope, key string) time.Time {
 type role string
 
 const (
-	roleFloor   role = "floor" // the service's own commands, nothing added
+	roleFloor   role = "floor" // the service's own commands, without additions
 	roleOurs    role = "ours"
-	rolePeer    role = "peer"    // what a user would pick instead
+	rolePeer    role = "peer"    // an alternative for a user
 	roleVariant role = "variant" // ours in another setting: it has no targets
 )
 
@@ -117,10 +118,10 @@ type peer struct {
 	waits bool    // lock waits while somebody else holds; raw floors do not
 
 	renewEvery func(ttl time.Duration) time.Duration              // how often a hold is renewed; nil: never
-	key        func(name string) string                           // what is stored for a name; nil: not to be looked at
-	seed       func(ctx context.Context, name string) error       // prepares a name; nil: nothing to do
-	open       func(c *client, o clientOptions) lock              // with connections of its own, as one process has
-	sessions   func(c *client, o clientOptions, n int) renewal    // of one client, renewed one by one; nil: none
+	key        func(name string) string                           // the stored key of a name; nil: unknown
+	seed       func(ctx context.Context, name string) error       // prepares a name; nil: not needed
+	open       func(c *client, o clientOptions) lock              // with its own connections, as one process has
+	sessions   func(c *client, o clientOptions, n int) renewal    // of one client, renewed one by one; nil: no sessions
 	watch      func(ctx context.Context, w watched) (ended error) // until ctx ends or an error; nil: no watches
 }
 
@@ -146,7 +147,7 @@ type clientOptions struct {
 	addr    string        // of the server, or of a proxy in front of it
 	ttl     time.Duration // of every lock
 	user    string        // and password, where etcd wants them
-	proxied bool          // addr is a proxy: nothing else is dialled, whatever servers tell about each other
+	proxied bool          // addr is a proxy: only it is dialled, whatever addresses servers report
 	dial    dialer
 }
 
@@ -176,10 +177,10 @@ func (c *client) cycle(ctx context.Context, name string) error {
 	return h.Release(ctx)
 }
 
-// hold is one lock that is held: a lease of ours, or that of another library.
+// hold is one held lock: a lease of ours, or a hold of another library.
 type hold interface {
 	Release(ctx context.Context) error
-	Context() context.Context // it ends when the user is told of the loss
+	Context() context.Context // it ends when the user is notified of the loss
 }
 
 // theirs is a hold of another library.
@@ -198,13 +199,13 @@ const ours = "fencelock"
 // ourRenewal is a third of the validity.
 func ourRenewal(ttl time.Duration) time.Duration { return backend.Description{}.Validity(ttl) / 3 }
 
-// ourPeer is our driver as new makes it, with what it stores for a name.
+// ourPeer is our driver as new makes it, with its key for a name.
 func ourPeer(new func(c *client, o clientOptions) backend.Driver, key func(name string) string) peer {
 	return peer{name: ours, role: roleOurs, waits: true, renewEvery: ourRenewal, key: key,
 		open: func(c *client, o clientOptions) lock { return c.ours(new(c, o), o.ttl) }}
 }
 
-// ours makes c a fencelock client on any driver: what is measured is what users call.
+// ours makes c a fencelock client on any driver: the measured calls are the calls of users.
 func (c *client) ours(d backend.Driver, ttl time.Duration) lock {
 	locks, err := fencelock.ForEfficiency(d, &fencelock.Options{TTL: ttl})
 	c.must(err)
@@ -224,10 +225,10 @@ type ourNative struct {
 func bounded(closing func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	patiently(ctx, 8*time.Second, func() { _ = closing(ctx) }) // what is left ends with its TTL
+	patiently(ctx, 8*time.Second, func() { _ = closing(ctx) }) // leftovers end with their TTL
 }
 
-// scope is work that ends at its first failure, as a test does, and what it has to undo then.
+// scope is work that ends at its first failure, as a test does, and its pending undo functions.
 type scope struct {
 	ctx  context.Context
 	err  error
@@ -248,7 +249,7 @@ func (s *scope) later(undo func()) { s.undo = append(s.undo, undo) }
 // closing has end close c.
 func (s *scope) closing(c io.Closer) { s.later(func() { c.Close() }) }
 
-// try runs do in a goroutine of its own, and returns what must was given.
+// try runs do in a separate goroutine, and returns must's error.
 func (s *scope) try(do func()) error {
 	if !patiently(s.ctx, 5*time.Second, do) {
 		return fmt.Errorf("it did not end: %w", s.ctx.Err())
@@ -256,7 +257,7 @@ func (s *scope) try(do func()) error {
 	return s.err
 }
 
-// end undoes everything, the last first. It may be called again.
+// end undoes everything, the last first. It may be called repeatedly.
 func (s *scope) end() {
 	for _, undo := range slices.Backward(s.undo) {
 		undo()
@@ -264,7 +265,7 @@ func (s *scope) end() {
 	s.undo = nil
 }
 
-// patiently runs do in a goroutine of its own, and goes on without it some grace after the end of ctx: a library that
+// patiently runs do in a separate goroutine, and goes on without it some grace after the end of ctx: a library that
 // ignores its context must not stop the run. It reports whether do has ended.
 func patiently(ctx context.Context, grace time.Duration, do func()) bool {
 	done := make(chan struct{})

@@ -133,7 +133,7 @@ func dialZooKeeper(c *scope, o clientOptions) *zk.Conn {
 	return conn
 }
 
-// zooKeeperTTL is what the server grants of what a scenario asks for.
+// zooKeeperTTL returns the server's timeout for a scenario's TTL.
 func zooKeeperTTL(o clientOptions) time.Duration {
 	return min(max(o.ttl, 2*zooKeeperTick), 20*zooKeeperTick)
 }

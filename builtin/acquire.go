@@ -1,12 +1,13 @@
 package builtin
 
-// Acquire and AcquireAll. Both are one way: a set of names is acquired as one name is, by one attempt of one session.
+// Acquire and AcquireAll. Both take the same path: one attempt of one session acquires a set of names, or a single
+// name.
 //
 // 	acquire ─► sessionFor ─► session.acquire ─► begin ─► attempt ─► a grant, or an error
 // 	   ▲                        │ conflict: takeOver, and begin again
 // 	   └── the session ended ◄──┘
 //
-// An attempt has its own file, attempt.go; what happens when its caller goes, is in leave.go.
+// attempt.go has the attempt; leave.go handles a caller that goes.
 
 import (
 	"context"
@@ -21,15 +22,16 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Acquire takes a lock, with a token that is higher than all that the service ever issued. With Wait the request stands
-// in the name's queue until it is granted or ctx ends, and survives changes of leader. The same RequestID again gets
-// the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no leader, nothing done; a LimitError says which limit is
-// reached), ErrUnknown (what the request may have taken could not be given back), DeadlockError, or ctx's error.
+// Acquire acquires a lock. Its token is higher than all tokens that the service has issued. With Wait the request
+// stands in the name's queue until it is granted or ctx ends, and survives changes of leader. A repeated RequestID
+// gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no leader, no change; a LimitError names a
+// limit that is reached), ErrUnknown (the request may have left a hold that could not be released), DeadlockError, or
+// ctx's error.
 //
-// The validity of the grant counts from Grant.SentAt. A TTL outside the bounds that Describe tells is
-// backend.ErrInvalidTTL before anything is sent. ErrLimitMismatch says that the name is in use with another kind, limit
-// or hierarchy; ErrHistoryLost, that the cluster has forgotten what it acknowledged, and that this driver is of no use
-// any more; ErrClosed, that Close was called.
+// The validity of the grant counts from Grant.SentAt. A TTL outside the bounds of Describe is backend.ErrInvalidTTL
+// before anything is sent. ErrLimitMismatch means that the name is in use with another kind, limit or hierarchy;
+// ErrHistoryLost, that the cluster has forgotten acknowledged changes, and that this driver fails all further calls;
+// ErrClosed, that Close was called.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.AcquireAll(ctx, []backend.Request{r})
 	if err != nil {
@@ -38,15 +40,14 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// AcquireAll takes all names in one step or none, for any set of distinct names that the server takes in one step: 64,
-// unless it is told otherwise. One log entry grants them all. A waiter has one place in all of their queues: it holds
-// none of them before it can have all, and later requests wait behind it. More names, or more than 256 KiB of names and
-// metadata, are backend.ErrUnsupported.
+// AcquireAll acquires all names atomically, for any set of distinct names that the server allows in one
+// step: 64 by default. One log entry grants them all. A waiter has one place in all of their queues: it holds no name
+// before it can have all, and later requests wait behind it. More names, or more than 256 KiB of names and metadata,
+// are backend.ErrUnsupported.
 //
-// An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the one that is
-// held.
+// An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the held name.
 //
-// Requests agree in TTL, Wait and Under. A set that is sent again is known by its request ids:
+// Requests agree in TTL, Wait and Under. A repeated set is recognized by its request ids:
 //
 //	both := []backend.Request{from, to} // of one transfer
 //	grants, err := d.AcquireAll(ctx, both)
@@ -62,8 +63,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, d.callError("acquire", name, err)
 }
 
-// acquire takes all of rs in one step, in one session after the other: a session may end while its waiters wait, and
-// they take a place at the end of the queue in the next one. A request that had a place does not give up because the
+// acquire acquires all of rs in one step, in one session after the other: a session may end while its waiters wait,
+// and they take a place at the end of the queue in the next one. A request that had a place waits on even if the
 // service is away.
 //
 //	granted                            returned
@@ -72,7 +73,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 //	no session could be opened         again if it had a place in a queue, else returned
 //	anything else                      returned
 //
-// It begins again without a bound of its own: each round needs something that ended what the one before had.
+// The loop has no bound: each round needs an event that ended the round before.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -81,7 +82,7 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
 	}
-	queued := false // it had a place in a queue: from then on a service that is away is no reason to give up
+	queued := false // it had a place in a queue: from then on it waits even if the service is away
 	for {
 		s, err := d.sessionFor(ctx, rs[0].TTL)
 		if err != nil {
@@ -98,23 +99,23 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		if !errors.Is(err, errSessionEnded) && !errors.Is(err, errAgain) {
 			return grants, err
 		}
-		// A new session, or a new sequence; without a rush, in case that ends at once too.
+		// A new session, or a new sequence; with a pause, in case that ends immediately too.
 		if err := d.pause(ctx, time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// mostConflicts is how often an acquire takes over what others have of its request ids. If it is taken back more often,
-// another client is doing the same.
+// mostConflicts bounds the times an acquire takes over its request ids from other sessions. If they are taken back
+// more often, another client is doing the same.
 const mostConflicts = 3
 
-// acquire makes one attempt, and another one if it has to take over what others have of the requests.
+// acquire makes one attempt, and another one if it has to take over the requests from another session.
 //
-// A conflict means that another session has something of the requests, by their ids: one with another TTL of this
-// driver, or one of another process that acts for the same client; or that only part of a set is held. Nothing of the
-// acquire was done then. If it stays one, somebody waits with the request id for another set of names, or insists on
-// the same: that is backend.ErrInvalidOption.
+// A conflict means that another session has some of the requests, by their ids: a session with another TTL of this
+// driver, or of another process that acts for the same client; or that only part of a set is held. The acquire had no
+// effect then. A lasting conflict means that somebody waits with the request id for another set of names, or insists
+// on the same: that is backend.ErrInvalidOption.
 func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
 	for conflicts := 0; ; conflicts++ {
 		grants, err := s.attempt(ctx, s.begin(rs, *queued, conflicts > 0), rs, queued)
@@ -131,13 +132,13 @@ func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *boo
 	}
 }
 
-// attempt waits until a is decided, or gives it up, and makes grants of what it got.
+// attempt waits until a is decided, or abandons it, and makes grants of its result.
 //
-// A grant of which half the TTL is over when it arrives is proved once more first: its holder could do little with the
-// rest, and the core would give it back.
+// If half of a grant's TTL has elapsed when it arrives, attempt proves the session first: the holder could do little
+// with the rest, and the core would release it.
 //
-// *queued is set if the attempt had a place in a queue, and never reset. It waits for nothing but a, the end of ctx and
-// Close; that the server answers at all is the connection's concern.
+// *queued is set if the attempt had a place in a queue, and never reset. attempt waits only for a, the end of ctx and
+// Close; the connection checks that the server answers.
 func (s *session) attempt(
 	ctx context.Context, a *attempt, rs []backend.Request, queued *bool,
 ) ([]backend.Grant, error) {
@@ -159,7 +160,7 @@ func (s *session) attempt(
 	}
 	sent := a.sentAt
 	if d.clock.Now().Sub(sent) > s.ttl/2 {
-		// Much of what was proved has passed: half of it is to be ahead.
+		// At least half of the validity must lie ahead.
 		if err := s.prove(ctx); err != nil {
 			return nil, s.giveBackUnproved(a, err)
 		}
@@ -174,21 +175,30 @@ func (s *session) attempt(
 		}
 		grants[i] = g
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range grants {
+		// A repetition, or a late grant, finds a hold that has less than the TTL left of its maximum.
+		if h := d.holds[a.wishes[i].key]; h != nil && !h.last.IsZero() {
+			grants[i].SentAt = max(1, min(sent, h.last.Add(-s.ttl)))
+		}
+	}
 	return grants, nil
 }
 
-// grantOf is the grant for r, without its time. A server that is not durable has no tokens that fence.
+// grantOf returns the grant for r, without its time. A server without durable storage has no fencing tokens.
 func (d *Driver) grantOf(r *backend.Request, granted *lockpb.Grant) backend.Grant {
 	g := r.Grant()
+	copy(g.Nonce[:], granted.Nonce)
 	g.Incarnation = strconv.FormatUint(granted.Token, 10)
 	if d.fences() {
-		g.Token = fencing.Token(granted.Token)
+		g.Token, g.Generation = fencing.Token(granted.Token), d.generation()
 	}
 	return g
 }
 
-// giveBackUnproved gives back holds of which it could not be shown in time that they live. The error is
-// errSessionEnded, which has the caller begin again, or backend.ErrUnknown, since the release may fail.
+// giveBackUnproved releases holds whose validity could not be shown in time. The error is errSessionEnded, after
+// which the caller repeats the acquire, or backend.ErrUnknown, since the release may fail.
 func (s *session) giveBackUnproved(a *attempt, err error) error {
 	d := s.d
 	d.mu.Lock()
@@ -205,7 +215,7 @@ func (s *session) giveBackUnproved(a *attempt, err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 }
 
-// provedAt is when the last request was sent that renewed the session.
+// provedAt returns when the last request that renewed the session was sent.
 func (s *session) provedAt() backend.Instant {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()

@@ -1,23 +1,28 @@
 package builtin
 
-// Admin: members, leadership and sessions of a cluster, for operators and for the command line. It shares nothing with
-// Driver but the addresses: its calls are rare, and a driver that is in trouble must not stop the one who mends it.
+// Admin: members, leadership and sessions of a cluster, for operators and for the command line. It shares only the
+// addresses with Driver: its calls are rare, and a driver in trouble must not stop the operator who repairs it.
 //
-// Every change can be asked for twice, because an answer may get lost while the leader changes. Those that cannot be
-// told from an earlier try of the same call by their result say so where they are called.
+// Every change can be repeated, because an answer may get lost while the leader changes. If the result does not show
+// whether an earlier try of the same call succeeded, the comment of the call says so.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/backend"
@@ -31,14 +36,19 @@ var (
 	ErrNoMember = errors.New("the cluster has no such member")
 	// ErrNoSession: no session with that name is open.
 	ErrNoSession = errors.New("the cluster has no such session")
-	// ErrRefused: the change would leave the cluster without a working majority, or the server cannot join.
+	// ErrRefused: the change would leave the cluster without a working majority, the server cannot join, or the caller may
+	// not change the cluster: see Admin.
 	ErrRefused = errors.New("the cluster refuses the change")
 )
 
-// Admin looks after the members of a cluster of bundled servers. NewAdmin and OpenAdmin make one. It keeps no
-// connection and nothing between two calls, so there is nothing to close. All methods are safe for concurrent use.
-// Status and the stale looks give a silent member two seconds; the others, but Backup, look for a leader and wait for
-// its answer for up to 15 seconds together.
+// Admin manages the members of a cluster of bundled servers. NewAdmin and OpenAdmin make one. It keeps no connection
+// and no state between two calls, so it need not be closed. All methods are safe for concurrent use. Status and the
+// stale looks wait two seconds for a silent member; the others, but Backup, look for a leader and wait for its answer
+// for up to 15 seconds together.
+//
+// Changes of the cluster, and backups, go to the admin_address that the member in question shows in its status: by
+// default a socket in its data directory, which only its user and root can open, on its machine. If the socket is on
+// another machine, the error wraps ErrRefused or backend.ErrUnavailable.
 //
 //	admin := builtin.NewAdmin([]string{"a:7480", "b:7480", "c:7480"}, nil)
 //	for _, m := range admin.Status(ctx) {
@@ -47,47 +57,62 @@ var (
 type Admin struct {
 	addresses []string
 	options   []grpc.DialOption
+	local     []grpc.DialOption // for sockets of the system, which get no token
 }
 
-// NewAdmin returns the administration of the cluster of which addrs, as host:port, are members. It does no I/O.
+// NewAdmin returns the administration of the cluster of which addrs are members: host:port where clients or operators
+// connect, or "unix:" and the path of a socket of a member. It does no I/O.
 //
-// Of the options, TLS and Dial count.
+// Of the options, TLS, TokenFile and Dial count.
 func NewAdmin(addrs []string, o *Options) *Admin {
-	return &Admin{addresses: slices.Clone(addrs), options: dialOptions(o)}
+	tokenless := *cmp.Or(o, &Options{})
+	tokenless.TokenFile = ""
+	return &Admin{addresses: slices.Clone(addrs), options: dialOptions(o), local: dialOptions(&tokenless)}
 }
 
-// OpenAdmin is NewAdmin with the URL of Open. A bad URL is an error that wraps backend.ErrInvalidOption.
+// OpenAdmin is NewAdmin with the URL of Open, or with unix:PATH[,unix:PATH…]. A bad URL is an error that wraps
+// backend.ErrInvalidOption.
 func OpenAdmin(rawURL string) (*Admin, error) {
+	if strings.HasPrefix(rawURL, unixPrefix) {
+		return NewAdmin(strings.Split(rawURL, ","), nil), nil
+	}
 	u, err := syntax.ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
-	return NewAdmin(u.Addresses, &Options{TLS: u.TLS}), nil
+	o := &Options{TLS: u.TLS, TokenFile: u.Options.Get(credentialOption)}
+	if err := checkToken(o); err != nil {
+		return nil, u.Invalid(err)
+	}
+	return NewAdmin(u.Addresses, o), nil
 }
 
-// How long one member is given to answer, and how long changes and Members look for a leader that answers.
+// unixPrefix marks an address as the path of a socket.
+const unixPrefix = "unix:"
+
+// statusTime bounds the answer of one member; changeTime, the search of changes and Members for a leader that
+// answers.
 const (
 	statusTime = 2 * time.Second
 	changeTime = 15 * time.Second
 )
 
-// MemberStatus is what one member tells of itself.
+// MemberStatus is one member's report about itself.
 type MemberStatus struct {
-	// Address at which it was asked.
+	// Address that was asked.
 	Address string
-	// Named: the address is one of those that the Admin was made with. The others are what members told.
+	// Named: the address was passed to NewAdmin or OpenAdmin. The others come from members.
 	Named bool
-	// Err says why there is no answer, and wraps backend.ErrUnavailable. Of MemberStatus, the node id alone may then be
-	// known.
+	// Err says why there is no answer, and wraps backend.ErrUnavailable. Then only the node id of MemberStatus may be
+	// set.
 	Err error
 	*lockpb.MemberStatus
 }
 
-// Status asks the members at the addresses of the Admin, and then the other members that these know of, each for at
-// most two seconds. There is one entry for each member and for each address that does not answer. A leader is not
-// needed.
+// Status asks the members at the addresses of the Admin, and then the other members that these know, each for at most
+// two seconds. There is one entry for each member and for each address that does not answer. It needs no leader.
 //
-// It never fails as a whole: what is wrong with a member stands in its entry. Entries come in the order of the
+// It never fails as a whole: each entry has the error of its member. Entries come in the order of the
 // addresses, then in the order in which members told of others. It takes four seconds at most.
 func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	first := make([]MemberStatus, len(a.addresses))
@@ -118,8 +143,8 @@ func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	return append(all, more...)
 }
 
-// askAll has all members tell their status, at the same time: one that is silent delays none of the others. It fills in
-// what they answer, and returns when all have answered or failed.
+// askAll asks all members for their status concurrently: a silent member does not delay the others. It fills in their
+// answers, and returns when all have answered or failed.
 func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 	var all sync.WaitGroup
 	for i := range members {
@@ -138,27 +163,28 @@ func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 }
 
 // Members lists the members of the cluster, and which of them follow the leader now. Without a leader the error wraps
-// backend.ErrUnavailable. Of each it tells whether it has a vote, and whether it has answered the leader just now.
+// backend.ErrUnavailable. Each entry shows whether the member has a vote, and whether it has answered the leader just
+// now.
 func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 	list, err := askLeader(ctx, a, lockpb.AdminServiceClient.ListMembers, &lockpb.ListMembersRequest{})
 	return list.GetMembers(), adminError("list members", "", looked(err))
 }
 
-// AddMember takes in the server that listens for other members at peerAddress, host:port, and that belongs to no
-// cluster yet. It has no vote before it has caught up; Members tells. A server that is a member already stays as it is.
+// AddMember adds the server that listens for other members at peerAddress, host:port, and that belongs to no cluster
+// yet. It has no vote before it has caught up, as Members shows. A server that is a member already stays as it is.
 // Errors wrap ErrRefused, backend.ErrInvalidOption, backend.ErrUnavailable, or backend.ErrUnknown: it may have been
 // added. The member is the server as the leader knows it, with its node id.
 func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Member, error) {
 	q := &lockpb.AddMemberRequest{PeerAddress: peerAddress}
-	member, err := askLeader(ctx, a, lockpb.AdminServiceClient.AddMember, q)
+	member, err := changeLeader(ctx, a, lockpb.AdminServiceClient.AddMember, q)
 	return member, adminError("add member", peerAddress, err)
 }
 
-// RemoveMember takes the member with the node id out for good. A leader hands the leadership over first. Errors wrap
+// RemoveMember removes the member with the node id for good. A leader hands the leadership over first. Errors wrap
 // ErrNoMember; ErrRefused, if most of the other members with a vote do not answer the leader; backend.ErrUnavailable;
 // or backend.ErrUnknown: it may have been removed.
 //
-// The id is looked for first, because "not found" alone could mean that an earlier try of this call has removed it.
+// It looks for the id first, because "not found" alone could mean that an earlier try of this call has removed it.
 func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	const call = "remove member"
 	members, err := a.Members(ctx)
@@ -168,59 +194,62 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	if !slices.ContainsFunc(members, func(m *lockpb.Member) bool { return m.NodeId == id }) {
 		return adminError(call, id, status.Error(codes.NotFound, "none of those that the leader knows"))
 	}
-	_, err = askLeader(ctx, a, lockpb.AdminServiceClient.RemoveMember, &lockpb.RemoveMemberRequest{NodeId: id})
+	_, err = changeLeader(ctx, a, lockpb.AdminServiceClient.RemoveMember, &lockpb.RemoveMemberRequest{NodeId: id})
 	if status.Code(err) == codes.NotFound {
 		return nil // done by an earlier try, whose answer did not come
 	}
 	return adminError(call, id, err)
 }
 
-// TransferLeadership has the member with the node id lead, or where that is empty another than now, and returns the id
-// of the one that leads then. Clients follow it; locks and sessions stay as they are. Errors wrap ErrNoMember;
-// ErrRefused, if the member has no vote or does not answer the leader; backend.ErrUnavailable; or backend.ErrUnknown:
-// the leader may have changed.
+// TransferLeadership makes the member with the node id the leader, or, if id is empty, any other member than the
+// present leader. It returns the id of the new leader. Clients follow it; locks and sessions stay as they are. Errors
+// wrap ErrNoMember; ErrRefused, if the member has no vote or does not answer the leader; backend.ErrUnavailable; or
+// backend.ErrUnknown: the leader may have changed.
 //
-// It returns once the other one leads, not when it has been asked to. Where id is empty, "another than now" is measured
-// by the leader that was found first, however often the call has to ask.
+// It returns once the other member leads, not when that has been asked to. If id is empty, "other" refers to the
+// leader that was found first, however often the call has to ask.
 func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader string, err error) {
 	first := ""
-	err = a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
-		at, err := c.Status(ctx, &lockpb.StatusRequest{})
+	err = patiently(ctx, func(ctx context.Context) error {
+		members := a.Status(ctx)
+		now := leads(members)
+		if first == "" {
+			first = now
+		}
+		if now != "" && (now == id || id == "" && now != first) {
+			leader = now
+			return nil
+		}
+		m, err := leaderOf(members)
 		if err != nil {
 			return err
 		}
-		if first == "" {
-			first = at.NodeId
-		}
-		if at.Leader && (at.NodeId == id || id == "" && at.NodeId != first) {
-			leader = at.NodeId
-			return nil
-		}
-		if _, err := c.TransferLeadership(ctx, &lockpb.TransferLeadershipRequest{NodeId: id}); err != nil {
+		q := &lockpb.TransferLeadershipRequest{NodeId: id}
+		if _, err := change(ctx, a, m, lockpb.AdminServiceClient.TransferLeadership, q); err != nil {
 			return err
 		}
-		return status.Error(codes.Unavailable, "the next leader is not elected yet") // to be looked for
+		return status.Error(codes.Unavailable, "the next leader is not elected yet") // look for it
 	})
 	return leader, adminError("transfer leadership", id, err)
 }
 
-// SetMaintenance has the member with the node id lead no more, or again; where id is empty, the one at the only address
-// of the Admin. Between on and off, or until it is started anew, that member leads only if nobody else does. It returns
-// once another one leads. Locks and sessions stay as they are. Errors wrap ErrNoMember; ErrRefused, if the member leads
-// and no other can; backend.ErrInvalidOption; or backend.ErrUnavailable: the member, or one to lead in its place, was
-// not found, and it may be in maintenance or not.
+// SetMaintenance turns the maintenance mode of the member with the node id on or off; if id is empty, of the member
+// at the only address of the Admin. While the mode is on (a restart turns it off), the member leads only if no other
+// does. SetMaintenance returns once another member leads. Locks and sessions stay as they are. Errors wrap
+// ErrNoMember; ErrRefused, if the member leads and no other can; backend.ErrInvalidOption; or backend.ErrUnavailable:
+// the member, or another leader, was not found, and the mode may be on or off.
 func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
 	err := a.setMaintenance(ctx, id, on)
 	if status.Code(err) == codes.DeadlineExceeded {
-		err = looked(err) // to set it once more does no harm
+		err = looked(err) // repeating it does no harm
 	}
 	return adminError("maintenance", id, err)
 }
 
-// setMaintenance tells the member itself, not the leader: it has to work where the cluster has no leader that could
-// pass it on. Then it waits until another member leads. Setting what is set already does no harm.
+// setMaintenance asks the member itself, not the leader: it has to work in a cluster without a leader. Then it waits
+// until another member leads. Repeating it does no harm.
 func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if id == "" && len(a.addresses) != 1 {
 		return status.Error(codes.InvalidArgument, "there are several members: which one?")
@@ -229,8 +258,7 @@ func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if err != nil {
 		return err
 	}
-	q := &lockpb.SetMaintenanceRequest{On: on}
-	_, err = askAt(ctx, a, m.Address, changeTime, lockpb.AdminServiceClient.SetMaintenance, q)
+	_, err = change(ctx, a, &m, lockpb.AdminServiceClient.SetMaintenance, &lockpb.SetMaintenanceRequest{On: on})
 	for on && err == nil {
 		m, err = a.member(ctx, m.NodeId)
 		if err != nil || m.LeaderId != "" && m.LeaderId != m.NodeId {
@@ -243,8 +271,8 @@ func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	return err
 }
 
-// member is the one with the id; where that is empty, the one at the only address. It is NotFound only if all members
-// were asked that could be it, and Unavailable if one of those was silent.
+// member returns the member with the id, or, if id is empty, the member at the only address. It is NotFound only if
+// all candidates answered, and Unavailable if one of them was silent.
 func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	var silent error
 	for _, m := range a.Status(ctx) {
@@ -261,26 +289,95 @@ func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	return MemberStatus{}, status.Error(codes.NotFound, "no member that answers knows it")
 }
 
-// atLeader does something at the leader, again if the leader changes meanwhile or is not found at once: whatever it is,
-// it can be done twice. So do may run several times, and after one that was carried out but not answered.
+// atLeader reads from the leader. It retries if the leader changes meanwhile or is not found immediately.
 func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
-	return patiently(ctx, func(ctx context.Context) error {
-		address, err := leaderOf(a.Status(ctx))
-		if err != nil {
-			return err
-		}
-		return a.at(ctx, address, changeTime, do)
+	return a.withLeader(ctx, func(ctx context.Context, m *MemberStatus) error {
+		return a.at(ctx, m.Address, changeTime, do)
 	})
 }
 
+// withLeader calls do for the leader. It retries if the leader changes meanwhile or is not found immediately. So do
+// may run several times, even after a run that was carried out but not answered, and must be repeatable.
+func (a *Admin) withLeader(ctx context.Context, do func(context.Context, *MemberStatus) error) error {
+	return patiently(ctx, func(ctx context.Context) error {
+		m, err := leaderOf(a.Status(ctx))
+		if err != nil {
+			return err
+		}
+		return do(ctx, m)
+	})
+}
+
+// changeLeader makes a change at the leader, as withLeader does.
+func changeLeader[Q, A any](ctx context.Context, a *Admin, ask method[Q, A], q *Q) (answer *A, err error) {
+	err = a.withLeader(ctx, func(ctx context.Context, m *MemberStatus) (err error) {
+		answer, err = change(ctx, a, m, ask, q)
+		return err
+	})
+	return answer, err
+}
+
+// change makes a change at one member.
+func change[Q, A any](ctx context.Context, a *Admin, m *MemberStatus, ask method[Q, A], q *Q) (answer *A, err error) {
+	err = a.changeAt(ctx, m, changeTime, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
+		answer, err = ask(c, ctx, q)
+		return err
+	})
+	return answer, err
+}
+
+// changeAt calls do at the listener of a member for changes. A socket must be on this machine: its answer shows
+// whether it is the member's.
+func (a *Admin) changeAt(
+	ctx context.Context, m *MemberStatus, within time.Duration,
+	do func(context.Context, lockpb.AdminServiceClient) error,
+) error {
+	if m.AdminAddress == "" { // the member says at Address which option is missing; an earlier version makes the change
+		return a.at(ctx, m.Address, within, do)
+	}
+	elsewhere := func(code codes.Code, why any) error {
+		return status.Errorf(code, "the member %s, which clients find at %s, makes changes at %s alone: %v", m.NodeId,
+			m.Address, m.AdminAddress, why)
+	}
+	if path, is := strings.CutPrefix(m.AdminAddress, unixPrefix); is {
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+		switch {
+		case errors.Is(err, fs.ErrPermission):
+			return elsewhere(codes.PermissionDenied, err)
+		case err != nil:
+			return elsewhere(codes.Unavailable, fmt.Errorf("%w; if the path is on another machine, make the call there", err))
+		}
+		c.Close()
+	}
+	return a.at(ctx, m.AdminAddress, within, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+		there, err := c.Status(ctx, &lockpb.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		if there.NodeId != m.NodeId {
+			return elsewhere(codes.PermissionDenied, "here that is another member; make the call on the machine of the first")
+		}
+		return do(ctx, c)
+	})
+}
+
+// closedFor is a *ClosedError with gRPC's code.
+type closedFor struct{ error }
+
+func (e closedFor) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
+func (e closedFor) Unwrap() error              { return e.error }
+
 // patiently repeats do while it is Unavailable or Unknown, with pauses, for up to changeTime. It returns nil, a
-// refusal, or the error of the last try when the time is over, or ctx.
+// refusal, or the error of the last try when the time is over, or ctx. It does not wait for a cluster that is closed
+// for longer.
 func patiently(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
 	for {
 		err := do(ctx)
-		if code := status.Code(err); code != codes.Unavailable && code != codes.Unknown {
+		var closed *ClosedError
+		lasts := errors.As(err, &closed) && time.Until(closed.Until) > changeTime
+		if code := status.Code(err); lasts || code != codes.Unavailable && code != codes.Unknown {
 			return err
 		}
 		if kit.Sleep(ctx, spread(busyPause)) != nil {
@@ -289,22 +386,46 @@ func patiently(ctx context.Context, do func(context.Context) error) error {
 	}
 }
 
-// leaderOf returns the address of the member that leads. Each call asks all members: the leader of the last call may
-// have been replaced since, and administration is too rare for the question to cost anything.
-func leaderOf(members []MemberStatus) (address string, err error) {
-	var silent []error
+// leads returns the id of the leader: as the leader says, or, if it was not asked, as its followers say.
+func leads(members []MemberStatus) (id string) {
+	answers := map[string]bool{}
 	for _, m := range members {
-		if m.Err == nil && m.Leader {
-			return m.Address, nil
+		if m.Err == nil {
+			if m.Leader {
+				return m.NodeId
+			}
+			answers[m.NodeId] = true
+		}
+	}
+	term := uint64(0)
+	for _, m := range members {
+		if m.Err == nil && m.Term > term && m.LeaderId != "" && !answers[m.LeaderId] {
+			id, term = m.LeaderId, m.Term
+		}
+	}
+	return id
+}
+
+// leaderOf returns the leader. Each call asks all members: the leader of the last call may have been replaced since,
+// and administration is too rare for the cost to matter.
+func leaderOf(members []MemberStatus) (leader *MemberStatus, err error) {
+	var silent []error
+	for i := range members {
+		m := &members[i]
+		switch {
+		case m.Err == nil && m.Leader:
+			return m, nil
+		case m.Err == nil && m.ClosedNanos > 0:
+			return nil, closedFor{closedError(m.ClosedNanos)}
 		}
 		if m.Err != nil {
 			silent = append(silent, fmt.Errorf("%s: %w", m.Address, m.Err))
 		}
 	}
-	return "", status.Errorf(codes.Unavailable, "no member that answers leads; %v", errors.Join(silent...))
+	return nil, status.Errorf(codes.Unavailable, "no member that answers leads; %v", errors.Join(silent...))
 }
 
-// method is what a member answers with one message, such as lockpb.AdminServiceClient.Status.
+// method is a unary call of a member, such as lockpb.AdminServiceClient.Status.
 type method[Q, A any] func(lockpb.AdminServiceClient, context.Context, *Q, ...grpc.CallOption) (*A, error)
 
 // askLeader asks the leader, as atLeader does.
@@ -327,7 +448,7 @@ func askAt[Q, A any](
 	return answer, err
 }
 
-// at does something at one member, with a connection of its own, which it closes: nothing of an Admin stays open. The
+// at calls do for one member, with a separate connection, which it closes: an Admin keeps no connection open. The
 // context that do gets ends after within.
 func (a *Admin) at(
 	ctx context.Context, address string, within time.Duration,
@@ -335,7 +456,17 @@ func (a *Admin) at(
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	cc, err := grpc.NewClient("passthrough:///"+address, a.options...)
+	options := a.options
+	if path, is := strings.CutPrefix(address, unixPrefix); is {
+		options = slices.Concat(a.local, []grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()), // who can open the socket is for the system to say
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", path)
+			}),
+		})
+		address = "localhost"
+	}
+	cc, err := grpc.NewClient("passthrough:///"+address, options...)
 	if err != nil {
 		return err
 	}
@@ -343,18 +474,38 @@ func (a *Admin) at(
 	return do(ctx, lockpb.NewAdminServiceClient(cc))
 }
 
-// adminClasses are the codes of gRPC in the words of the contract. InvalidArgument is backend.ErrInvalidOption; what is
-// not here is backend.ErrUnknown: the change may have been made.
+// Open opens a cluster that was restored, from a backup or one disk, before every earlier lock has expired: a client
+// that had a lock when the cluster was lost may rely on it for its TTL. If the cluster serves already, Open has no
+// effect. Errors wrap backend.ErrUnavailable, or backend.ErrUnknown: it may be open.
+func (a *Admin) Open(ctx context.Context) error {
+	err := patiently(ctx, func(ctx context.Context) error {
+		members := a.Status(ctx)
+		for _, m := range members {
+			if m.Err == nil && m.ClosedNanos > 0 {
+				_, err := change(ctx, a, &m, lockpb.AdminServiceClient.Open, &lockpb.OpenRequest{})
+				return err
+			}
+		}
+		_, err := leaderOf(members)
+		return err
+	})
+	return adminError("open", "", err)
+}
+
+// adminClasses maps the codes of gRPC to the classes of the contract. InvalidArgument is backend.ErrInvalidOption;
+// all other codes are backend.ErrUnknown: the change may have been made.
 var adminClasses = map[codes.Code]error{
 	codes.NotFound:           ErrNoMember,
 	codes.FailedPrecondition: ErrRefused,
+	codes.PermissionDenied:   ErrRefused,
+	codes.Unauthenticated:    backend.ErrDenied,
 	codes.Unavailable:        backend.ErrUnavailable,
 	codes.Unimplemented:      backend.ErrUnsupported,
 	codes.Canceled:           fmt.Errorf("%w: %w", backend.ErrUnknown, context.Canceled),
 	codes.DeadlineExceeded:   fmt.Errorf("%w: %w", backend.ErrUnknown, context.DeadlineExceeded),
 }
 
-// adminError is an error of gRPC as adminClasses says, with the call and what it was about.
+// adminError gives an error of gRPC its class by adminClasses, with the call and its subject.
 func adminError(call, name string, err error) error {
 	if err == nil {
 		return nil
@@ -362,6 +513,8 @@ func adminError(call, name string, err error) error {
 	text := status.Convert(err).Message()
 	class := adminClasses[status.Code(err)]
 	switch {
+	case status.Code(err) == codes.InvalidArgument && (call == setRules || call == setPolicies):
+		err = kit.InvalidOption(strings.TrimPrefix(call, "set "), "of the file", text)
 	case status.Code(err) == codes.InvalidArgument:
 		err = kit.InvalidOption("member", strconv.Quote(name), text)
 	case status.Code(err) == codes.NotFound && call == endSession:
@@ -374,8 +527,8 @@ func adminError(call, name string, err error) error {
 	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
 }
 
-// looked is the error of a call that changes nothing, in gRPC's words: Unavailable, also where the answer did not come
-// in time, because nothing is in doubt.
+// looked returns the error of a call without changes, in gRPC's codes: Unavailable, even if the answer did not
+// come in time, because no change is in doubt.
 func looked(err error) error {
 	if err == nil {
 		return nil
@@ -383,11 +536,11 @@ func looked(err error) error {
 	return status.Error(codes.Unavailable, status.Convert(err).Message())
 }
 
-// Sessions lists the open sessions: what clients hold and wait for hangs on them. client, if not empty, asks for those
-// of one client, as SessionInfo names it. Errors wrap backend.ErrUnavailable.
+// Sessions lists the open sessions: the holds and waits of clients belong to them. client, if not empty, selects the
+// sessions of one client, as SessionInfo names it. Errors wrap backend.ErrUnavailable.
 //
 // A session is shown with its name, which EndSession takes, and never with its id: anybody who knows the id could speak
-// for the session. If the leader changes while the list comes in, it is asked for anew from the beginning.
+// for the session. If the leader changes during the list, Sessions restarts it from the beginning.
 func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionInfo, error) {
 	var all []*lockpb.SessionInfo
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
@@ -410,13 +563,14 @@ func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionI
 	return all, nil
 }
 
-// EndSession ends the session with that name, of SessionInfo, with all that hangs on it. Its client is told that its
-// holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended. The names
-// are free at once but for minimum holds. A client that lives makes a new session with its next acquire.
+// EndSession ends the session with that name, of SessionInfo, with all its holds and waits. Its client is notified
+// that its holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have
+// ended. The names are free immediately but for minimum holds. A live client makes a new session with its next
+// acquire.
 func (a *Admin) EndSession(ctx context.Context, name string) error {
 	asked := false
-	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
-		_, err := c.EndSession(ctx, &lockpb.EndSessionRequest{Name: name})
+	err := a.withLeader(ctx, func(ctx context.Context, m *MemberStatus) error {
+		_, err := change(ctx, a, m, lockpb.AdminServiceClient.EndSession, &lockpb.EndSessionRequest{Name: name})
 		if status.Code(err) == codes.NotFound && asked {
 			return nil // by an earlier try, whose answer did not come
 		}
@@ -426,5 +580,57 @@ func (a *Admin) EndSession(ctx context.Context, name string) error {
 	return adminError(endSession, name, err)
 }
 
-// endSession is the one call of which NotFound does not mean a member.
+// endSession is the only call whose NotFound does not mean a member.
 const endSession = "end session"
+
+// Explain returns the holders and waiters of a name, the first of the answer, and of the names that its holders wait
+// for. Errors wrap backend.ErrUnavailable. The answer is for people: it may be out of date when it arrives.
+func (a *Admin) Explain(ctx context.Context, name string) (*lockpb.ExplainReply, error) {
+	var reply *lockpb.ExplainReply
+	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
+		reply, err = c.Explain(ctx, &lockpb.ExplainRequest{Name: name})
+		return err
+	})
+	if err != nil {
+		return nil, adminError("explain", name, looked(err))
+	}
+	return reply, nil
+}
+
+// Rules returns the rules of the cluster: see docs/SECURITY.md. It has the same requirements as a change. Errors wrap
+// ErrRefused or backend.ErrUnavailable.
+func (a *Admin) Rules(ctx context.Context) (*lockpb.Rules, error) {
+	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.GetRules, &lockpb.GetRulesRequest{})
+	return all, adminError("get rules", "", err)
+}
+
+// setRules and setPolicies are the calls of which InvalidArgument does not mean a member.
+const (
+	setRules    = "set rules"
+	setPolicies = "set policies"
+)
+
+// SetRules replaces the rules of the cluster by the text of a file, at most 1 MiB, and returns the rules then in
+// force. The empty text removes the rules: then everybody may do everything. New rules apply to later calls; earlier
+// holds and waits stay. Errors wrap backend.ErrInvalidOption, which names the line; ErrRefused: a member runs a
+// version without rules, or the caller may not change the cluster; backend.ErrUnavailable; or backend.ErrUnknown:
+// they may be in force.
+func (a *Admin) SetRules(ctx context.Context, text string) (*lockpb.Rules, error) {
+	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.SetRules, &lockpb.SetRulesRequest{Text: text})
+	return all, adminError(setRules, "", err)
+}
+
+// Policies returns the policies of the cluster: see docs/SERVER.md. It needs what changes need. Errors are those of
+// Rules.
+func (a *Admin) Policies(ctx context.Context) (*lockpb.Policies, error) {
+	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.GetPolicies, &lockpb.GetPoliciesRequest{})
+	return all, adminError("get policies", "", err)
+}
+
+// SetPolicies replaces the policies of the cluster by the text of a file, at most 1 MiB, and returns those in force then.
+// The empty text removes them. Holds keep the maximum hold time with which they were granted, and queues their waiters;
+// permits in use have the new limit at once. Errors are those of SetRules.
+func (a *Admin) SetPolicies(ctx context.Context, text string) (*lockpb.Policies, error) {
+	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.SetPolicies, &lockpb.SetPoliciesRequest{Text: text})
+	return all, adminError(setPolicies, "", err)
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
 // startMembers starts a cluster of n servers in this process.
@@ -26,11 +27,14 @@ func startMembers(t *testing.T, n int) []*server.Server {
 	return all
 }
 
-// startMember starts a server that makes a cluster of so many members with those of join, or joins theirs if that is 0.
+// startMember starts a server that forms a cluster of expect members at the addresses in join, or joins theirs if
+// expect is 0.
 func startMember(t *testing.T, peer string, join []string, expect int) *server.Server {
 	t.Helper()
 	s, err := server.Start(t.Context(), server.Config{
 		DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: peer, Join: join, BootstrapExpect: expect, Log: quiet(t),
+		// A member that a busy machine lets wait is not away.
+		Timing: replica.Timing{Heartbeat: 2 * time.Second}, MinTTL: 10 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -99,7 +99,7 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 	told := make(chan backend.Reason, 8)
 	rs := setOf("x", "y")
 	for i := range rs {
-		rs[i].Lost = func(reason backend.Reason) { told <- reason }
+		rs[i].Lost = func(loss backend.Loss) { told <- loss.Reason }
 	}
 	first := takeAll(t, d, rs)
 	again := []backend.Request{rs[1], rs[0]}
@@ -110,9 +110,9 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 		}
 	}
 	for i := range rs {
-		rs[i].Lost = func(reason backend.Reason) { told <- reason }
+		rs[i].Lost = func(loss backend.Loss) { told <- loss.Reason }
 	}
-	takeAll(t, d, rs) // who asked last is told
+	takeAll(t, d, rs) // the last caller hears of the loss
 	rs[0].Lost, rs[1].Lost = nil, nil
 	for i, g := range takeAll(t, other, rs) {
 		if g.Token != first[i].Token {
@@ -129,8 +129,8 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 			t.Fatal("the first client was not told that its holds are another's")
 		}
 	}
-	// One name is taken away: what is left is given back, and all are taken anew.
-	if err := d.ForceRelease(t.Context(), "x", "maintenance"); err != nil {
+	// An operator takes one name away: the driver releases the rest and takes the whole set anew.
+	if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
 	anew := takeAll(t, d, rs)
@@ -265,7 +265,7 @@ func (c *contenders) check(d *builtin.Driver, self int, chosen []int, grants []b
 	}
 }
 
-// release gives back until it is known that nothing is left.
+// release retries until it knows that it holds nothing.
 func (c *contenders) release(d *builtin.Driver, g backend.Grant) {
 	for end := time.Now().Add(patience); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -323,7 +323,7 @@ func TestSetsThatOverlap(t *testing.T) {
 	c.run(drivers, func() { c.progress(10) })
 }
 
-// The leader is killed while sets are taken, waited for, given up and given back.
+// The leader dies while clients take, await, abandon and release sets.
 func TestSetsAcrossTheDeathOfTheLeader(t *testing.T) {
 	t.Parallel()
 	p := startProcesses(t, 3)

@@ -1,7 +1,6 @@
 package builtin
 
-// Attempts: one acquire on its way, from its request to the grant or the refusal, over as many connections as that
-// takes.
+// Attempts: one acquire, from its request to the grant or the refusal, over as many connections as that takes.
 
 import (
 	"errors"
@@ -9,15 +8,18 @@ import (
 	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // attempt is one acquire of one session, of one name or of several in one step, until it is decided: granted, refused,
 // or over so that another one must follow.
 //
 // Each has a sequence: whenever it arrives, and however often, it is carried out once, and not at all after the
-// clean-up that follows when it is given up.
+// clean-up that follows when it is abandoned.
 //
 // begin makes it. It is decided once, by decide, which closes done:
 //
@@ -26,15 +28,15 @@ import (
 //	its place in the queue is lost          Driver.lost, with errAgain: another attempt follows
 //	its caller goes                         session.giveUp
 //
-// From then on no answer to it is taken: what it may have in the service is a leftover.
+// From then on its answers are ignored: its state at the server, if any, is a leftover.
 type attempt struct {
 	s      *session
 	wishes []wish
-	// wait: it takes a place in the queue, as its requests say; they agree in that.
+	// wait: it takes a place in the queue, as its requests ask; they agree in that.
 	wait bool
-	// heir: it follows a takeOver, so something that it asks for may be there already, even if it is never sent.
+	// heir: it follows a takeOver: the server may have part of its request already, even if it is never sent.
 	heir bool
-	// sequence is the one of its last request: repeat draws another. A clean-up names it as target.
+	// sequence is the sequence of its last request: repeat draws another. A clean-up names it as target.
 	sequence uint64
 
 	// The following fields are protected by Driver.mu.
@@ -43,8 +45,8 @@ type attempt struct {
 	call *call
 	// queued: it has, or had, a place in the queue. It stays set when the attempt is granted, and says so in the grant.
 	queued bool
-	// on is the connection on which the service told of its place last. misses takes a place for lost that the present
-	// one has not told of.
+	// on is the connection on which the service last confirmed its place. misses treats a place as lost that the
+	// present connection has not confirmed.
 	on *conn
 	// decided: done is closed.
 	decided bool
@@ -54,28 +56,27 @@ type attempt struct {
 	done chan struct{}
 	// grants are one for each of wishes, in their order.
 	grants []*lockpb.Grant
-	// sentAt is what the holds' validity counts from.
+	// sentAt is the instant from which the holds' validity counts.
 	sentAt backend.Instant
-	// before: the grant did not come before it, so a minimum hold that counts from here is not over-reckoned.
+	// before: the grant is not earlier, so a minimum hold that counts from here is not too long.
 	before backend.Instant
 	err    error
 }
 
-// wish is one name that an attempt asks for.
+// wish is the request for one name of an attempt.
 type wish struct {
 	key
-	lost func(backend.Reason) // nil if nobody listens
+	lost func(backend.Loss) // nil if nobody listens
 }
 
 // is reports whether g grants it.
 func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId == w.requestID }
 
-// begin sends an acquire. patient: it outlasts a time in which nobody leads, because the request had a place in the
-// queue before. heir: it follows a takeOver, so that something of it may be in the service even if it is never sent.
+// begin sends an acquire. patient: it outlasts a time without a leader, because the request had a place in the queue
+// before. heir: it follows a takeOver, so the service may have part of it even if it is never sent.
 //
-// It returns at once. An attempt in a session that has ended is decided before it returns, with errSessionEnded. What
-// was left over by an earlier attempt of the same request is overtaken: its release must not meet what this one is
-// granted.
+// It returns immediately. An attempt in an ended session is decided before begin returns, with errSessionEnded. The
+// leftover of an earlier attempt of the same request is overtaken: its release must not end this attempt's hold.
 func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 	d := s.d
 	d.mu.Lock()
@@ -96,32 +97,52 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 		s.attempts[w.key] = append(s.attempts[w.key], a)
 	}
 	a.call = &call{
-		request: acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
+		request: d.acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
 	}
 	d.start(a.call)
 	return a
 }
 
-// repeat asks once more, with a sequence of its own: the answer is the hold or the place in the queue that the request
+// repeat sends the request with a new sequence: the answer is the hold or the place in the queue that the request
 // has. The caller holds d.mu.
 //
-// The old sequence would not do: it is settled, so the server may have forgotten its answer and refuse it (STALE). The
-// repetition outlasts a time without a leader, since there was a place in the queue.
+// The old sequence is settled, so the server may have forgotten its answer and refuse it (STALE). The repetition
+// outlasts a time without a leader, since there was a place in the queue.
 func (a *attempt) repeat() {
 	a.withdraw()
 	next := *a.call
 	a.sequence, a.on = a.s.number(), a.s.d.conn
 	next.sequence, next.patient = a.sequence, true
+	next.request = renewNonces(next.request)
 	a.call = &next
 	a.s.d.start(a.call)
 }
 
-// asks reports whether the acquire has no answer yet. The caller holds d.mu.
+// renewNonces returns a copy of the acquire with other nonces: if its earlier hold has ended, the new grant is
+// another hold.
+func renewNonces(r *lockpb.Request) *lockpb.Request {
+	r = proto.CloneOf(r)
+	one, all := r.GetAcquire(), r.GetAcquireAll().GetRequests()
+	if one != nil {
+		all = []*lockpb.Acquire{one}
+	}
+	for _, q := range all {
+		q.Nonce = newNonce()
+	}
+	return r
+}
+
+func newNonce() []byte {
+	n := fencing.NewNonce()
+	return n[:]
+}
+
+// asks reports whether the acquire is unanswered. The caller holds d.mu.
 func (a *attempt) asks() bool { return a.call != nil && a.s.d.calls[a.call.number] == a.call }
 
-// withdraw takes no answer to the acquire any more. The caller holds d.mu.
+// withdraw makes the attempt ignore answers to the acquire. The caller holds d.mu.
 //
-// The call is taken out of d.calls without being finished: its then would decide this attempt again.
+// The call is removed from d.calls without being finished: its then would decide this attempt a second time.
 func (a *attempt) withdraw() {
 	if a.asks() {
 		delete(a.s.d.calls, a.call.number)
@@ -129,35 +150,37 @@ func (a *attempt) withdraw() {
 	a.s.settled(a.sequence)
 }
 
-// acquireOf is the request on the wire for rs.
-func acquireOf(rs []backend.Request) *lockpb.Request {
+// acquireOf returns the request on the wire for rs.
+func (d *Driver) acquireOf(rs []backend.Request) *lockpb.Request {
+	hidden := d.under[:min(len(d.under), max(0, backend.MaxUnder-len(rs[0].Under)))]
 	if len(rs) == 1 {
 		one := oneOf(&rs[0])
-		one.Under = slices.Clone(rs[0].Under)
+		one.Under, one.UnderHidden = slices.Clone(rs[0].Under), hidden
 		return &lockpb.Request{Call: &lockpb.Request_Acquire{Acquire: one}}
 	}
-	all := &lockpb.AcquireAll{Requests: make([]*lockpb.Acquire, len(rs)), Under: slices.Clone(rs[0].Under)}
+	all := &lockpb.AcquireAll{Requests: make([]*lockpb.Acquire, len(rs)), Under: slices.Clone(rs[0].Under), UnderHidden: hidden}
 	for i := range rs {
 		all.Requests[i] = oneOf(&rs[i])
 	}
 	return &lockpb.Request{Call: &lockpb.Request_AcquireAll{AcquireAll: all}}
 }
 
-// oneOf is one request on the wire. What a set has in common is not in it: the set has it, and for one name acquireOf
+// oneOf returns one request on the wire, without the common part of a set: the set has it, and for one name acquireOf
 // adds it. The metadata is copied, because the message may be encoded after the caller has changed its map.
 func oneOf(r *backend.Request) *lockpb.Acquire {
 	return &lockpb.Acquire{
 		Name: r.Name, RequestId: r.RequestID, HoldId: r.HoldID, Owner: r.Owner, Wait: r.Wait,
 		Kind: kindsOut[r.Kind], Permits: uint32(r.Permits), Limit: uint32(r.Limit), Hierarchical: r.Hierarchical,
 		Metadata: maps.Clone(r.Metadata), MinHoldNanos: int64(r.MinHold),
+		Nonce: newNonce(), HeedsMaxHold: true,
 	}
 }
 
-// answered takes the answer to the acquire: it decides the attempt, or says that it waits in the queue, or that it must
-// be sent again. The caller holds d.mu.
+// answered handles the answer to the acquire: it decides the attempt, or notes that it waits in the queue, or that it
+// must be repeated. The caller holds d.mu.
 //
-// A grant is valid from the instant at which the acquire was sent only if the answer says that it renewed the session.
-// Otherwise its validity rests on what proved the session last.
+// A grant is valid from the instant at which the acquire was sent only if the answer says that it renewed the
+// session. Otherwise its validity counts from the session's last proof.
 //
 //	an error of the driver's own    decided with it
 //	queued                          it waits; a push decides it. Without wait: refused, as held
@@ -184,21 +207,21 @@ func (a *attempt) answered(r *lockpb.Reply, err error) {
 			sent = s.proved
 		}
 		a.sentAt, a.before = sent, a.call.left
-		a.hold(grants)
+		a.hold(grants, a.call.sent)
 	case wire == nil:
 		a.decide(nil, fmt.Errorf("%w: %w", backend.ErrUnknown, errors.New("an acquire was answered as something else")))
 	case isBusy(wire):
 		a.again(wire)
 	case wire.Code == lockpb.Code_CODE_NOT_HELD:
-		a.decide(nil, errAgain) // sent again, and what it was granted has ended since
+		a.decide(nil, errAgain) // sent a second time, and its hold has ended since
 	default:
 		a.decide(nil, replyError(wire))
 	}
 }
 
-// inOrder returns one grant for each of the wishes, in their order; nil if grants are not for exactly these. The server
-// keeps the order of the request that took the place in the queue, which may have been an earlier one with the same
-// ids.
+// inOrder returns one grant for each of the wishes, in their order; nil if grants are not for exactly these wishes.
+// The server keeps the order of the request that took the place in the queue, which may have been an earlier one with
+// the same ids.
 func (a *attempt) inOrder(grants []*lockpb.Grant) []*lockpb.Grant {
 	if len(grants) != len(a.wishes) {
 		return nil
@@ -217,18 +240,19 @@ func (a *attempt) inOrder(grants []*lockpb.Grant) []*lockpb.Grant {
 	return ordered
 }
 
-// hold decides the attempt: it is granted. grants are in the order of the wishes. The caller holds d.mu.
-func (a *attempt) hold(grants []*lockpb.Grant) {
+// hold decides the attempt: it is granted. grants are in the order of the wishes, from is as in lastOf. The caller holds
+// d.mu.
+func (a *attempt) hold(grants []*lockpb.Grant, from backend.Instant) {
 	for i, w := range a.wishes {
-		a.s.d.hold(a.s, grants[i], w.lost)
+		a.s.d.hold(a.s, grants[i], w.lost, from)
 	}
 	a.decide(grants, nil)
 }
 
-// again sends the acquire once more, with the same sequence, after a pause: the server could not serve. An election
-// takes a second or two; an attempt that waits for a lock waits on. The caller holds d.mu. before is the call that is
-// repeated: if there is another one by the time the pause is over, or the attempt is decided, nothing is sent. The
-// pause is cut short by Close, which decides the attempt.
+// again repeats the acquire, with the same sequence, after a pause: the server could not serve. An election takes a
+// second or two; an attempt that waits for a lock goes on waiting. The caller holds d.mu. before is the call that is
+// repeated: if another call has replaced it after the pause, or the attempt is decided, again sends no request. Close
+// cuts the pause short and decides the attempt.
 func (a *attempt) again(wire *lockpb.Error) {
 	d, before := a.s.d, a.call
 	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
@@ -246,29 +270,28 @@ func (a *attempt) again(wire *lockpb.Error) {
 	})
 }
 
-// granted takes grants, all that one place in the queue has brought, to those who wait for them. The caller holds d.mu.
+// granted hands grants, all of one place in the queue, to the attempts that wait for them. The caller holds d.mu.
 //
-// The validity counts from s.proved, which an answer has set before: a push proves nothing about time. If that is long
-// ago, session.attempt proves the session before the grant is returned.
+// The validity counts from s.proved, which an answer has set before: a push does not prove the session. If that is
+// long ago, session.attempt proves the session before it returns the grant.
 func (s *session) granted(grants []*lockpb.Grant) {
 	if len(grants) == 0 {
 		return
 	}
-	// Attempts that were given up are not among them; their clean-up ends the holds.
+	// Abandoned attempts are not among them; their clean-up ends the holds.
 	for _, a := range s.attempts[key{grants[0].Name, grants[0].RequestId}] {
 		if mine := a.inOrder(grants); mine != nil {
-			// What proved the session was asked for before this was sent.
+			// The request that proved the session was sent before this acquire.
 			a.queued, a.sentAt, a.before = true, s.proved, max(s.proved, a.call.left)
-			a.hold(mine)
+			a.hold(mine, a.before)
 		}
 	}
 }
 
-// decide ends the attempt, once. From then on no answer to it is taken, and its sequence is settled. The caller holds
+// decide ends the attempt, once. From then on its answers are ignored, and its sequence is settled. The caller holds
 // d.mu.
 //
-// It may be called for an attempt that is decided: then it does nothing, so the end of a session and the end of a
-// caller's context cannot cross.
+// It has no effect on a decided attempt, so the end of a session and the end of a caller's context cannot cross.
 func (a *attempt) decide(grants []*lockpb.Grant, err error) {
 	if a.decided {
 		return
@@ -281,9 +304,9 @@ func (a *attempt) decide(grants []*lockpb.Grant, err error) {
 	close(a.done)
 }
 
-// remove takes an attempt out of those for k that are not decided. The caller holds d.mu.
+// remove removes an attempt from the undecided ones for k. The caller holds d.mu.
 func (s *session) remove(k key, a *attempt) {
-	// A copy, because the caller may be going through them.
+	// A copy, because the caller may be iterating over them.
 	rest := slices.DeleteFunc(slices.Clone(s.attempts[k]), func(other *attempt) bool { return other == a })
 	if s.attempts[k] = rest; len(rest) == 0 {
 		delete(s.attempts, k)

@@ -28,8 +28,8 @@ const (
 	inTime = 5 * time.Second
 )
 
-// TestAvailability asks for free names all the time while a fault that is drawn breaks the cluster once a minute, and
-// prints the share of calls that had their lock in time, and the longest time in which nobody had any.
+// TestAvailability keeps asking for free names while a random fault breaks the cluster once a minute. It prints the
+// share of calls that got their lock in time, and the longest time without any grant.
 func TestAvailability(t *testing.T) {
 	deep.Only(t)
 	length := 3 * time.Minute
@@ -45,7 +45,7 @@ func TestAvailability(t *testing.T) {
 	began := time.Now()
 	var faults []struck
 	for n := 0; time.Duration(n) < length/faultEvery; n++ {
-		half := faultEvery / 2 // the other one is for what the fault leaves
+		half := faultEvery / 2 // the other half is for the aftermath of the fault
 		time.Sleep(time.Until(began.Add(time.Duration(n)*faultEvery + rand.N(half))))
 		faults = append(faults, p.strike(t))
 	}
@@ -68,7 +68,7 @@ type struck struct {
 	began, end time.Time
 }
 
-// strike breaks something for a drawn time, heals it, and waits until all members are at work again.
+// strike injects a random fault for a random time, heals it, and waits until all members work again.
 func (p *processes) strike(t *testing.T) struck {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -145,8 +145,8 @@ type asked struct {
 
 type askedAll []asked
 
-// askAlways asks for that many free names a second, whatever became of those before. What it returns ends it, and
-// returns the calls.
+// askAlways asks for rate free names a second, whatever became of earlier calls. The function end stops the calls and
+// returns them.
 func askAlways(t *testing.T, addrs []string, rate int) (end func() askedAll) {
 	drivers := make([]*builtin.Driver, 4)
 	for i := range drivers {
@@ -211,8 +211,8 @@ func (all askedAll) served() float64 {
 	return float64(n) / float64(len(all))
 }
 
-// longestGap is the longest time without a grant of those that began between from and to, and how long all gaps of more
-// than half a second were together.
+// longestGap returns the longest gap between grants that begins between from and to, and the sum of all gaps longer
+// than half a second.
 func (all askedAll) longestGap(from, to time.Time) (longest, together time.Duration) {
 	var grants []time.Time
 	for _, a := range all {

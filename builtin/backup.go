@@ -1,6 +1,6 @@
 package builtin
 
-// Backups: the whole state of a cluster as one stream, from a member that has little else to do.
+// Backups: the whole state of a cluster as one stream, from a member with little other work.
 
 import (
 	"context"
@@ -16,16 +16,15 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// pieceTime is how long one piece of a backup may be on its way.
+// pieceTime bounds the transfer of one piece of a backup.
 //
-// A limit for the whole would have to fit the largest state and the slowest reader; see backupTime for the one there
-// is.
+// A bound for the whole would have to fit the largest state and the slowest reader: see backupTime.
 const pieceTime = 30 * time.Second
 
 // Backup writes all that the cluster keeps to w, including everything that was acknowledged to any client before the
 // call. It comes from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds.
-// An error wraps backend.ErrUnavailable, or is the one that w returned; what was written is then of no use, and cannot
-// be restored by mistake: a backup ends with its checksum.
+// An error wraps backend.ErrUnavailable, or is the error of w. The partial output is then useless, and cannot be
+// restored by mistake: a backup ends with its checksum.
 //
 // "fencelock restore", or embedded.Restore, makes a new cluster of it. Locks go on meanwhile, and ctx ends it.
 //
@@ -41,9 +40,9 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 		return adminError(call, "", err)
 	}
 	to := &counted{Writer: w}
-	for _, address := range sources {
-		// What was written cannot be taken back, so another one is asked only before the first byte.
-		if err = a.backupFrom(ctx, address, to); err == nil || to.bytes > 0 || to.err != nil || ctx.Err() != nil {
+	for i := range sources {
+		// The output cannot be undone, so another member is asked only before the first byte.
+		if err = a.backupFrom(ctx, &sources[i], to); err == nil || to.bytes > 0 || to.err != nil || ctx.Err() != nil {
 			break
 		}
 	}
@@ -53,6 +52,8 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 		return nil
 	case to.err != nil:
 		err = to.err
+	case status.Code(err) == codes.PermissionDenied:
+		err = fmt.Errorf("%w: %s", ErrRefused, text)
 	case status.Code(err) == codes.Unimplemented:
 		err = fmt.Errorf("%w: %s", backend.ErrUnsupported, text)
 	case ctx.Err() != nil:
@@ -63,15 +64,15 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 	return &backend.CallError{Driver: driverName, Call: call, Err: err}
 }
 
-// counted is a writer that knows how much was written, and why no more was: a broken file must not be told as a broken
-// member, nor have another member asked.
+// counted is a writer that records how much was written, and its error: a broken file must not count as a broken
+// member, nor make Backup ask another member.
 type counted struct {
 	io.Writer
 	bytes int
 	err   error
 }
 
-// Write writes p and notes what came of it. It is called by one goroutine.
+// Write writes p and records the result. It is called by one goroutine.
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.Writer.Write(p)
 	c.bytes += n
@@ -79,13 +80,13 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// backupFrom copies the backup of one member to w. A member that sends nothing for pieceTime is given up: a backup may
-// take long, but not a piece of it.
+// backupFrom copies the backup of one member to w. It fails if the member is silent for pieceTime: a
+// backup may take long, but one piece may not.
 //
-// The timer of silence cancels the stream's context; it is set anew with each piece and stopped on return. It runs
-// while w is written to, as well: a writer that takes longer than pieceTime for one piece ends the backup.
-func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) error {
-	return a.at(ctx, address, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
+// The timer of silence cancels the stream's context; each piece resets it, and it stops on return. It also runs while
+// w is written to: a writer that takes longer than pieceTime for one piece ends the backup.
+func (a *Admin) backupFrom(ctx context.Context, m *MemberStatus, w io.Writer) error {
+	return a.changeAt(ctx, m, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		silence := time.AfterFunc(pieceTime, cancel)
@@ -110,26 +111,33 @@ func (a *Admin) backupFrom(ctx context.Context, address string, w io.Writer) err
 	})
 }
 
-// backupTime bounds a whole backup, so that no stream stays open for ever that brings a piece now and then.
+// backupTime bounds a whole backup, so that a stream that brings a piece now and then does not stay open
+// indefinitely.
 const backupTime = time.Hour
 
-// awaitSources returns who can make a backup, the leader last: also for a while in which there may be none.
+// awaitSources returns the members that can make a backup, the leader last. It waits while no member can.
 //
 // A member that follows nobody is left out: it does not know how far the cluster has come. ctx, or changeTime, ends the
-// search with the error of the last look.
-func (a *Admin) awaitSources(ctx context.Context) (sources []string, err error) {
+// search with the last error.
+func (a *Admin) awaitSources(ctx context.Context) (sources []MemberStatus, err error) {
 	err = patiently(ctx, func(ctx context.Context) error {
 		members := a.Status(ctx)
 		leader, err := leaderOf(members)
-		if err != nil {
+		if errors.As(err, new(closedFor)) {
 			return err
 		}
+		sources = nil
 		for _, m := range members {
 			if m.Err == nil && !m.Leader && m.LeaderId != "" {
-				sources = append(sources, m.Address)
+				sources = append(sources, m)
 			}
 		}
-		sources = append(sources, leader)
+		if leader != nil {
+			sources = append(sources, *leader)
+		}
+		if len(sources) == 0 {
+			return err
+		}
 		return nil
 	})
 	return sources, err

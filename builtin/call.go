@@ -1,11 +1,11 @@
 package builtin
 
-// Calls: one request to the service on its way to its answer. A call outlives connections, so that its caller need not
-// know of them: it is sent again on the next one, with the number that makes it harmless to carry it out twice.
+// Calls: one request to the service on its way to its answer. A call outlives connections, so its caller need not
+// know about them: it is repeated on the next connection, with a number that makes a second execution harmless.
 //
 // Two things call the service. ask sends one request, repeats it while the service cannot serve, and returns the
-// answer; almost everything uses it. Attempts and leftovers start their calls themselves, because they may have to be
-// taken back or overtaken while they wait.
+// answer; almost all callers use it. Attempts and leftovers start their calls themselves, because they may have to
+// withdraw or overtake them while they wait.
 
 import (
 	"cmp"
@@ -28,31 +28,32 @@ import (
 //	           ▲                                │
 //	           └──── the connection ended ◄─────┘   (once: finish, as unknown)
 //
-// It ends by finish: with an answer; with what ends all calls of its kind (its session, the cluster's past, a round
-// over all members that found no leader); when its caller gives up; or, if once is set, with its connection. Attempts
-// and watches may take theirs out of Driver.calls instead; then is not called in that case, and nobody waits for done.
+// finish ends it: with an answer; with an event that ends all calls of its kind (the end of its session, the loss of
+// the cluster's past, a round over all members without a leader); when its caller gives up; or, if once is set, with
+// its connection. Attempts and watches may remove theirs from Driver.calls instead; then is not called in that case,
+// and nobody waits for done.
 type call struct {
 	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be
 	// writing it.
 	request *lockpb.Request
-	// session is the one that it speaks for; nil: it needs none.
+	// session is the session of the request; nil if it needs no session.
 	session *session
-	// sequence makes it harmless when it is sent again; zero: it has none, and is harmless by itself or sent once.
+	// sequence makes a repetition harmless; zero: the call has no sequence, and is harmless or sent once.
 	sequence uint64
-	// once: it is not sent again when its connection ends, because that would do it twice (ForceRelease), because the
-	// next connection begins with one of its own (Attach), or because something newer was asked for meanwhile
+	// once: it is not repeated when its connection ends, because that would do it twice (ForceRelease), because the
+	// next connection starts with a new one (Attach), or because the caller asked for something newer meanwhile
 	// (overtake).
 	once bool
-	// looks: whether it was carried out makes no difference to anybody, so its outcome is never unknown.
+	// looks: it only reads, so a lost answer is no unknown outcome.
 	looks bool
-	// waits: for a lock. Once the request has left, it outlasts the time in which nobody leads, because it may have a
-	// place in the queue.
+	// waits: for a lock. Once the request has left, it outlasts a time without a leader, because it may have a place
+	// in the queue.
 	waits bool
 	// attaches: it opens, attaches or closes the session, and may be sent on a connection to which the session is not
-	// attached. The others of the session wait for the attachment.
+	// attached. The session's other calls wait for the attachment.
 	attaches bool
-	// then takes the answer or the error. It runs once, under Driver.mu, before done is closed, and must not block. It
-	// may be nil.
+	// then handles the answer or the error. It runs once, under Driver.mu, before done is closed, and must not block.
+	// It may be nil.
 	then func(*lockpb.Reply, error)
 
 	// The following fields are protected by Driver.mu.
@@ -60,22 +61,21 @@ type call struct {
 	number uint64
 	// size of the request, in bytes.
 	size int
-	// started is when it was started first: repetitions keep it, and so share the time that one call may take, or a
-	// server that is busy would be asked for ever.
+	// started is when it was started first: repetitions keep it, and so share the time of one call. Otherwise a busy
+	// server would be asked indefinitely.
 	started backend.Instant
-	// on is the connection that has it in its queue, or on which it was sent; nil: it waits for one.
+	// on is the connection that has it in its queue, or on which it was sent; nil before that.
 	on *conn
-	// sent is just before it was sent on that connection; zero: not yet. What the answer proves counts from here.
+	// sent is just before it was sent on that connection; zero: not yet. The proof of its answer counts from here.
 	sent backend.Instant
-	// seen is the greatest revision that was known just before it was sent: an answer with a smaller one shows that the
+	// seen is the greatest known revision just before it was sent: an answer with a smaller one shows that the
 	// service has forgotten something.
 	seen uint64
-	// left is just before it was sent for the first time, on whichever connection: nothing that it does happened
-	// earlier.
+	// left is just before it was sent for the first time, on whichever connection: its effects are not earlier.
 	left backend.Instant
-	// doubt: it may have been carried out already, on an earlier connection or by a server that could not tell.
+	// doubt: it may have been carried out already, on an earlier connection or by a server that does not know.
 	doubt bool
-	// patient: it outlasts the time in which nobody leads, however long that is.
+	// patient: it outlasts any time without a leader.
 	patient bool
 
 	// The following fields are valid once done is closed.
@@ -85,12 +85,12 @@ type call struct {
 	err   error
 }
 
-// mostBytes bounds one request. What the server takes is less, and its own answer is better; this keeps one request
+// mostBytes bounds one request. The server's bound is lower, and its own answer is better; this keeps one request
 // from breaking the connection that all share.
 const mostBytes = 256 << 10
 
-// start sends c, or lets it wait for a connection. What can never be sent is finished at once: c.then is called before
-// start returns then. The caller holds d.mu.
+// start sends c, or lets it wait for a connection. An impossible call is finished immediately: c.then is called
+// before start returns then. The caller holds d.mu.
 //
 // start does not wait for anything, so it may be called from then. A call must not be started twice: repetitions are
 // copies, because the first one may still be in a connection's queue.
@@ -99,7 +99,9 @@ func (d *Driver) start(c *call) {
 	c.number, c.started, c.done = d.last, cmp.Or(c.started, d.clock.Now()), make(chan struct{})
 	c.on, c.sent = nil, 0
 	d.calls[c.number] = c
-	c.size = proto.Size(c.request)
+	if c.request != keepAlive { // the most frequent request
+		c.size = proto.Size(c.request)
+	}
 	err := d.past.lost
 	switch {
 	case c.size > mostBytes:
@@ -121,12 +123,12 @@ func (d *Driver) start(c *call) {
 	}
 }
 
-// route gives c to the connection, if there is one and the session of c is attached to it. The server refuses what a
-// session says on another connection, and the order in which a session's calls were started is that in which they are
-// queued. The caller holds d.mu.
+// route gives c to the connection, if there is one and the session of c is attached to it. The server refuses a
+// session's requests on another connection, and a session's calls are queued in the order in which they were started.
+// The caller holds d.mu.
 //
-// What cannot be routed stays in d.calls: install routes it to the next connection, and attached what waited for its
-// session.
+// Other calls stay in d.calls: install routes them to the next connection, and attached routes calls that waited for
+// their session.
 func (d *Driver) route(c *call) {
 	if d.conn == nil || c.session != nil && !c.attaches && c.session.on != d.conn {
 		return
@@ -135,10 +137,10 @@ func (d *Driver) route(c *call) {
 	d.conn.push(c)
 }
 
-// want has maintain connect, and starts it for the first call: a driver that nobody has used runs nothing. The caller
-// holds d.mu.
+// want makes maintain connect, and starts it for the first call: an unused driver has no goroutines. The caller holds
+// d.mu.
 //
-// After Close nothing is started, but what runs goes on, so that sessions can be ended on it.
+// After Close it starts nothing, but maintain goes on if it runs, so that sessions can be ended on its connection.
 func (d *Driver) want() {
 	if !d.running && d.ctx.Err() == nil {
 		d.running = true
@@ -147,11 +149,11 @@ func (d *Driver) want() {
 	d.wake.Ring()
 }
 
-// finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in which
-// answers come, before anybody who waits for c goes on. The caller holds d.mu.
+// finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in
+// which answers come, before any caller that waits for c goes on. The caller holds d.mu.
 //
-// An answer that meets a call that is finished changes nothing. The service may have carried it out all the same;
-// undoing that is the concern of the caller that gave it up: see leave.go.
+// An answer to a finished call has no effect. The service may have carried the call out all the same; the caller that
+// abandoned it undoes that: see leave.go.
 func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	if d.calls[c.number] != c {
 		return
@@ -164,21 +166,21 @@ func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	close(c.done)
 }
 
-// unanswered is the error of a call that ends without an answer: it says whether it may have been carried out. The
-// caller holds d.mu.
+// unanswered returns the error of a call that ends without an answer: it says whether the call may have been carried
+// out. The caller holds d.mu.
 //
 //	it was sent, and changes something    backend.ErrUnknown
-//	a setting is wrong                    the error as it is (backend.ErrMisconfigured)
-//	otherwise                             backend.ErrUnavailable: nothing was done
+//	a setting, or the token, is wrong     the error as it is (backend.ErrMisconfigured, backend.ErrDenied)
+//	otherwise                             backend.ErrUnavailable: no change was made
 func (c *call) unanswered(err error) error {
 	doubt := (c.doubt || c.sent != 0) && !c.looks
-	if !doubt && errors.Is(err, backend.ErrMisconfigured) {
+	if !doubt && (errors.Is(err, backend.ErrMisconfigured) || errors.Is(err, errToken)) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", noAnswer(doubt), err)
 }
 
-// noAnswer is the class of a call without an answer. doubt: it may have been carried out.
+// noAnswer returns the class of a call without an answer. doubt: it may have been carried out.
 func noAnswer(doubt bool) error {
 	if doubt {
 		return backend.ErrUnknown
@@ -186,11 +188,11 @@ func noAnswer(doubt bool) error {
 	return backend.ErrUnavailable
 }
 
-// await waits for the answer. When ctx ends first, c is given up: an answer that comes later meets nobody. The error
-// then says whether c may have been carried out, except after Close, whose callers are told just that.
+// await waits for the answer. When ctx ends first, c is abandoned, and a later answer is ignored. The error then says
+// whether c may have been carried out, except after Close, whose callers get ErrClosed alone.
 //
-// It looks at the end of d.ctx too, so no call is left when Close waits for the gate. An answer that has come is
-// returned, also where ctx has ended by then: then has had it, and the caller must not be told otherwise.
+// It also watches the end of d.ctx, so no call is left when Close waits for the gate. It returns an answer that has
+// come even if ctx has ended by then: then has handled it, and the caller must get the same result.
 func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	var err error
 	select {
@@ -206,30 +208,30 @@ func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	if !errors.Is(err, backend.ErrClosed) {
 		err = c.unanswered(err)
 	}
-	d.finish(c, nil, err) // does nothing if the answer has come meanwhile
+	d.finish(c, nil, err) // no effect if the answer has come meanwhile
 	return c.reply, c.err
 }
 
-// A server that cannot serve right now is asked again: busyPause between two requests, halved to one and a half times
-// by chance, and busyTime for all of them together, which is as long as an election takes at most where most members
-// work.
+// busyPause is the pause before a server that cannot serve is asked again, times 0.5 to 1.5 at random. busyTime
+// bounds all repetitions together: it is the longest election where most members work.
 const (
 	busyPause = 50 * time.Millisecond
 	busyTime  = 10 * time.Second
 )
 
-// ask sends a request and returns its answer. It sends it again where the answer was lost, with the same sequence,
-// unless once is set, and where the server could not serve. An answer that is an error comes as such: see replyError.
+// ask sends a request and returns its answer. It repeats the request with the same sequence if the answer was lost,
+// unless once is set, and if the server could not serve. An answer that is an error is returned as such: see
+// replyError.
 //
-// What the server's answers come to:
+// The server's answers and their results:
 //
 //	an answer        it is returned
 //	UNAVAILABLE      asked again until busyTime is over; then backend.ErrUnavailable
 //	UNKNOWN          the same, but then backend.ErrUnknown; with once, at once
 //	other errors     returned, as replyError says
 //
-// Each round is a call of its own with the same sequence, so the server carries out one of them. doubt stays with all
-// later rounds: an UNKNOWN is not undone by an UNAVAILABLE after it.
+// Each round is a new call with the same sequence, so the server carries out only one of them. doubt stays with all
+// later rounds: an UNAVAILABLE does not undo an earlier UNKNOWN.
 func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	began := d.clock.Now()
 	for {
@@ -259,13 +261,13 @@ func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	}
 }
 
-// isBusy reports whether the server could not serve, or could not tell whether it did: the request may be sent again.
+// isBusy reports whether the server could not serve, or does not know whether it did: the request may be repeated.
 func isBusy(e *lockpb.Error) bool {
 	return e != nil && (e.Code == lockpb.Code_CODE_UNAVAILABLE || e.Code == lockpb.Code_CODE_UNKNOWN)
 }
 
 // later runs f under d.mu after busyPause, unless the driver is closed before. It is work of the gate. f must not
-// block, and has to look whether what it was meant for still stands.
+// block, and has to check whether its reason still stands.
 func (d *Driver) later(f func()) {
 	d.background(func() {
 		if d.pause(d.ctx, busyPause) != nil {

@@ -16,7 +16,7 @@ func TestClusterFaults(t *testing.T) {
 	deep.Only(t)
 	cluster.RunAll(t, func(t testing.TB, f cluster.Fault) cluster.Harness {
 		var like []member
-		if f.Slug == "far-behind" { // a log that is soon forgotten
+		if f.Slug == "far-behind" { // a log that is soon compacted
 			like = append(like, member{
 				SegmentBytes: smallSegment, SnapshotEntries: 32, TrailingEntries: 8, SnapshotInterval: 100 * time.Millisecond,
 			})

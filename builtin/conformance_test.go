@@ -2,8 +2,11 @@ package builtin_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -13,35 +16,71 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/testcert"
 )
 
 // TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket.
-// Those behind a link have one.
+// Clients behind a link have a socket.
 func TestConformanceInProcess(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
 	n := startNode(t)
-	h := harness(t, []string{n.addr()})
+	h := harness(newAdmin(t, n.addr()))
 	h.New = func(testing.TB) backend.Driver { return builtin.Attach(n.attach, nil) }
+	h.Principal = "process:"
 	h.Linked = func(t testing.TB) (backend.Driver, fault.Link) {
 		return linked(t, n.addr())
 	}
 	h.Server.Restart = func(t testing.TB) { n.stop(t); n.start(t) }
 	h.Server.Stop, h.Server.Start = n.stop, n.start
 	h.Server.Pause, h.Server.Resume = n.freeze, n.thaw
-	conformance.Run(t, h, deep.Some(t, "exclusion", "lease", "waiting", "cancellation", "capabilities", "outages",
-		"leftovers")...)
+	conformance.Run(t, h, deep.Some(t, "waiting", "cancellation", "capabilities")...)
+}
+
+// TestConformanceWithCertificates runs what has to do with who calls on a server that asks for certificates.
+func TestConformanceWithCertificates(t *testing.T) {
+	t.Parallel()
+	authority := testcert.New(t)
+	s, err := server.Start(t.Context(), server.Config{
+		DataDir: t.TempDir(), Listen: "127.0.0.1:0", TLS: authority.Server(t, "locks.test"), MinTTL: 100 * time.Millisecond,
+		Log: quiet(t),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	pair, err := tls.LoadX509KeyPair(authority.Sign(t, "ops.test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := os.ReadFile(authority.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(ca)
+	config := &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, ServerName: "locks.test"}
+	shown := func() *builtin.Driver {
+		return builtin.New([]string{s.Addr().String()}, &builtin.Options{TLS: config})
+	}
+	a := admin{shown()}
+	t.Cleanup(func() { _ = a.driver.Close(context.Background()) })
+	h := harness(a)
+	h.Principal = "cert:ops.test"
+	h.New = func(testing.TB) backend.Driver { return shown() }
+	h.Linked = func(t testing.TB) (backend.Driver, fault.Link) { return linkedBy(t, config, s.Addr().String()) }
+	conformance.Run(t, h, "capabilities")
 }
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.NotShort(t)
+	deep.Only(t)
 	t.Parallel()
-	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3),
-		deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
+	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3))
 }
 
-// TestConformanceProcess runs it on one server in a process of its own, which is killed and paused.
+// TestConformanceProcess runs the suite on one server in a separate process, which the suite kills and pauses.
 func TestConformanceProcess(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
@@ -56,7 +95,7 @@ func TestConformanceCluster(t *testing.T) {
 }
 
 func harnessOf(t *testing.T, p *processes) conformance.Harness {
-	h := harness(t, p.addrs())
+	h := harness(newAdmin(t, p.addrs()...))
 	h.New = func(t testing.TB) backend.Driver { return open(t, p.addrs()...) }
 	h.Linked = func(t testing.TB) (backend.Driver, fault.Link) { return linked(t, p.addrs()...) }
 	h.Server.Restart = func(t testing.TB) { p.stopAll(t); p.startAll(t) }
@@ -66,20 +105,19 @@ func harnessOf(t *testing.T, p *processes) conformance.Harness {
 	return h
 }
 
-// harness is what all configurations have in common.
-func harness(t testing.TB, addrs []string) conformance.Harness {
-	a := newAdmin(t, addrs...)
+// harness returns what all configurations share.
+func harness(a admin) conformance.Harness {
 	return conformance.Harness{
 		Server: conformance.Server{
 			Evict: a.evict,
 			Wipe:  a.wipe,
 			// Places in queues are part of the replicated state, from which no operator can delete one alone.
-			EvictWaiter: func(testing.TB, string) {},
+			EvictWaiter: func(testing.TB, string) int { return 0 },
 			Compact:     a.compact,
 		},
-		Leftovers: a.leftovers,
-		TTL:       2 * time.Second, // of which the driver's patience with a server is a quarter
-		Intrude:   a.intrude,
+		Leftovers: a.leftovers, Principal: "address:127.0.0.1",
+		TTL:     2 * time.Second, // of which the driver's patience with a server is a quarter
+		Intrude: a.intrude,
 	}
 }
 
@@ -87,7 +125,7 @@ func harness(t testing.TB, addrs []string) conformance.Harness {
 func (a admin) evict(t testing.TB, name string) {
 	t.Helper()
 	within(t, func(ctx context.Context) error {
-		if err := a.driver.ForceRelease(ctx, name, "evicted"); !errors.Is(err, backend.ErrNotHeld) {
+		if err := a.driver.ForceRelease(ctx, backend.ForceRequest{Name: name, Reason: "evicted"}); !errors.Is(err, backend.ErrNotHeld) {
 			return err
 		}
 		return nil
@@ -102,7 +140,7 @@ func (a admin) wipe(t testing.TB) {
 			if err != nil {
 				return err
 			}
-			if err := a.driver.ForceRelease(ctx, info.Name, "wiped"); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+			if err := a.driver.ForceRelease(ctx, backend.ForceRequest{Name: info.Name, Reason: "wiped"}); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 				return err
 			}
 		}
@@ -110,8 +148,8 @@ func (a admin) wipe(t testing.TB) {
 	})
 }
 
-// compact makes so many events that the server forgets those of before: it keeps a number of them. On a slow machine that
-// takes minutes, so each round of them has its own time.
+// compact makes events until the server forgets the earlier ones: it keeps a fixed number. On a slow machine that
+// takes minutes, so each round has a separate timeout.
 func (a admin) compact(t testing.TB, _ string) {
 	t.Helper()
 	var since uint64
@@ -169,7 +207,7 @@ func (a admin) compacted(ctx context.Context, since uint64) (bool, error) {
 	return false, nil
 }
 
-// leftovers lists what is held or waited for, and open sessions.
+// leftovers lists holds, waiters and open sessions.
 func (a admin) leftovers() ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -1,10 +1,10 @@
 package builtin
 
-// Connections: one stream to the leader, with a goroutine that writes and one that reads. Both end with the
+// Connections: one stream to the leader, with a writing and a reading goroutine. Both end with the
 // connection's context; serve returns when both have ended.
 //
-// Everything that a connection carries belongs to calls (call.go), sessions (session.go) and watches (watch.go), which
-// outlive it. install hands them to a new connection, and uninstall takes them back.
+// The messages of a connection belong to calls (call.go), sessions (session.go) and watches (watch.go), which outlive
+// it. install hands them to a new connection, and uninstall takes them back.
 
 import (
 	"cmp"
@@ -21,8 +21,8 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into Driver.conn,
-// and uninstall takes it out; it never comes back. The code that finds out that it must end calls cancel with the
+// conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into
+// Driver.conn, and uninstall removes it for good. The code that finds out that it must end calls cancel with the
 // reason:
 //
 //	the stream ended            the stream's error, from read or write
@@ -33,52 +33,55 @@ import (
 //	another cluster or past     a *backend.HistoryError, from forgotten
 //	Close                       the end of Driver.lineCtx
 //
-// The first reason stays. Calls that are over with the connection have it in their errors.
+// The first reason stays. Calls that end with the connection have it in their errors.
 type conn struct {
 	d       *Driver
 	stream  Stream
 	address string
-	welcome *lockpb.Welcome // what the server told of itself
-	// ctx ends with the stream, which is bound to it, and with Driver.lineCtx.
+	welcome *lockpb.Welcome // the server's greeting
+	// ctx ends with the stream, whose context it is, and with Driver.lineCtx.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// wake rings when something is queued; write ends with ctx.
+	// wake rings when a call is queued; write ends with ctx.
 	wake bell.Bell
 
 	// The following fields are protected by Driver.mu.
 
-	// queue has what is to be sent, oldest first. A call that has been given up stays in it until take meets it: taking
-	// it out would cost a search for each.
+	// queue has the calls to send, oldest first. An abandoned call stays in it until take meets it: removing it would
+	// cost a search.
 	queue []*call
-	// received is when something came last. It shows that the server is there, and proves nothing about sessions.
+	// received is when the last message came. It shows that the server is there, and does not prove any session.
 	received backend.Instant
-	// pushed is how many pushes about sessions came, to be compared with the server's count: see receive.
+	// pushed counts the pushes about sessions, to be compared with the server's count: see receive.
 	pushed uint64
-	// watchdog runs while something is not answered, and is nil otherwise.
+	// watchdog runs while a call is unanswered, and is nil otherwise.
 	watchdog *time.Timer
+	// kept are the unanswered keepalives for several sessions, by the number of the request.
+	kept map[uint64][]kept
+	// looked is when keepOthers last checked the other sessions.
+	looked backend.Instant
 }
 
-// The bounds of one message: far from what a server takes, and more than what makes a difference.
+// The bounds of one message: far below the server's own, and high enough for throughput.
 const (
 	batchSize  = 256       // requests
-	batchBytes = 512 << 10 // after which nothing more is added
+	batchBytes = 512 << 10 // the message is closed at this size
 )
 
 // push queues a call. The queue is bounded by the callers: each has one call on its way, or a few. The caller holds
 // d.mu.
 //
-// It does not look at what is queued already, so that a caller that gives up and asks again costs two places for a
-// moment.
+// It does not search the queue, so a caller that gives up and asks again takes two places for a moment.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
 	c.wake.Ring()
 }
 
-// write sends what is queued: what is ready together travels together. It needs no timer for that: while one message is
+// write sends the queued calls, all ready ones in one message. It needs no timer for that: while one message is
 // being sent, the next one gathers. It ends with the connection.
 //
-// A pause before each message, to gather more, would cost every lone caller that pause. A goroutine for each call that
-// sends by itself would need a lock around the stream, which must not be used by two at a time.
+// A pause before each message, to gather more, would cost every lone caller that pause. A goroutine for each call
+// would need a lock around the stream, which must not be used by two at a time.
 func (c *conn) write() {
 	for {
 		select {
@@ -99,11 +102,11 @@ func (c *conn) write() {
 	}
 }
 
-// take makes a message of the first calls in the queue. Their instants are read here, before anything of it is sent:
-// what a reply proves counts from then. An instant of when the call was queued would be as safe and waste the wait.
+// take makes a message of the first calls in the queue. It reads their instants here, before any of it is sent: the
+// proof of a reply counts from then. The instant at which the call was queued would be as safe but earlier.
 //
-// A sequence's acknowledgement is read here too, as late as possible, so that the server can forget more. nil means
-// that there is nothing to send for now. What is left over has the writer come again.
+// take reads a sequence's acknowledgement as late as possible, so that the server can forget more. nil means that
+// no call is to be sent now. If calls are left over, take wakes the writer.
 func (c *conn) take() *lockpb.ClientMessage {
 	d := c.d
 	d.mu.Lock()
@@ -114,14 +117,22 @@ func (c *conn) take() *lockpb.ClientMessage {
 	now := d.clock.Now()
 	m := &lockpb.ClientMessage{Requests: make([]*lockpb.Request, 0, min(len(c.queue), batchSize))}
 	n, size := 0, 0
+	var keep *lockpb.Request
 	for ; n < len(c.queue) && n < batchSize && size < batchBytes; n++ {
 		x := c.queue[n]
 		if d.calls[x.number] != x || x.on != c {
-			continue // given up
+			continue // abandoned
 		}
 		x.seen = d.past.seen
 		if x.sent = now; x.left == 0 {
 			x.left = now
+		}
+		if c.welcome.KeepsAll && x.session != nil && x.request.GetKeepAlive() != nil {
+			if keep = c.keep(keep, x, now); len(c.kept[keep.Number]) == 1 {
+				m.Requests = append(m.Requests, keep)
+			}
+			size += x.size
+			continue
 		}
 		r := &lockpb.Request{Number: x.number, Call: x.request.Call}
 		if s := x.session; s != nil {
@@ -132,6 +143,9 @@ func (c *conn) take() *lockpb.ClientMessage {
 		}
 		m.Requests = append(m.Requests, r)
 		size += x.size
+	}
+	if keep != nil {
+		c.keepOthers(keep, now)
 	}
 	clear(c.queue[:n])
 	if c.queue = c.queue[n:]; len(c.queue) == 0 {
@@ -151,13 +165,13 @@ func (c *conn) take() *lockpb.ClientMessage {
 // errSilent: the server does not answer.
 var errSilent = errors.New("the server does not answer")
 
-// watch ends the connection if something has not been answered for too long, and nothing else was said meanwhile. A
-// server that answers others is alive; what it owes one call may take as long as it takes. TCP would notice a silent
-// server after minutes, when every lease is over. It runs in a timer of its own, which uninstall stops.
+// watch ends the connection if a call has been unanswered for too long and the server sent no other reply meanwhile. A
+// server that answers other calls is alive, and one call may take any time. TCP would notice a silent server after
+// minutes, when every lease is over. It runs in a timer, which uninstall stops.
 //
-// What counts is the oldest call that was sent here and has no answer. A waiter in a queue is none: it has been told
-// that it waits. Idle connections have no watchdog, and the next thing that is sent starts one; keepalives see to it
-// that a session never has a silent server for long.
+// The oldest call that was sent here without an answer counts. A waiter in a queue does not: it has the answer that
+// it waits. Idle connections have no watchdog, and the next call starts one; because of keepalives a session never
+// has a silent server for long.
 func (c *conn) watch() {
 	d := c.d
 	d.mu.Lock()
@@ -184,12 +198,13 @@ func (c *conn) watch() {
 	c.watchdog = time.AfterFunc(max(limit-silent, time.Millisecond), c.watch)
 }
 
-// read takes what the server says, until the stream ends. Replies are taken in their order, under d.mu and one at a
-// time: a loss that was pushed before an answer is known before the caller that waits for the answer goes on.
+// read receives messages from the server, until the stream ends. Replies are handled in their order, under d.mu and
+// one at a time: a loss that was pushed before an answer is known before the caller that waits for the answer goes
+// on.
 //
-// It is the only goroutine that reads, so the order of the stream is the order of what happens here. A message is taken
-// as a whole before holders are told, and while they are told nothing else is read: their functions must not block,
-// which the contract says.
+// It is the only goroutine that reads, so the order of the stream is the order of what happens here. A message is
+// handled as a whole before holders are notified, and during the notifications it does not read on: by the contract,
+// their functions must not block.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -206,10 +221,10 @@ func (c *conn) read() {
 	}
 }
 
-// unlockAndTell unlocks d.mu and tells holders what was found out under it. Their functions are the core's, take its
-// locks and may call the driver, so d.mu must not be held. Losses are told in the order in which they were found out,
-// by whichever goroutine found them. Functions under d.mu that may lose something therefore say that the caller unlocks
-// with this one.
+// unlockAndTell unlocks d.mu and then notifies holders of the losses that were found under it. Their functions are
+// the core's, take its locks and may call the driver, so d.mu must not be held. Losses are reported in the order in
+// which they were found, by whichever goroutine found them. Functions under d.mu that may lose a hold therefore
+// document that the caller unlocks with this one.
 func (d *Driver) unlockAndTell() {
 	tell := d.tell
 	d.tell = nil
@@ -222,16 +237,16 @@ func (d *Driver) unlockAndTell() {
 // errDeposed: the server does not lead any more.
 var errDeposed = errors.New("the server does not lead any more")
 
-// errPushLost: the server has told something that did not come, or does not know that it is to tell it here. Neither
-// can happen on a connection by itself. The next connection begins with a comparison of all that counts: see attach.
+// errPushLost: a push of the server did not come, or the server does not know that its pushes go here. Neither can
+// happen while a connection works. The next connection begins with a comparison of the session: see attach.
 var errPushLost = errors.New("a push of the server got lost")
 
-// receive takes one reply. A reply to a call that has been given up, or that belongs to another connection by now, is
-// dropped: its call is answered there. The caller holds d.mu.
+// receive handles one reply. It drops a reply to a call that has been abandoned, or that belongs to another
+// connection by now: its call is answered there. The caller holds d.mu.
 //
 // The order of the steps is the point:
 //
-//  1. NOT_LEADER            nothing was carried out, and nothing that the server says counts
+//  1. NOT_LEADER            no call was carried out, and the rest of the reply does not count
 //  2. the revision          if the past is lost, no answer may be believed any more
 //  3. the count of pushes   a renewal does not count that may rest on a loss which did not come
 //  4. renewed               the session is proved, from the instant before the request was sent
@@ -242,9 +257,14 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 		d.pushed(c, r)
 		return
 	}
+	if all, there := c.kept[r.Number]; there {
+		delete(c.kept, r.Number)
+		d.keptAlive(c, all, r)
+		return
+	}
 	x := d.calls[r.Number]
 	if x == nil || x.on != c {
-		return // given up
+		return // abandoned
 	}
 	if e := r.GetError(); e != nil && e.Code == lockpb.Code_CODE_NOT_LEADER {
 		d.leader = e.LeaderAddress
@@ -252,14 +272,8 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 		c.cancel(errDeposed)
 		return
 	}
-	if d.compare(x, r); d.past.lost != nil {
+	if d.compare(x.seen, r); d.past.lost != nil || !d.allPushed(c, r) {
 		return
-	}
-	if r.Pushed != nil && r.GetPushed() != c.pushed {
-		d.log.Warn("fencelock: a push of the server got lost", "driver", driverName, "server", c.address,
-			"sent", r.GetPushed(), "received", c.pushed)
-		c.cancel(errPushLost)
-		return // what the reply proves may rest on what is not known here
 	}
 	if s := x.session; s != nil {
 		if r.Renewed {
@@ -269,12 +283,24 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 			s.end(backend.ReasonSessionExpired)
 		}
 	}
-	d.finish(x, r, nil) // does nothing if x has ended with its session
+	d.finish(x, r, nil) // no effect if x has ended with its session
 }
 
-// pushed takes what nobody asked for. What concerns sessions is counted, as the server counts it; events and the
-// goodbye are not, because a watch notices gaps by revisions and the goodbye is the last thing that comes. What belongs
-// to a session that is not known here changes nothing. The caller holds d.mu, and unlocks it with unlockAndTell.
+// allPushed reports whether all pushes came that the server sent before r, as far as r says. If not, the connection
+// ends: the reply's proof may rest on a push that is missing here. The caller holds d.mu.
+func (d *Driver) allPushed(c *conn, r *lockpb.Reply) bool {
+	if r.Pushed == nil || r.GetPushed() == c.pushed {
+		return true
+	}
+	d.log.Warn("fencelock: a push of the server got lost", "driver", driverName, "server", c.address,
+		"sent", r.GetPushed(), "received", c.pushed)
+	c.cancel(errPushLost)
+	return false
+}
+
+// pushed handles unsolicited messages. It counts pushes that concern sessions, as the server counts them, but not
+// events and the goodbye: a watch notices gaps by revisions, and the goodbye is the last message. Pushes for a
+// session that is unknown here have no effect. The caller holds d.mu, and unlocks it with unlockAndTell.
 func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	switch p := r.Answer.(type) {
 	case *lockpb.Reply_Granted:
@@ -296,11 +322,11 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	}
 }
 
-// install makes c the connection. The requests that wait for an answer are sent in the order in which they were
-// started, those of a session once it is attached.
+// install makes c the connection. The unanswered requests are sent in the order in which they were started, a
+// session's requests once it is attached.
 //
-// Watches that wait for a slow caller stay away: they begin again when their caller has caught up. The addresses that
-// the last leader told are forgotten: some may belong to members that were removed.
+// Watches that wait for a slow caller stay away: they restart when their caller has caught up. The addresses from the
+// last leader are forgotten: some may belong to members that were removed.
 func (d *Driver) install(c *conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -321,10 +347,10 @@ func (d *Driver) install(c *conn) {
 }
 
 // uninstall takes note that c has ended. Calls that were sent may have been carried out: they are in doubt, and wait
-// for the next connection, where their sequence makes them harmless. Those that have none (once) end as unknown.
+// for the next connection, where their sequence makes them harmless. Calls without a sequence (once) end as unknown.
 //
-// Sessions stay, attached to nothing. Holders are told nothing: what they hold lives on until the next connection shows
-// otherwise, or until the core's deadline.
+// Sessions stay, attached to no connection. Holders are not notified: their holds live on until the next connection
+// shows otherwise, or until the core's deadline.
 func (d *Driver) uninstall(c *conn) {
 	cause := context.Cause(c.ctx)
 	d.mu.Lock()
@@ -357,10 +383,11 @@ func (d *Driver) inOrder() []*call {
 	return slices.SortedFunc(maps.Values(d.calls), func(a, b *call) int { return cmp.Compare(a.number, b.number) })
 }
 
-// serve runs c until it ends. Nobody reads or writes it any more when it returns, so that two connections are never in
-// use at a time.
+// serve runs c until it ends. When it returns, no goroutine reads or writes c any more, so that two connections are
+// never in use at a time.
 //
-// Reading and writing end with c.ctx, whichever of them fails first. It is called by maintain only, one at a time.
+// Reading and writing end with c.ctx, whichever of them fails first. Only maintain calls it, for one connection at a
+// time.
 func (d *Driver) serve(c *conn) {
 	d.install(c)
 	var both sync.WaitGroup

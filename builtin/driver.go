@@ -1,17 +1,20 @@
 package builtin
 
-// The driver: how it is made, what it consists of, and how it ends. Read Driver's fields first: they are the state that
-// all other files work on.
+// The driver: its construction, its state, and its end. Read Driver's fields first: all other files work on that
+// state.
 //
-// One mutex, Driver.mu, protects all of it: sessions, calls, attempts, holds and the queue of the connection. An answer
-// concerns most of them at once, and a lock for each would need an order among five. It is never held while anything is
-// sent or waited for, nor while a caller's function runs: holders are told of losses after it is unlocked, by
-// unlockAndTell.
+// One mutex, Driver.mu, protects all of it: sessions, calls, attempts, holds and the queue of the connection. An
+// answer concerns most of them together, and a lock for each would need an order among five. It is never held while a
+// message is sent or awaited, nor while a caller's function runs: unlockAndTell notifies holders of losses after it
+// is unlocked.
 
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/base64"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
@@ -27,7 +30,7 @@ import (
 
 const driverName = "builtin"
 
-// The bounds of a TTL until the server has told its own.
+// The bounds of a TTL until the server has reported its own.
 const (
 	minTTL = 100 * time.Millisecond
 	maxTTL = 365 * 24 * time.Hour
@@ -35,9 +38,13 @@ const (
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// TLS for connections to the servers. Nil: in the clear. If ServerName is empty, the name that is dialled is
-	// expected.
+	// TLS for connections to the servers. Nil: in the clear. If ServerName is empty, the dialled name is expected.
 	TLS *tls.Config
+
+	// TokenFile is a file with a token, which says who the client is, also if it has a certificate. It is read for each
+	// connection, so a file that is replaced counts from the next one on; the server ends a connection at most 30 s after
+	// its token has expired. It needs TLS. Empty: the client is known by its certificate, or not at all.
+	TokenFile string
 
 	// Dial opens connections, to the addresses given to New and to those that servers name. Default TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
@@ -47,6 +54,31 @@ type Options struct {
 
 	// Logger receives warnings about servers that are not fit. Default slog.Default.
 	Logger *slog.Logger
+
+	// Under names holds that other processes keep while this process works, by HoldRef, the innermost first: the server
+	// refuses an acquire that would wait for one of them, as if it were made under them (see Deadlocks in the package
+	// comment). At most backend.MaxUnder; an acquire under as many holds of this process names only the latter.
+	Under []string
+}
+
+// HoldRef returns the name of a request's hold for Options.Under: a hash of its id, 22 characters, which grants no
+// right. Lease.Grant has the id.
+func HoldRef(requestID string) string {
+	sum := sha256.Sum256([]byte("fencelock: request\x00" + requestID))
+	return base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+// checkUnder returns the error in Options.Under, or nil.
+func checkUnder(under []string) error {
+	if len(under) > backend.MaxUnder {
+		return kit.InvalidOption("under", fmt.Sprintf("of %d holds", len(under)), fmt.Sprintf("want at most %d", backend.MaxUnder))
+	}
+	for _, ref := range under {
+		if sum, err := base64.RawURLEncoding.DecodeString(ref); err != nil || len(sum) != 16 {
+			return kit.InvalidOption("under", strconv.Quote(ref), "want what HoldRef returns")
+		}
+	}
+	return nil
 }
 
 // Driver is a backend.FencingDriver on the bundled server. Make it with New, Open or Attach. All methods are safe for
@@ -56,21 +88,22 @@ type Driver struct {
 	addresses []string
 	clock     backend.Clock
 	log       *slog.Logger
-	// unfit is why every call is refused, because the constructor was called with what makes no sense; nil if it was
-	// not. Constructors return no error, so the first call does.
+	// unfit is the error in the constructor's arguments, or nil. Constructors return no error, so every call returns
+	// it.
 	unfit error
+	under []string // Options.Under
 	// forming reports that nobody can lead yet, so that calls wait; nil: never. It is called without mu.
 	forming func() bool
 
-	// described is what Describe tells. It is atomic and not under mu, because the core may call Describe while it
-	// holds locks of its own. learn replaces it, and never writes to what is there.
+	// described is the result of Describe. It is atomic and not under mu, because the core may call Describe while it
+	// holds its own locks. learn replaces it, and never modifies it in place.
 	described atomic.Pointer[backend.Description]
 
 	// gate counts calls in flight, and goroutines that end with ctx.
 	gate *kit.Gate
 	// ctx ends when Close begins: calls, waiters and the sessions' goroutines end with it.
 	ctx context.Context
-	// sessions are those that calls join, by TTL. Its mutex may be taken under mu, and mu never under it.
+	// sessions are the sessions that calls join, by TTL. Its mutex may be taken under mu, and mu never under it.
 	sessions *kit.Sessions[time.Duration, *session]
 
 	// lineCtx ends when Close has said goodbye: connections outlive ctx, because sessions are ended on them.
@@ -81,28 +114,28 @@ type Driver struct {
 	// wake rings when a connection is wanted.
 	wake bell.Bell
 
-	mu      sync.Mutex // protects the following fields, and those of sessions, calls and attempts
+	mu      sync.Mutex // protects the following fields, and the fields of sessions, calls and attempts
 	running bool       // maintain runs
-	// conn is the connection to the leader; nil if there is none.
+	// conn is the connection to the leader, or nil.
 	conn    *conn
-	leader  string   // where to look for the leader first; empty if not known
-	members []string // addresses that servers told
-	// calls are those that wait for an answer, by number, with or without a connection.
+	leader  string   // where to look for the leader first; empty if unknown
+	members []string // addresses that servers reported
+	// calls are the unanswered calls, by number, with or without a connection.
 	calls map[uint64]*call
 	last  uint64 // number of a call
-	// byID are the sessions that may be open in the service, those that are being opened included.
+	// byID are the sessions that may be open in the service, including those that are being opened.
 	byID map[string]*session
-	// holds are what counts as granted. An entry is a promise to tell its holder of a loss.
+	// holds are the granted holds. An entry is a promise to notify its holder of a loss.
 	holds   map[key]*hold
 	watches map[*watch]struct{}
-	// followed are watches by the number of the call that began them on the present connection.
+	// followed has the watches by the number of the call that began them on the present connection.
 	followed map[uint64]*watch
-	// tell are the holders to be told of a loss, in order: see unlockAndTell.
+	// tell has the notifications of losses, in order: see unlockAndTell.
 	tell []func()
 	past past
 }
 
-// key is what one request has of one name.
+// key identifies the hold or wait of one request for one name.
 type key struct{ name, requestID string }
 
 var (
@@ -117,8 +150,8 @@ var (
 )
 
 // New returns a driver for the cluster of which addrs, as host:port, are members; some of them are enough. It does no
-// I/O: what is wrong shows in Ping or in the first call. A server that is not durable grants without tokens, which
-// fencelock.ForCorrectness cannot know yet: the first acquire then fails with ErrTier. Open tells at once.
+// I/O: Ping or the first call returns any error. A server that is not durable grants without tokens, which
+// fencelock.ForCorrectness cannot know yet: the first acquire then fails with ErrTier. Open fails immediately.
 func New(addrs []string, o *Options) *Driver {
 	d := newDriver(slices.Clone(addrs), networkDialer(o), o)
 	switch {
@@ -131,12 +164,13 @@ func New(addrs []string, o *Options) *Driver {
 }
 
 // Attach returns a driver for a server in this process, without a socket between them: attach connects to it, and the
-// stream that it returns ends with ctx. Options.TLS and Dial do nothing. Close the driver before the server. Package
-// embedded does both.
+// stream that it returns ends with ctx. Options.TLS and Dial have no effect. Close the driver before the server.
+// Package embedded does both.
 //
 //	d := builtin.Attach(func(ctx context.Context) builtin.Stream { return server.Attach(ctx) }, nil)
 //
-// attach is called each time the driver needs a connection, from any goroutine. nil says that there is none for now.
+// attach is called each time the driver needs a connection, from any goroutine. nil means that there is no connection
+// for now.
 func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 	d := newDriver([]string{"in-process"}, inProcess(attach), o)
 	if attach == nil {
@@ -145,19 +179,19 @@ func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 	return d
 }
 
-// Member is a server in this process that is one of the members of a cluster.
+// Member is a server in this process that is a member of a cluster.
 type Member struct {
 	// Connect connects to it, as the function given to Attach does.
 	Connect func(ctx context.Context) Stream
-	// Address is what it tells clients of itself.
+	// Address is the member's address for clients.
 	Address string
-	// Forming reports whether it has known no leader yet since it was started. Meanwhile calls wait until their
-	// contexts end: with the other members, the cluster is only being started. Nil: never.
+	// Forming reports whether it has known no leader since its start. Meanwhile calls wait until their contexts end:
+	// the cluster is still starting. Nil: never.
 	Forming func() bool
 }
 
-// AttachMember returns a driver for a cluster of which a member is in this process: it reaches that member without a
-// socket, and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before
+// AttachMember returns a driver for a cluster with a member in this process: it reaches that member without a socket,
+// and the others as New does, with Options.TLS and Dial. Package embedded does both. Close the driver before
 // the member.
 func AttachMember(m Member, o *Options) *Driver {
 	member, network := inProcess(m.Connect), networkDialer(o)
@@ -177,8 +211,8 @@ func AttachMember(m Member, o *Options) *Driver {
 	return d
 }
 
-// newDriver is what all constructors share. It does no I/O and starts no goroutine: maintain runs from the first call
-// on, so a driver that is made and not used need not be closed.
+// newDriver is the part that all constructors share. It does no I/O and starts no goroutine: maintain runs from the
+// first call on, so an unused driver need not be closed.
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	o = cmp.Or(o, &Options{})
 	d := &Driver{
@@ -187,38 +221,44 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 		wake:  bell.New(),
 		calls: map[uint64]*call{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
+		under: slices.Clone(o.Under), unfit: cmp.Or(checkUnder(o.Under), checkToken(o)),
 	}
 	d.sessions = kit.NewSessions[time.Duration, *session](d.clock)
 	d.described.Store(&backend.Description{
 		Name: driverName, Capabilities: capabilities | backend.CapFencing,
 		Clock: d.clock, Exclusion: backend.ExclusionDurableServer, KeepsHolds: true,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
+		Shows: backend.Shows{
+			Look:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true, QueueSince: true},
+			List:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true},
+			RetryAfter: true, ChangeTime: true, ChangeAuthor: true,
+		},
 	})
 	d.ctx = d.gate.Closing()
 	d.lineCtx, d.hangUp = context.WithCancel(context.Background())
 	return d
 }
 
-// capabilities that every server gives.
+// capabilities that every server has.
 const capabilities = backend.CapFair | backend.CapShared | backend.CapPermits | backend.CapMultiAcquire |
 	backend.CapHierarchy | backend.CapDeadlock | backend.CapMinHold | backend.CapMetadata | backend.CapPushLoss |
 	backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease
 
-// IssuesFencingTokens promises what backend.FencingDriver says, for a server that is durable. Describe leaves out
-// CapFencing once the driver has learnt that its server is not.
+// IssuesFencingTokens promises fencing tokens, as backend.FencingDriver documents, for a durable server. Describe
+// omits CapFencing once the driver has learnt that its server is not durable.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe tells what the driver can do with the present service, without asking it. Before the first connection it
-// tells wide bounds of the TTL, no token space, and that one durable server serves. What the server is, it tells
-// itself: a majority of several members (backend.ExclusionQuorum), one durable server, or one that keeps nothing
-// (backend.ExclusionVolatileServer). It may be called at any time, also after Close, and takes no lock. What it tells
-// may change with the next connection; the token space does not, because a driver refuses another one.
+// Describe returns the driver's description with the present service, without asking it. Before the first connection
+// it has wide bounds of the TTL, no token space, and the exclusion of one durable server. The server itself reports
+// its kind: a majority of several members (backend.ExclusionQuorum), one durable server, or a volatile server
+// (backend.ExclusionVolatileServer). Describe may be called at any time, even after Close, and takes no lock. Its
+// result may change with the next connection; the token space does not, because a driver refuses another one.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
-// fences reports whether the server's tokens fence, as far as is known: one that is not durable starts them anew.
+// fences reports whether the server's tokens fence, as far as is known: a server that is not durable restarts them.
 func (d *Driver) fences() bool { return d.Describe().Capabilities.Has(backend.CapFencing) }
 
-// begin is what every call does first: it counts the call in. After Close it is backend.ErrClosed; a driver that is
+// begin counts a call in; every call starts with it. After Close it is backend.ErrClosed; a driver that is
 // unfit, or whose cluster has forgotten something, refuses everything but Close. An ended ctx is refused before
 // anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
 func (d *Driver) begin(ctx context.Context) error {
@@ -234,10 +274,10 @@ func (d *Driver) begin(ctx context.Context) error {
 	return err
 }
 
-// background runs f, which ends with d.ctx. Close waits for it. After Close has waited, it is not run.
+// background runs f, which ends with d.ctx. Close waits for it. Once Close has waited, background has no effect.
 func (d *Driver) background(f func()) { d.gate.Go(func(context.Context) { f() }) }
 
-// incarnation is the server's token in a grant, also where the driver does not fence; zero for Request.Grant.
+// incarnation is the server's token in a grant, even if it does not fence; zero for Request.Grant.
 func incarnation(g *backend.Grant) uint64 {
 	token, err := strconv.ParseUint(g.Incarnation, 10, 64)
 	if err != nil {
@@ -246,16 +286,16 @@ func incarnation(g *backend.Grant) uint64 {
 	return token
 }
 
-// closeTime bounds how long Close tries to end the sessions of a service that does not answer: they end by themselves.
+// closeTime bounds how long Close tries to end the sessions of a service that does not answer: they expire then.
 const closeTime = 2 * time.Second
 
-// Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, and with them whatever is
-// left. It takes no longer than two seconds if the service does not answer; the sessions then end with their TTL, and
-// the error says so. Close may be called again.
+// Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, with all that they have.
+// It takes at most two seconds if the service does not answer; the sessions then expire with their TTL, and the error
+// says so. Close may be called repeatedly.
 //
-// Holders are not told of a loss: the caller of Close has asked for the end. Calls that are under way end with
-// backend.ErrClosed, and so do all that come later. When Close returns the driver runs nothing any more. A second call
-// returns nil at once, and does not wait for the first.
+// Holders are not notified of a loss: the caller of Close has asked for the end. Calls that are under way, and all
+// later calls, end with backend.ErrClosed. When Close returns, the driver has no goroutines left. A second call
+// returns nil immediately, and does not wait for the first.
 func (d *Driver) Close(ctx context.Context) error {
 	if !d.gate.Close() {
 		return nil

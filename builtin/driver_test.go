@@ -121,7 +121,7 @@ func TestRefusedIsUnavailableSoon(t *testing.T) {
 	})
 }
 
-// Who waits for an election is served soon after it, and asks less often where none comes.
+// A caller that waits for an election gets its lock soon after it; without an election the driver asks less often.
 func TestElectedIsFoundSoon(t *testing.T) {
 	t.Parallel()
 	for _, election := range []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second} {
@@ -166,7 +166,7 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
 		a, b := all.members["a"], all.members["b"]
 		r := request("x")
-		r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+		r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 		g := take(t, d, r)
 		a.plays(func(*peer, *lockpb.Request) (*lockpb.Reply, bool) { return nil, true })
 		b.leads(g)
@@ -190,7 +190,7 @@ func TestRenewalOfWhatMovedMovesItBack(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		told := make(chan backend.Reason, 8)
 		r := request("x")
-		r.Lost = func(reason backend.Reason) { told <- reason }
+		r.Lost = func(loss backend.Loss) { told <- loss.Reason }
 		g := take(t, d, r)
 		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
 			switch c := q.Call.(type) {
@@ -224,7 +224,7 @@ func TestEndedSessionIsTold(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		told := make(chan backend.Reason, 8)
 		r := request("x")
-		r.Lost = func(reason backend.Reason) { told <- reason }
+		r.Lost = func(loss backend.Loss) { told <- loss.Reason }
 		g := take(t, d, r)
 		f.plays(once[*lockpb.Request_Attach](errorReply(lockpb.Code_CODE_SESSION_ENDED)))
 		f.disconnect()
@@ -246,7 +246,8 @@ func TestEndedSessionIsTold(t *testing.T) {
 	})
 }
 
-// Whatever the service answers with it: a session that has ended is lost with all that hung on it, and never used again.
+// Any call may learn that the session has ended: the driver then loses the session and its holds, and never uses it
+// again.
 func TestAnyAnswerMayEndTheSession(t *testing.T) {
 	for what, ask := range map[string]func(t *testing.T, d *Driver, g backend.Grant) error{
 		"acquire": func(t *testing.T, d *Driver, _ backend.Grant) error {
@@ -262,7 +263,7 @@ func TestAnyAnswerMayEndTheSession(t *testing.T) {
 			run(t, func(t *testing.T, f *fake, d *Driver) {
 				told := make(chan backend.Reason, 8)
 				r := request("x")
-				r.Lost = func(reason backend.Reason) { told <- reason }
+				r.Lost = func(loss backend.Loss) { told <- loss.Reason }
 				g := take(t, d, r)
 				first := asked[*lockpb.Request_OpenSession](f)[0].Session
 				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -384,7 +385,7 @@ func TestLeftoverIsReleasedByABusyServer(t *testing.T) {
 	})
 }
 
-// A clean-up that waits for the service ends with its session: it keeps nobody connecting who wants nothing.
+// A clean-up that waits for the service ends with its session: it does not keep the driver connecting for no caller.
 func TestLeftoverEndsWithItsSession(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
@@ -405,7 +406,7 @@ func TestLeftoverEndsWithItsSession(t *testing.T) {
 	})
 }
 
-// An attempt that was not answered may be asked for again, or given back by its caller: it is not undone, only stopped.
+// A caller may repeat an attempt without an answer, or release it: the driver only stops it and does not undo it.
 func TestAttemptWithoutAnAnswerIsUnknown(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -504,7 +505,7 @@ func TestForceReleaseIsNotRepeated(t *testing.T) {
 			p.cancel()
 			return nil, true
 		})
-		if err := d.ForceRelease(t.Context(), "x", "why"); !errors.Is(err, backend.ErrUnknown) {
+		if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "why"}); !errors.Is(err, backend.ErrUnknown) {
 			t.Errorf("force release whose answer got lost: %v, want ErrUnknown", err)
 		}
 		if n := len(asked[*lockpb.Request_ForceRelease](f)); n != 1 {
@@ -593,13 +594,13 @@ func TestIdleSessionEnds(t *testing.T) {
 	})
 }
 
-// A session that many holds hang on is told in pages.
+// The server tells a session with many holds in pages.
 func TestPagesOfASession(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		lost := map[string]int{}
 		for _, name := range []string{"a", "b", "c"} {
 			r := request(name)
-			r.Lost = func(backend.Reason) { lost[name]++ }
+			r.Lost = func(backend.Loss) { lost[name]++ }
 			take(t, d, r)
 		}
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -659,7 +660,7 @@ func TestUnfitRequestsHarmNobody(t *testing.T) {
 				t.Errorf("acquire with an unfit %s: %v, want %v", what, err, c.want)
 			}
 		}
-		if err := d.ForceRelease(t.Context(), "x", "\xff"); !errors.Is(err, backend.ErrInvalidOption) {
+		if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "\xff"}); !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("force release with an unfit reason: %v, want ErrInvalidOption", err)
 		}
 		if n := len(f.peers); n != 1 {

@@ -1,6 +1,6 @@
 package builtin
 
-// What the wire's errors mean in the words of the contract.
+// The wire's errors in the classes of the contract.
 
 import (
 	"cmp"
@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	// errSessionEnded: the session is gone, and with it all that hung on it.
+	// errSessionEnded: the session is gone, and with it all its holds and waits.
 	errSessionEnded = errors.New("the session has ended")
 	// errConflict: another session uses the request id.
 	errConflict = errors.New("another client uses this request id")
@@ -21,28 +21,55 @@ var (
 	errAgain = errors.New("the attempt is over")
 )
 
-// LimitError says which limit of the server is reached: see docs/SERVER.md. Nothing was done, and later there may be
-// room. It wraps backend.ErrUnavailable.
-//
-//	var full *builtin.LimitError
-//	if errors.As(err, &full) && full.Limit == "waiters-per-name" {
-//		// this queue is long enough
-//	}
+// LimitError names the server limit that is reached: see docs/SERVER.md. The call had no effect, and there may be room
+// later. It wraps backend.ErrQueueFull if too many wait for the name, otherwise backend.ErrUnavailable.
 type LimitError struct {
-	Limit   string // sessions, holds, waits, waiters-per-name, …: the name under which the server is told it
+	Limit   string // sessions, holds, waits, waiters-per-name, …: the limit's option of the server
 	Message string // for people
 }
 
-// Error names the limit, and what the server says of it.
+// Error names the limit, and has the server's message.
 func (e *LimitError) Error() string {
-	return fmt.Sprintf("%v: the server takes no more: %s: %s", backend.ErrUnavailable, e.Limit, e.Message)
+	return fmt.Sprintf("%v: the server takes no more: %s: %s", e.class(), e.Limit, e.Message)
+}
+
+// Is reports true for the class of the error.
+func (e *LimitError) Is(target error) bool { return target == e.class() }
+
+// Quota names the limit, for programs that forward it.
+func (e *LimitError) Quota() string { return e.Limit }
+
+func (e *LimitError) class() error {
+	if e.Limit == "waiters-per-name" {
+		return backend.ErrQueueFull
+	}
+	return backend.ErrUnavailable
+}
+
+// ClosedError means that the cluster was restored, from a backup or one disk, and serves nobody until every earlier
+// lock has expired. It wraps backend.ErrUnavailable.
+type ClosedError struct {
+	Until time.Time // by this machine's clock, for people
+}
+
+// Error says until when.
+func (e *ClosedError) Error() string {
+	return "the cluster was restored and is closed until " + e.Until.Format(time.RFC3339)
 }
 
 // Is reports true for backend.ErrUnavailable.
-func (e *LimitError) Is(target error) bool { return target == backend.ErrUnavailable }
+func (e *ClosedError) Is(target error) bool { return target == backend.ErrUnavailable }
 
-// replyError is an error of the wire in the words of the contract, or one of the driver's own above, which callers of
-// ask deal with. Whatever this version does not know leaves the outcome open.
+// closedError returns nil unless an elected member serves nobody yet for that time.
+func closedError(nanos int64) error {
+	if nanos == 0 {
+		return nil
+	}
+	return &ClosedError{time.Now().Add(time.Duration(nanos))}
+}
+
+// replyError converts an error of the wire to an error of the contract, or to one of the driver's own above, which
+// callers of ask handle. An unknown error leaves the outcome open.
 //
 //	HELD                          *backend.HeldError
 //	NOT_HELD                      *backend.NotHeldError, with the reason where the server remembers it
@@ -52,7 +79,7 @@ func (e *LimitError) Is(target error) bool { return target == backend.ErrUnavail
 //	LIMIT_MISMATCH                backend.ErrLimitMismatch
 //	INVALID                       *backend.InvalidError
 //	COMPACTED, UNSUPPORTED        backend.ErrCompacted, backend.ErrUnsupported
-//	DENIED                        backend.ErrMisconfigured
+//	DENIED                        backend.ErrDenied
 //	EXHAUSTED                     *LimitError
 //	UNAVAILABLE, NOT_LEADER       backend.ErrUnavailable
 //	UNKNOWN, and all others       backend.ErrUnknown
@@ -81,7 +108,7 @@ func replyError(e *lockpb.Error) error {
 	case lockpb.Code_CODE_UNSUPPORTED:
 		return fmt.Errorf("%w: %s", backend.ErrUnsupported, e.Message)
 	case lockpb.Code_CODE_DENIED:
-		return fmt.Errorf("%w: %s", backend.ErrMisconfigured, e.Message)
+		return fmt.Errorf("%w: %s", backend.ErrDenied, e.Message)
 	case lockpb.Code_CODE_EXHAUSTED:
 		return &LimitError{Limit: e.Field, Message: e.Message}
 	case lockpb.Code_CODE_UNAVAILABLE, lockpb.Code_CODE_NOT_LEADER:
@@ -90,11 +117,10 @@ func replyError(e *lockpb.Error) error {
 	return fmt.Errorf("%w: %v: %s", backend.ErrUnknown, e.Code, e.Message)
 }
 
-// deadlockError tells of the cycle that the newcomer, who is the first and the last in it, would close.
+// deadlockError describes the cycle that the newcomer, who is the first and the last in it, would close.
 //
-// The server lists holders and waiters, each with the name that the one before it waits for. An edge of the contract is
-// one owner with what it holds and what it wants, so each name stands in two edges, and the newcomer holds the last
-// one.
+// The server lists holders and waiters, each with the name that its predecessor waits for. An edge of the contract is
+// one owner with its held and its wanted name, so each name stands in two edges, and the newcomer holds the last one.
 func deadlockError(e *lockpb.Error) error {
 	all := &backend.DeadlockError{}
 	for i := range len(e.Cycle) - 1 {
@@ -107,7 +133,7 @@ func deadlockError(e *lockpb.Error) error {
 	return all
 }
 
-// invalidError is for a value that the server refuses though it passed the checks here: its limits may be narrower.
+// invalidError is for a value that passed the checks here but that the server refuses: its limits may be narrower.
 func invalidError(e *lockpb.Error) error {
 	kind := backend.ErrInvalidOption
 	switch e.Field {
@@ -119,23 +145,25 @@ func invalidError(e *lockpb.Error) error {
 	return &backend.InvalidError{Kind: kind, What: e.Field, Value: "of the request", Why: e.Message}
 }
 
-// reasonOf is the contract's word for why a hold ended; empty for what the server does not tell, and for a move, which
-// is no loss by itself.
+// reasonOf returns the contract's reason for the end of a hold; empty for reasons that the server does not report,
+// and for a move, which is not a loss.
 func reasonOf(r lockpb.Reason) backend.Reason {
 	switch r {
 	case lockpb.Reason_REASON_SESSION_ENDED:
 		return backend.ReasonSessionExpired
 	case lockpb.Reason_REASON_FORCE_RELEASED:
 		return backend.ReasonForceReleased
+	case lockpb.Reason_REASON_MAX_HOLD:
+		return backend.ReasonMaxHold
 	}
 	return ""
 }
 
-// callError names the call and the name. It is the last step of every call of the contract: errors of this package's
-// own must not leave it, and become ErrUnavailable, since all of them say that trying again is right.
+// callError names the call and the name. It is the last step of every call of the contract: the unexported errors of
+// this package must not leave it, and become ErrUnavailable, since all of them mean that a retry is right.
 //
-// That the service has forgotten what it acknowledged is an error about a lost hold too, for the calls that are about
-// one: the core ends the lease by that at once, and does not wait for its deadline.
+// The loss of acknowledged changes is also an error about a lost hold, for the calls that are about a hold: the core
+// then ends the lease immediately, and does not wait for its deadline.
 func (d *Driver) callError(call, name string, err error) error {
 	if err == nil {
 		return nil
@@ -158,7 +186,7 @@ func (d *Driver) callError(call, name string, err error) error {
 	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
 }
 
-// unavailable is the error of a call that ended before anything was sent.
+// unavailable returns the error of a call that ended before anything was sent.
 func unavailable(err error) error {
 	return fmt.Errorf("%w: nothing was sent: %w", backend.ErrUnavailable, err)
 }

@@ -24,7 +24,7 @@ func TestEveryCodeHasAnError(t *testing.T) {
 		lockpb.Code_CODE_EXHAUSTED:      backend.ErrUnavailable,
 		lockpb.Code_CODE_COMPACTED:      backend.ErrCompacted,
 		lockpb.Code_CODE_UNSUPPORTED:    backend.ErrUnsupported,
-		lockpb.Code_CODE_DENIED:         backend.ErrMisconfigured,
+		lockpb.Code_CODE_DENIED:         backend.ErrDenied,
 		lockpb.Code_CODE_CONFLICT:       backend.ErrUnavailable,
 		lockpb.Code_CODE_CANCELLED:      backend.ErrUnavailable,
 		lockpb.Code_CODE_STALE:          backend.ErrUnavailable,
@@ -37,7 +37,7 @@ func TestEveryCodeHasAnError(t *testing.T) {
 		for _, class := range []error{
 			backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnavailable, backend.ErrUnknown, backend.ErrDeadlock,
 			backend.ErrLimitMismatch, backend.ErrInvalidOption, backend.ErrCompacted, backend.ErrUnsupported,
-			backend.ErrMisconfigured,
+			backend.ErrMisconfigured, backend.ErrDenied,
 		} {
 			if errors.Is(err, class) {
 				n++
@@ -50,6 +50,11 @@ func TestEveryCodeHasAnError(t *testing.T) {
 	err := d.callError("acquire", "x", replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "holds"}))
 	if limit := (*LimitError)(nil); !errors.As(err, &limit) || limit.Limit != "holds" {
 		t.Errorf("a limit that is reached is told as %v", err)
+	}
+	err = d.callError("acquire", "x",
+		replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "waiters-per-name"}))
+	if !errors.Is(err, backend.ErrQueueFull) || errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("a full queue is told as %v", err)
 	}
 	for field, kind := range map[string]error{
 		"ttl": backend.ErrInvalidTTL, "TTL": backend.ErrInvalidTTL, "Name": backend.ErrInvalidName, "Owner": backend.ErrInvalidOption,

@@ -32,7 +32,7 @@ type fake struct {
 	token    uint64
 }
 
-// script answers a request, if it returns true; a nil reply says nothing.
+// script answers a request if it returns true; a nil reply sends no answer.
 type script func(*peer, *lockpb.Request) (*lockpb.Reply, bool)
 
 // change changes what a server does from now on.
@@ -42,7 +42,7 @@ func (f *fake) change(how func(f *fake)) {
 	how(f)
 }
 
-// plays has the server follow a script, nil for none.
+// plays makes the server follow a script; nil ends it.
 func (f *fake) plays(s script) { f.change(func(f *fake) { f.script = s }) }
 
 // peer is the server's end of a connection.
@@ -157,7 +157,7 @@ func (f *fake) serve(p *peer) {
 	}
 }
 
-// answer is what a server says to which nothing special happens.
+// answer is the normal reply of a server.
 func (f *fake) answer(q *lockpb.Request) *lockpb.Reply {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -262,7 +262,7 @@ func waiting(name string) backend.Request {
 	return r
 }
 
-// take acquires what nothing stands in the way of.
+// take acquires a lock that must be free.
 func take(t *testing.T, d *Driver, r backend.Request) backend.Grant {
 	t.Helper()
 	g, err := d.Acquire(t.Context(), r)

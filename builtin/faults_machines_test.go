@@ -29,7 +29,7 @@ const (
 	lineHit       = "hit"        // the disk has refused or delayed something
 	lineLooked    = "looked"     // the clock was looked at after a jump
 	lineInstalled = "installed"  // a snapshot of another member
-	lineCompacted = "compacted " // and the last index that is gone from the log
+	lineCompacted = "compacted " // and the last index that the log has dropped
 )
 
 // disks are how the child's disk behaves.
@@ -41,7 +41,7 @@ var disks = map[cluster.Disk]rig.Ailment{
 	cluster.DiskStuck: {Delay: 3 * time.Second},
 }
 
-// machine is what the child runs on.
+// machine returns the rig of the child.
 func machine(m *member, in <-chan string) *rig.Rig {
 	disk := &rig.Disk{Hit: func() { fmt.Println(lineHit) }}
 	clock := &rig.Clock{Noticed: func() { fmt.Println(lineLooked) }}
@@ -65,7 +65,7 @@ func machine(m *member, in <-chan string) *rig.Rig {
 	}
 }
 
-// telling is a log handler that repeats on standard output what the tests wait for.
+// telling is a log handler that repeats messages on standard output for the tests that wait for them.
 type telling struct{ slog.Handler }
 
 // Enabled lets raft tell all.
@@ -101,10 +101,10 @@ func attr(r slog.Record, key string) (value slog.Value) {
 	return value
 }
 
-// felt is what a member's processes have told so far.
+// felt is what the processes of a member have reported so far.
 type felt struct {
 	hits, looked, installed int64
-	compacted               uint64 // up to here the log is gone
+	compacted               uint64 // the log begins after this index
 }
 
 // note takes a line of a member's process.
@@ -208,7 +208,7 @@ func (p *processes) ended(ctx context.Context, i int) error {
 	return nil
 }
 
-// moment is how long what nobody tells is waited for before it is looked at again.
+// moment waits before the caller polls again.
 func moment(ctx context.Context) error {
 	select {
 	case <-time.After(20 * time.Millisecond):
@@ -218,8 +218,8 @@ func moment(ctx context.Context) error {
 	}
 }
 
-// caughtUp waits until a member has applied what the leader had committed, and all that run know that all have a vote:
-// what only the leader knows may go with it.
+// caughtUp waits until member i has applied what the leader had committed, and all running members know that all
+// members are voters: knowledge that only the leader has may die with it.
 func (p *processes) caughtUp(ctx context.Context, i int) error {
 	admin := builtin.NewAdmin(p.addrs(), nil)
 	var target uint64
@@ -247,14 +247,14 @@ func (p *processes) caughtUp(ctx context.Context, i int) error {
 	}
 }
 
-// smallSegment is the size of a file of a log that is soon forgotten, in bytes, and inSegment more entries than it has
-// room for: those that are forgotten can be read for as long as their file is there.
+// smallSegment is the segment size of a log that is soon compacted, in bytes. inSegment exceeds the number of entries
+// in a segment: a member can still read compacted entries while their file exists.
 const (
 	smallSegment = 4 << 10
 	inSegment    = smallSegment / 64
 )
 
-// forgotten waits until the logs of those that run begin after all that the others may have.
+// forgotten waits until the log of each running member begins after the last entry that member node may have.
 func (p *processes) forgotten(ctx context.Context, node int) error {
 	var last uint64
 	for _, m := range builtin.NewAdmin(p.addrs(), nil).Status(ctx) {

@@ -13,11 +13,11 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// smallDisk is the size of a file system that is easily filled, in bytes.
+// smallDisk is the size of a file system that a test fills quickly, in bytes.
 const smallDisk = 4 << 20
 
-// TestClusterFaultsOnAFullFileSystem is the fault full-disk with a file system that is full. Mounting one needs
-// privileges; TestClusterFaults, which needs none, has the same fault on a disk that pretends.
+// TestClusterFaultsOnAFullFileSystem is the fault full-disk on a real full file system. To mount one needs
+// privileges; TestClusterFaults needs none and simulates the full disk.
 func TestClusterFaultsOnAFullFileSystem(t *testing.T) {
 	deep.Only(t)
 	if err := mountSmall(t, t.TempDir()); errors.Is(err, syscall.EPERM) {

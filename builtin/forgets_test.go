@@ -10,11 +10,12 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// A server that comes back wiped, restored from a backup, or with an old copy of its data, is noticed by the client
-// that lived through it; a fresh client gets nothing smaller than before in the same token space.
+// A server comes back wiped, restored from a backup, or with an old copy of its data. A client that lived through it
+// notices; a fresh client gets no smaller token than before in the same token space.
 func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
@@ -30,7 +31,9 @@ func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 				t.Fatal(err)
 			}
 		}},
-		"an old copy": {notFresh: true, forget: func(_ *testing.T, n *node, _ []byte, copied string) { n.config.DataDir = copied }},
+		"an old copy": {notFresh: true, forget: func(_ *testing.T, n *node, _ []byte, copied string) {
+			n.config.DataDir, n.config.Moved = copied, true
+		}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := startNode(t)
@@ -49,7 +52,7 @@ func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 
 			lost := make(chan backend.Reason, 8)
 			r := request("x", time.Minute)
-			r.Lost = func(reason backend.Reason) { lost <- reason }
+			r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 			for range 50 {
 				giveBack(t, d, take(t, d, request("others", time.Minute)))
 			}
@@ -80,6 +83,9 @@ func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 				t.Errorf("the token space was %q and is %q", space, fresh.Describe().TokenSpace)
 			case same && after.Token.Order() <= before.Token.Order():
 				t.Errorf("token %v after %v in the same space", after.Token, before.Token)
+			case same && (before.Generation != fencing.Generation{} || after.Generation.Number != 1 ||
+				after.Generation.ID == fencing.Nonce{}):
+				t.Errorf("generation %v after %v, want 1 after 0", after.Generation, before.Generation)
 			}
 		})
 	}
@@ -91,7 +97,7 @@ func opened(t *testing.T, n *node) *builtin.Driver {
 	return d
 }
 
-// Nothing that others see of a hold releases it or moves it.
+// No identifier that others can see of a hold lets them release or move it.
 func TestWhatIsShownMovesNothing(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)

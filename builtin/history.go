@@ -1,6 +1,6 @@
 package builtin
 
-// The service's past: whether the cluster that answers still knows what was acknowledged to this driver.
+// The service's past: whether the answering cluster still knows the changes that it acknowledged to this driver.
 
 import (
 	"cmp"
@@ -10,30 +10,33 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/generation"
 )
 
-// past is what the driver knows of a durable cluster that may not be forgotten. Driver.mu protects it. It is about the
-// service and not about sessions: a session that ended is an everyday loss, after which the next acquire is safe. After
-// a cluster has gone back none is, since a token that was seen may be issued again.
+// past is the driver's memory of a durable cluster, which the cluster must not contradict. Driver.mu protects it. It
+// is about the service and not about sessions: a session that ended is an everyday loss, after which the next acquire
+// is safe. After a cluster has gone back no acquire is safe, since a token that was seen may be issued a second time.
 type past struct {
-	// cluster is its name, the token space; empty before the first connection to a leader that is durable.
+	// cluster is its name, the token space; empty before the first connection to a durable leader.
 	cluster string
-	// restore is the restore of a backup from which it comes; empty if it comes from none.
+	// restore is its generation, as the server names it; empty without a restore.
 	restore string
+	// generation is the same.
+	generation fencing.Generation
 	// seen is the greatest revision, token or ticket that it has acknowledged to this driver.
 	seen uint64
 
-	lost error // a *backend.HistoryError, once the service has forgotten something; for ever
+	lost error // a *backend.HistoryError, once the service has forgotten something; never reset
 }
 
-// learn takes over what a leader tells about its cluster. It fails if that is another cluster than the last leader's,
-// or an earlier state of it. A server that is not durable forgets by nature: its holds end with their sessions.
+// learn records the leader's report about its cluster. It fails if that is another cluster than the last leader's, or
+// an earlier state of it. A server that is not durable forgets by nature: its holds end with their sessions.
 //
 //	first leader              its cluster is taken as it is
 //	the same as before        bounds of the TTL and the number of voters are taken over
 //	another cluster id        lost: wiped, or replaced
 //	another restore           lost: what came after the backup is forgotten
-//	not durable, as ever      nothing to compare; no token space, and no fencing
+//	not durable, as ever      no comparison; no token space, and no fencing
 func (d *Driver) learn(w *lockpb.Welcome) error {
 	d.mu.Lock()
 	defer d.unlockAndTell()
@@ -56,7 +59,7 @@ func (d *Driver) learn(w *lockpb.Welcome) error {
 		now.Capabilities, now.TokenSpace, now.Exclusion = capabilities, "", backend.ExclusionVolatileServer
 		now.NoFencing = "the server keeps its state in memory only: its tokens start anew with its process"
 	default:
-		p.cluster, p.restore = w.ClusterId, w.History
+		p.cluster, p.restore, p.generation = w.ClusterId, w.History, generation.Of(w.History)
 		now.Capabilities, now.TokenSpace, now.NoFencing = capabilities|backend.CapFencing, w.ClusterId, ""
 		now.Exclusion = backend.ExclusionDurableServer
 		if w.Voters > 1 {
@@ -67,12 +70,19 @@ func (d *Driver) learn(w *lockpb.Welcome) error {
 	return nil
 }
 
-// forgotten ends everything: the service has forgotten what it acknowledged. There is no way back for this driver: what
-// it holds may be another's, and a token that it saw may be issued again. By making a new driver the user says that
-// none of the old holders still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
+// generation returns the cluster's generation.
+func (d *Driver) generation() fencing.Generation {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.past.generation
+}
+
+// forgotten ends everything: the service has forgotten acknowledged changes. This driver cannot recover: its holds
+// may be another client's, and a token that it saw may be issued a second time. By making a new driver the user
+// confirms that no old holder still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
 //
-// past.lost is set first: whatever begins again because its call, its session or its watch has ended is refused by
-// start. After Close this does nothing, because everything ends anyway.
+// past.lost is set first: start then refuses whatever is repeated because its call, its session or its watch has
+// ended. After Close this has no effect, because everything ends anyway.
 func (d *Driver) forgotten(what, was, now string) {
 	if d.past.lost != nil || d.ctx.Err() != nil {
 		return
@@ -94,22 +104,21 @@ func (d *Driver) forgotten(what, was, now string) {
 	}
 }
 
-// saw takes note of a revision, token or ticket that the service has acknowledged. The caller holds d.mu.
+// saw notes a revision, token or ticket that the service has acknowledged. The caller holds d.mu.
 //
-// Revisions of a server that is not durable are not kept: they start anew with its process.
+// Revisions of a server that is not durable are not kept: they restart with its process.
 func (d *Driver) saw(revision uint64) {
 	if d.past.cluster != "" {
 		d.past.seen = max(d.past.seen, revision)
 	}
 }
 
-// compare looks at what a reply to x tells of the service's revision. The service tells one that is no less than any
-// which it acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with
-// unlockAndTell.
+// compare checks the service's revision in a reply to x. It must not be less than any revision that the service
+// acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with unlockAndTell.
 //
-// Only answers about a session or a name have one that is comparable. Tokens of grants are only noted, since a grant
-// that is answered again may be an old one.
-func (d *Driver) compare(x *call, r *lockpb.Reply) {
+// Only answers about a session or a name have a comparable revision. Tokens of grants are only noted, since a
+// repeated answer may have an old grant.
+func (d *Driver) compare(seen uint64, r *lockpb.Reply) {
 	var revision uint64
 	switch answer := r.Answer.(type) {
 	case *lockpb.Reply_Session:
@@ -125,14 +134,14 @@ func (d *Driver) compare(x *call, r *lockpb.Reply) {
 	if revision == 0 {
 		return
 	}
-	if d.past.cluster != "" && revision < x.seen {
-		d.forgotten("revision", strconv.FormatUint(x.seen, 10), strconv.FormatUint(revision, 10))
+	if d.past.cluster != "" && revision < seen {
+		d.forgotten("revision", strconv.FormatUint(seen, 10), strconv.FormatUint(revision, 10))
 		return
 	}
 	d.saw(revision)
 }
 
-// sawGrants notes the tokens of grants, without the mark of those that do not fence. The caller holds d.mu.
+// sawGrants notes the tokens of grants, without the mark of tokens that do not fence. The caller holds d.mu.
 func (d *Driver) sawGrants(grants []*lockpb.Grant) {
 	for _, g := range grants {
 		d.saw(fencing.Token(g.Token).Order())

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// A cluster that has forgotten what it acknowledged, in each way that shows, ends every hold and every wait, and grants
-// nothing more to who lived through it.
+// A cluster that has forgotten what it acknowledged loses every hold and every wait of the driver, for each sign of
+// it, and grants nothing more to a driver that lived through it.
 func TestHistoryLost(t *testing.T) {
 	for what, forget := range map[string]func(f *fake){
 		"cluster id":          func(f *fake) { f.welcome.ClusterId = "another" },
@@ -26,7 +26,7 @@ func TestHistoryLost(t *testing.T) {
 				f.change(func(f *fake) { f.token = 300 })
 				lost := make(chan backend.Reason, 4)
 				r := request("x")
-				r.Lost = func(reason backend.Reason) { lost <- reason }
+				r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 				g := take(t, d, r)
 				take(t, d, request("y"))
 				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -82,7 +82,7 @@ func TestHistoryLost(t *testing.T) {
 	}
 }
 
-// A server that keeps nothing forgets by nature: who uses it for efficiency goes on after its restart.
+// A server that stores nothing forgets by nature: a client for efficiency continues after its restart.
 func TestVolatileServerMayForget(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -113,7 +113,7 @@ func TestExclusionIsThatOfTheServer(t *testing.T) {
 	}
 }
 
-// What New and Attach were not given shows in every call, as what it is.
+// Every call reports the missing argument of New and Attach.
 func TestConstructorsWithoutAServer(t *testing.T) {
 	t.Parallel()
 	for name, d := range map[string]*Driver{

@@ -1,6 +1,6 @@
 package builtin
 
-// Holds: what counts as granted, and how its holder learns that it is lost.
+// Holds: the locks that count as granted, and the notification of their loss.
 
 import (
 	"cmp"
@@ -11,53 +11,80 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// hold is a lock that counts as granted. It says nothing about time, which is the session's matter and the core's,
-// except until when a renewal for less time must leave it where it is.
+// hold is a lock that counts as granted. Its time is the concern of the session and of the core, except the instant
+// until which a renewal for less time must leave it where it is.
 //
 // Driver.holds has it, by name and request id, and Driver.mu protects its fields. While it is there its session has one
 // user more. It ends by drop: released, lost, moved away, or replaced by a later grant of the same request.
 type hold struct {
 	session *session
-	// token tells this grant from an earlier and a later one of the same request. It is the server's, also where it
-	// does not fence.
+	// token tells this grant from an earlier and a later one of the same request. It is the server's token, even if
+	// it does not fence.
 	token uint64
-	// on is the connection on which the service told of it last: misses compares.
+	// on is the connection on which the service listed or granted it last: misses compares.
 	on *conn
 	// lost is nil if nobody listens.
-	lost func(backend.Reason)
+	lost func(backend.Loss)
 	// busy counts the calls under way that end it or move it. Their answers decide what becomes of it, so neither a
-	// push that it has moved nor its absence from a page is taken for a loss meanwhile.
+	// push that it has moved nor its absence from a page counts as a loss meanwhile.
 	busy int
-	// unsure: it may hang on another session, because a move was not answered. The next renewal moves it again.
+	// unsure: it may be on another session, because a move was not answered. The next renewal repeats the move.
 	unsure bool
-	// until is an instant until which it was granted or renewed at least.
+	// until is an instant until which it was granted or renewed, at least.
 	until backend.Instant
+	// last is an instant before which the service does not end it for its maximum hold time; zero without a maximum.
+	last backend.Instant
 }
 
-// stays reports whether a renewal for ttl leaves the hold on its session: it is the one for that TTL, or one for a
-// longer TTL that the hold was promised and that a move would cut short.
+// renewal is that of a hold whose session was proved by a request that was sent then.
+func (h *hold) renewal(sent backend.Instant, ttl time.Duration) backend.Renewal {
+	switch left := h.last.Sub(sent); {
+	case h.last.IsZero() || left >= ttl:
+		return backend.Renewal{SentAt: sent, TTL: ttl}
+	case left > 0:
+		return backend.Renewal{SentAt: sent, TTL: left, Last: true}
+	}
+	return backend.Renewal{Err: &backend.NotHeldError{Reason: backend.ReasonMaxHold}}
+}
+
+// lastOf is the instant until which a hold lasts that the service has bounded; zero: it has not. from is no later than
+// the moment from which the service counts. The clocks of client and service may differ in rate by 1 %.
+func lastOf(g *lockpb.Grant, from backend.Instant) backend.Instant {
+	bound := time.Duration(g.LastNanos)
+	if bound <= 0 {
+		return 0
+	}
+	return from.Add(bound - bound/100)
+}
+
+// stays reports whether a renewal for ttl leaves the hold on its session: it is the session of that TTL, or one of a
+// longer TTL whose promise a move would shorten.
 func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 	return !h.unsure && (h.session.ttl == ttl || h.session.ttl > ttl && h.until > now.Add(ttl))
 }
 
 // hold notes a lock as granted. A later grant of the same request takes the place of the earlier one, whose holder is
-// the same caller: it is told nothing. The caller holds d.mu.
+// the same caller: it gets no notification. from is as in lastOf. The caller holds d.mu.
 //
 // It is called in the step that takes the answer or the push, and not by the caller that waits for it: a loss that is
 // pushed right behind the grant must find the hold in its place.
-func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Reason)) {
+func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Loss), from backend.Instant) {
 	k := key{g.Name, g.RequestId}
+	last := lastOf(g, from)
 	if old := d.holds[k]; old != nil {
+		if old.token == g.Token && !old.last.IsZero() {
+			last = old.last // a new leader counts anew
+		}
 		d.drop(k, old)
 	}
 	s.overtake(k)
-	d.holds[k] = &hold{session: s, token: g.Token, on: d.conn, lost: lost, until: s.proved.Add(s.ttl)}
+	d.holds[k] = &hold{session: s, token: g.Token, on: d.conn, lost: lost, until: s.proved.Add(s.ttl), last: last}
 	s.Add(1)
 }
 
 // drop forgets a hold, whose session it then no longer needs. The caller holds d.mu.
 //
-// A hold that is not the present one of its key is dropped already.
+// A hold that is not the present one of its key has been dropped already.
 func (d *Driver) drop(k key, h *hold) {
 	if d.holds[k] == h {
 		delete(d.holds, k)
@@ -65,17 +92,16 @@ func (d *Driver) drop(k key, h *hold) {
 	}
 }
 
-// lose drops a hold and has its holder told, once d.mu is unlocked by unlockAndTell. The caller holds d.mu.
-func (d *Driver) lose(k key, h *hold, reason backend.Reason) {
+// lose drops a hold and queues the notification of its holder, for unlockAndTell. The caller holds d.mu.
+func (d *Driver) lose(k key, h *hold, loss backend.Loss) {
 	d.drop(k, h)
 	if h.lost != nil {
-		d.tell = append(d.tell, func() { h.lost(reason) })
+		d.tell = append(d.tell, func() { h.lost(loss) })
 	}
 }
 
-// lost takes the news that something has ended: a session, a wait, or a hold. News of what is not known here, or of an
-// earlier grant, changes nothing; the token tells. That a hold has moved is no loss while this driver moves it itself.
-// The caller holds d.mu.
+// lost handles the end of a session, a wait, or a hold. News of something unknown here, or of an earlier grant (by
+// its token), has no effect. A moved hold is no loss while this driver moves it itself. The caller holds d.mu.
 //
 //	a session    it ends, with all that hangs on it
 //	a wait       the attempts that wait end, as waitLost says; one whose request is under way has an answer to come
@@ -105,11 +131,16 @@ func (d *Driver) lost(l *lockpb.Lost) {
 		l.Reason == lockpb.Reason_REASON_MOVED && (h.busy > 0 || h.unsure) {
 		return
 	}
-	d.lose(k, h, cmp.Or(reasonOf(l.Reason), backend.ReasonEvicted))
+	loss := backend.Loss{Reason: cmp.Or(reasonOf(l.Reason), backend.ReasonEvicted)}
+	if loss.Reason == backend.ReasonForceReleased {
+		loss.Text, loss.By, loss.Principal = l.Message, l.By, l.Principal
+	}
+	d.lose(k, h, loss)
 }
 
-// waitLost is the error of a waiter that lost its place. errAgain has it queue again; but if another client has taken
-// over its request id, the other client waits with it now, and the two would take the place from each other for ever.
+// waitLost returns the error of a waiter that lost its place. After errAgain it queues anew; but if another client
+// has taken over its request id, that client waits with it now, and the two would take the place from each other
+// indefinitely.
 func waitLost(r lockpb.Reason) error {
 	if r == lockpb.Reason_REASON_MOVED {
 		return fmt.Errorf("%w: another client waits on with this request id", backend.ErrHeld)

@@ -3,8 +3,8 @@ package builtin
 // Looking: Ping, Look, List and ForceRelease. They name no session and work beside all others.
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"time"
@@ -15,17 +15,21 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Ping makes sure that a leader answers, and that most members follow it; backend.ErrUnavailable otherwise.
+// Ping checks that a leader answers, and that most members follow it; otherwise it returns backend.ErrUnavailable.
 //
-// It asks for a name that nobody need hold, because that answer needs the majority; it writes nothing into the log.
-// Other errors are ErrMisconfigured (another protocol), ErrHistoryLost and ErrClosed, or wrap ctx's error. Without a
-// ctx that ends sooner it takes up to 10 seconds while nobody leads.
+// It asks for a name that nobody need hold, because that answer needs the majority; it writes no log entry. A
+// leader that denies the client that name has answered too.
+// Other errors are ErrMisconfigured (another protocol), ErrDenied (the token is not valid), ErrHistoryLost and
+// ErrClosed, or wrap ctx's error. Without a ctx that ends sooner it takes up to 10 seconds while nobody leads.
 func (d *Driver) Ping(ctx context.Context) error {
 	_, err := d.nameState(ctx, driverName)
+	if errors.Is(err, backend.ErrDenied) && !errors.Is(err, errToken) {
+		return nil
+	}
 	return d.callError("ping", "", err)
 }
 
-// nameState asks who holds a name.
+// nameState asks for the holders of a name.
 func (d *Driver) nameState(ctx context.Context, name string) (*lockpb.NameState, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return nil, err
@@ -39,8 +43,8 @@ func (d *Driver) nameState(ctx context.Context, name string) (*lockpb.NameState,
 	return reply.GetName(), err
 }
 
-// look asks for something that changes nothing: sent again it does no harm, and without an answer nothing is in doubt.
-// It counts itself in at the gate, and out.
+// look sends a request without changes: it may be repeated, and without an answer no change is in doubt. It counts
+// itself in at the gate, and out.
 func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -49,12 +53,12 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 	return d.ask(ctx, call{request: r, looks: true})
 }
 
-// Look tells who holds a name and how many wait for it, as the leader knows it after a majority has confirmed that it
-// leads.
+// Look returns the holders of a name and the number of its waiters, as the leader knows them after a majority has
+// confirmed that it leads.
 //
-// A name that nobody holds is no error. Holder.ExpiresIn is how long the holder's session lives unless it is renewed;
-// Holder.Since is by the leader's wall clock and is for people. Errors wrap backend.ErrInvalidName, ErrUnavailable,
-// ErrHistoryLost, ErrClosed, or ctx's.
+// A name without a holder is no error. Holder.ExpiresIn is the time after which the holder's session expires without
+// a renewal; Holder.Since is by the leader's wall clock and is for people. Errors wrap backend.ErrInvalidName,
+// ErrUnavailable, ErrHistoryLost, ErrClosed, or ctx's.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	n, err := d.nameState(ctx, name)
 	if err != nil {
@@ -65,36 +69,43 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return state, nil
 }
 
-// errNoAnswer: the server does not keep to the protocol.
+// errNoAnswer: the server violates the protocol.
 var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
 
-// stateOf is a name in the words of the contract. Tokens of a server that is not durable are left out: they do not
-// fence.
+// stateOf converts a name's state to the contract's type. It omits the tokens of a server that is not durable: they
+// do not fence.
 func stateOf(n *lockpb.NameState, fences bool) backend.State {
 	info := backend.State{
 		Name: n.Name, Held: len(n.Holders) > 0, Waiters: int(n.Waiters), Revision: n.Revision,
 	}
 	for _, h := range n.Holders {
 		holder := backend.Holder{
-			Owner: h.Owner, HoldID: h.HoldId, Kind: kindOf(h.Kind), Permits: int(h.Permits),
+			Owner: h.Owner, HoldID: h.HoldId, Kind: kindOf(h.Kind), Permits: int(h.Permits), Limit: int(h.Limit),
 			Since: time.Unix(0, h.SinceUnixNanos), ExpiresIn: time.Duration(h.ExpiresInNanos), Metadata: h.Metadata,
 		}
+		copy(holder.Nonce[:], h.Nonce)
 		if fences {
 			holder.Token = fencing.Token(h.Token)
 		}
 		info.Holders = append(info.Holders, holder)
 	}
+	for _, w := range n.Queue {
+		info.Queue = append(info.Queue, backend.Waiter{
+			Owner: w.Owner, HoldID: w.HoldId, Kind: kindOf(w.Kind), Permits: int(w.Permits), Limit: int(w.Limit),
+			Since: time.Unix(0, w.SinceUnixNanos),
+		})
+	}
 	return info
 }
 
-// kindsOut are the kinds on the wire; kindOf is the other way.
+// kindsOut are the kinds on the wire; kindOf is the inverse.
 var kindsOut = map[backend.Kind]lockpb.Kind{
 	backend.KindExclusive: lockpb.Kind_KIND_EXCLUSIVE,
 	backend.KindShared:    lockpb.Kind_KIND_SHARED,
 	backend.KindPermits:   lockpb.Kind_KIND_PERMITS,
 }
 
-// kindOf is the kind of a hold; one that this version does not know is shown as exclusive, the strictest.
+// kindOf returns the kind of a hold; it shows an unknown kind as exclusive, the strictest.
 func kindOf(k lockpb.Kind) backend.Kind {
 	switch k {
 	case lockpb.Kind_KIND_SHARED:
@@ -105,15 +116,15 @@ func kindOf(k lockpb.Kind) backend.Kind {
 	return backend.KindExclusive
 }
 
-// listPage is how many names List asks for at once: what the leader, and this client, need for a page is what the locks
-// of others wait for meanwhile.
+// listPage bounds the names that List requests at once: while the leader, or this client, works on a page, all other
+// calls wait.
 const listPage = 100
 
 // List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page shows
 // one moment, the pages together do not.
 //
-// What is taken or given back while pages are read may be shown or not, but no name comes twice. An error ends it, as
-// the last element. Leaving the loop early costs nothing, and its body may call the driver:
+// Names acquired or released while pages are read may be shown or not, but no name comes twice. An error ends it, as
+// the last element. Leaving the loop early is free, and its body may call the driver:
 //
 //	for state, err := range d.List(ctx, "orders/") {
 //		if err != nil {
@@ -122,8 +133,13 @@ const listPage = 100
 //		fmt.Println(state.Name, state.Holders[0].Owner)
 //	}
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return d.ListAfter(ctx, prefix, "")
+}
+
+// ListAfter implements backend.Pager.
+func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
-		after := ""
+		after := after // of this loop over it
 		if err := backend.ValidateName(prefix); prefix != "" && err != nil {
 			yield(backend.State{}, d.callError("list", prefix, err))
 			return
@@ -152,27 +168,32 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
-// ForceRelease ends all holds of name; a minimum hold ends too. Their holders are told at once, with
-// backend.ReasonForceReleased. A name that nobody holds is backend.ErrNotHeld.
+// ForceRelease ends the holds that r names; a minimum hold ends too. Their holders are notified immediately, with
+// backend.ReasonForceReleased. A name that nobody holds, or no hold that matches, is backend.ErrNotHeld. The server
+// knows the principal itself; r's is not sent.
 //
-// reason is text for people: those who watch the name read it. The first waiters are granted in the same step. After
-// backend.ErrUnknown look who holds the name before calling it again: it may be the next holder by now.
-func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
+// r.Reason is text for people, and is shown to watchers of the name. The first waiters are granted in the same step.
+// After backend.ErrUnknown look who holds the name before you call it again: it may be the next holder by now.
+func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
+	return d.callError("force-release", r.Name, d.forceRelease(ctx, &r))
 }
 
 // forceRelease is ForceRelease without the error's frame.
-func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
-	if err := cmp.Or(backend.ValidateName(name), kit.ValidateText("reason", reason)); err != nil {
+func (d *Driver) forceRelease(ctx context.Context, r *backend.ForceRequest) error {
+	if err := kit.ValidateForce(d.Describe(), r); err != nil {
 		return err
 	}
 	if err := d.begin(ctx); err != nil {
 		return err
 	}
 	defer d.gate.Leave()
-	// Sent again after a lost answer it would hit the next holder.
-	_, err := d.ask(ctx, call{once: true, request: &lockpb.Request{Call: &lockpb.Request_ForceRelease{
-		ForceRelease: &lockpb.ForceRelease{Name: name, Reason: reason},
+	force := &lockpb.ForceRelease{Name: r.Name, Reason: r.Reason, By: r.By, Token: uint64(r.Token)}
+	if r.Nonce != (fencing.Nonce{}) {
+		force.Nonce = r.Nonce[:]
+	}
+	// Repeated after a lost answer, a call without a nonce would end the next hold.
+	_, err := d.ask(ctx, call{once: r.Nonce == (fencing.Nonce{}), request: &lockpb.Request{Call: &lockpb.Request_ForceRelease{
+		ForceRelease: force,
 	}}})
 	return err
 }

@@ -189,7 +189,7 @@ func TestPermits(t *testing.T) {
 	refused(t, d, permitsOf("pool", 1, 8), backend.ErrHeld)
 }
 
-// Permits and shared holds of a client that is gone come back when its session has ended.
+// Permits and shared holds of a dead client become free when its session ends.
 func TestHoldsOfAClientThatIsGoneComeBack(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
@@ -206,7 +206,7 @@ func TestHoldsOfAClientThatIsGoneComeBack(t *testing.T) {
 	link.Hold(fault.Requests)
 	three, writer := begin(t, d, permitsOf("pool", 3, 4)), begin(t, d, request("x", time.Minute))
 	giveBack(t, d, one, three.granted(t), writer.granted(t))
-	take(t, d, permitsOf("pool", 5, 5)) // nothing is left that limits it
+	take(t, d, permitsOf("pool", 5, 5)) // no hold limits it
 }
 
 func TestKindsThatDoNotMix(t *testing.T) {
@@ -229,7 +229,7 @@ func TestKindsThatDoNotMix(t *testing.T) {
 	if !errors.Is(err, backend.ErrLimitMismatch) || len(holdersOf(t, d, "free")) != 0 {
 		t.Errorf("a set with the wrong limit: %v, and the other name is held by %v", err, holdersOf(t, d, "free"))
 	}
-	// What lies below a hierarchical name is not its use, and neither is what lies beside it.
+	// Holds below or beside a hierarchical name do not count as its use.
 	take(t, d, request("tree/leaf/below", time.Minute))
 	take(t, d, request("flat/below", time.Minute))
 	giveBack(t, d, permits, flat, tree)
@@ -262,7 +262,7 @@ func TestHierarchy(t *testing.T) {
 	beside := take(t, b, below("shop/eu/8"))
 	take(t, b, readBelow("shop/us"))
 	whole := wait(t, b, below("shop/eu"), 1)
-	refused(t, a, below("shop/eu/9"), backend.ErrHeld) // it would pass the one that waits
+	refused(t, a, below("shop/eu/9"), backend.ErrHeld) // it would overtake the waiter
 	giveBack(t, b, beside)
 	stillWaiting(t, a, "shop/eu", 1)
 	giveBack(t, a, hold)
@@ -279,10 +279,10 @@ func TestForceReleaseOfSharedHolds(t *testing.T) {
 	told := make(chan backend.Reason, 8)
 	for _, d := range []*builtin.Driver{a, a, b} {
 		r := sharedOf("x")
-		r.Lost = func(reason backend.Reason) { told <- reason }
+		r.Lost = func(loss backend.Loss) { told <- loss.Reason }
 		take(t, d, r)
 	}
-	if err := b.ForceRelease(t.Context(), "x", "maintenance"); err != nil {
+	if err := b.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
@@ -298,7 +298,7 @@ func TestForceReleaseOfSharedHolds(t *testing.T) {
 	take(t, b, request("x", time.Minute))
 }
 
-// Events, lists and looks tell what the holds are.
+// Watch, List and Look report the kinds of the holds.
 func TestKindsAreShown(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
@@ -355,8 +355,8 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	if !slices.Equal(deadlock.Cycle, want) {
 		t.Errorf("cycle %v, want %v", deadlock.Cycle, want)
 	}
-	stillWaiting(t, c, "x", 0) // it left nothing
-	// In a set too; and who does not wait, or holds nothing meanwhile, is not in a cycle.
+	stillWaiting(t, c, "x", 0) // the refused request left no waiter
+	// The same is true for a set. A request that does not wait, or names no holds, is in no cycle.
 	free, other := under(as("carl", "free"), third), under(as("carl", "x"), third)
 	free.Wait, other.Wait = true, true
 	if _, err := c.AcquireAll(t.Context(), []backend.Request{free, other}); !errors.Is(err, backend.ErrDeadlock) {
@@ -371,7 +371,8 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	stranger.granted(t)
 }
 
-// Callers of one program wait for each other as those of two do, unless one is made under the hold of the other.
+// Callers of one program wait for each other like those of two programs, unless one acquires under the hold of the
+// other.
 func TestDeadlocksOfOneClient(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)

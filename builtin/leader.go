@@ -1,10 +1,11 @@
 package builtin
 
 // Finding the leader. One goroutine, maintain, does it for the whole driver while anybody needs a connection: it asks
-// all members, one shortly after the other, serves the connection to the one that leads until that ends, and begins
-// again. It ends with Close.
+// all members, one shortly after the other, serves the connection to the leader until that ends, and repeats. It ends
+// with Close.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,27 +19,27 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// protocol is the version of the protocol that is spoken here: see Welcome in lock.proto.
+// protocol is the version of the protocol that this driver speaks: see Welcome in lock.proto.
 const protocol = 2
 
 // Looking for the leader.
 const (
-	// nextDial is when the next member is asked beside one that has not answered yet.
+	// nextDial is the pause before the next member is asked beside a silent one.
 	nextDial = 100 * time.Millisecond
 	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the
 	// patience.
 	firstRetry = 25 * time.Millisecond
 	// While members answer that nobody leads, the pause stays at electionPause at most for usualElection: the next
-	// grant of everybody waits for it. An election that takes longer is none, or one among members that are not enough.
+	// grant of everybody waits for it. A longer wait means that there is no election, or too few members for one.
 	electionPause = 100 * time.Millisecond
 	usualElection = 3 * time.Second
-	// lasting is for how long a connection must have lasted to count as one that worked.
+	// lasting is the time after which a connection counts as successful.
 	lasting = time.Second
 	// roundTime bounds one round over all members.
 	roundTime = 2 * time.Second
-	// electionTime, silentTime and refusedTime are how long a call waits for the members to elect a leader, for a
-	// network that says nothing, and for members that refuse to talk: the last may be one that is just being started.
-	// Those who wait for a lock wait on.
+	// electionTime, silentTime and refusedTime bound how long a call waits for the members to elect a leader, for a
+	// silent network, and for members that refuse connections: such a member may just be starting. Callers that wait
+	// for a lock wait on.
 	electionTime = 10 * time.Second
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
@@ -50,11 +51,11 @@ const (
 	mostPatience  = 3 * time.Second
 )
 
-// patience is how long a server may be silent before another one is asked: a quarter of the shortest TTL that is in
-// use, so that a session outlives a silent leader. The caller holds d.mu.
+// patience bounds the silence of a server before another one is asked: a quarter of the shortest TTL in use, so that
+// a session outlives a silent leader. The caller holds d.mu.
 //
-// With no session in use it is mostPatience. It is reckoned anew each time, since a session with a short TTL may come
-// or go.
+// With no session in use it is mostPatience. It is computed each time, since a session with a short TTL may come or
+// go.
 func (d *Driver) patience() time.Duration {
 	shortest := 4 * mostPatience
 	for _, s := range d.byID {
@@ -64,14 +65,14 @@ func (d *Driver) patience() time.Duration {
 }
 
 // maintain keeps a connection to the leader while somebody needs one. It pauses between rounds, and longer each time,
-// so that a cluster which is down is not flooded; a connection that has lasted resets that.
+// so that a cluster that is down is not flooded; a connection that has lasted resets that.
 //
 //	a leader was found, and served for lasting       begin again at once
 //	it was served for less                           pause; the next pause is twice as long
 //	nobody leads, but members answer                 the same, but electionPause at most for usualElection
 //	nobody answers                                   the same, up to a quarter of the patience
 //
-// Only calls that waited through a whole round are ended by one that failed (nobodyLeads). want starts it, as one of
+// A failed round ends only calls that waited through all of it (nobodyLeads). want starts maintain, as one of
 // Driver.lines, with the first call; it ends with lineCtx and never before.
 func (d *Driver) maintain() {
 	retry := firstRetry
@@ -108,8 +109,8 @@ func (d *Driver) maintain() {
 
 // awaitDemand returns true once a connection is needed, and false when the driver is closed.
 //
-// A driver whose last session has ended keeps its connection, and asks for another one only when it is needed again.
-// wake may have rung for what was done since, which costs one look.
+// A driver whose last session has ended keeps its connection, and makes a new one only when it needs one. wake may
+// have rung for calls that are done, which costs one check.
 func (d *Driver) awaitDemand() bool {
 	for {
 		d.mu.Lock()
@@ -125,42 +126,48 @@ func (d *Driver) awaitDemand() bool {
 	}
 }
 
-// errElecting: members answer, and none of them leads.
+// errElecting: members answer, but no member is the leader.
 var errElecting = errors.New("the members have no leader now")
 
 // nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited for as
-// long as such a failure may last in a healthy cluster. A call that is younger than the round may find the next one
-// better.
+// long as such a failure may last in a healthy cluster. The next round may succeed for a call that is younger than
+// this one.
 //
-//	a member answered, and none leads     electionTime
-//	a member said nothing                 silentTime
+//	a member answered, and nobody leads   electionTime
+//	a member did not answer               silentTime
 //	all refused                           refusedTime
+//	one serves nobody for longer (closed) not at all
 //
 // Callers that wait in a queue are not ended here (patient), but by their contexts: giving up a place because of an
-// outage would put them at the end of the queue after it.
+// outage would put them at the end of the queue after it. A token that is not valid is no outage.
 func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	if d.forming != nil && d.forming() {
 		return
 	}
 	hope := refusedTime
+	var closed *ClosedError
 	switch {
-	case errors.Is(err, errElecting):
+	case errors.As(err, &closed) && time.Until(closed.Until) > electionTime:
+		hope = 0
+	case errors.Is(err, errElecting), closed != nil:
 		hope = electionTime
 	case errors.Is(err, errSilent):
 		hope = silentTime
 	}
+	// A member whose file of principals is older may refuse the token that the next leader knows.
+	invalid := errors.Is(err, errToken) && !errors.Is(err, errElecting) && !errors.Is(err, errSilent) && closed == nil
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, x := range d.inOrder() {
-		if x.started > began || x.patient || d.clock.Now().Sub(x.started) < hope {
+		if x.started > began || x.patient && !invalid || d.clock.Now().Sub(x.started) < hope {
 			continue
 		}
 		d.finish(x, nil, x.unanswered(err))
 	}
 }
 
-// candidates returns the addresses to ask, the likeliest first: the last leader, or the one that a member named, then
-// the addresses that the user gave, then those that members told. Each address comes once.
+// candidates returns the addresses to ask, the likeliest first: the last leader or the leader that a member named, then
+// the user's addresses, then the addresses that members reported. Each address comes once.
 func (d *Driver) candidates() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -173,22 +180,22 @@ func (d *Driver) candidates() []string {
 	return all
 }
 
-// greeting is what one member answered: conn, or err. findLeader, which receives it, returns conn or cancels it.
+// greeting is one member's answer: conn, or err. findLeader, which receives it, returns conn or cancels it.
 type greeting struct {
 	conn *conn
 	err  error
 }
 
-// findLeader asks all members, one after the other, the next one when the one before does not answer at once, and
-// returns a connection to the one that leads.
+// findLeader asks all members, one after the other, the next one when the previous does not answer immediately, and
+// returns a connection to the leader.
 //
-// Asking all at the same moment would find it no sooner where the first one leads, which is the usual case, and would
-// have every client connect to every member after each election. Asking each after the answer of the one before would
-// spend the round on a member that is frozen. So the next one is asked after nextDial, or at once when one has
-// answered.
+// Concurrent requests would find the leader no sooner where the first one leads, which is the usual case, and every
+// client would connect to every member after each election. Strictly sequential requests would spend the round on a
+// frozen member. So the next member is asked after nextDial, or immediately after an answer.
 //
-// It returns when no greeting is under way: of two members that both say that they lead, the first to answer is taken,
-// and the other is hung up. The errors of all members are joined, with errElecting if one answered that does not lead.
+// It returns when no greeting is under way: of two members that both claim to lead, it keeps the first to answer, and
+// closes the other connection. The errors of all members are joined, with errElecting if one answered without
+// leading.
 func (d *Driver) findLeader() (*conn, error) {
 	round, cancel := context.WithTimeoutCause(d.lineCtx, roundTime, errSilent)
 	defer cancel()
@@ -199,6 +206,7 @@ func (d *Driver) findLeader() (*conn, error) {
 	var found *conn
 	var errs []error
 	electing := false
+	var closed error
 	next := time.NewTimer(0)
 	defer next.Stop()
 	for running > 0 || len(pending) > 0 && found == nil {
@@ -220,6 +228,7 @@ func (d *Driver) findLeader() (*conn, error) {
 				errs = append(errs, g.err)
 			case !g.conn.welcome.Leader || found != nil:
 				electing = true
+				closed = cmp.Or(closed, closedError(g.conn.welcome.ClosedNanos))
 				g.conn.cancel(errDeposed)
 				hint := g.conn.welcome.LeaderAddress
 				if found == nil && hint != "" && !slices.Contains(asked, hint) {
@@ -235,17 +244,19 @@ func (d *Driver) findLeader() (*conn, error) {
 	switch {
 	case found != nil:
 		return found, nil
+	case closed != nil:
+		return nil, closed
 	case electing:
 		return nil, errors.Join(append(errs, errElecting)...)
 	}
 	return nil, errors.Join(errs...)
 }
 
-// greet connects to one member and says hello. round bounds that; the connection outlives it. Each greeting is received
-// by findLeader, which waits for all that it has begun: none is left open unused.
+// greet connects to one member and says hello. round bounds that; the connection outlives it. findLeader receives
+// every greeting that it has begun, so no connection is left open unused.
 //
 // The context of the stream is not round's child, because the connection would end with the round. Instead the end of
-// round cancels it until the greeting is over; unhook tells whether that came first, also in the moment between the
+// round cancels it until the greeting is over; unhook reports whether that came first, even in the moment between the
 // two.
 func (d *Driver) greet(round context.Context, address string) greeting {
 	ctx, cancel := context.WithCancelCause(d.lineCtx)
@@ -267,24 +278,24 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 	}}
 }
 
-// hello opens a stream and has the member introduce itself. A member of another protocol, or of another cluster, is
-// refused here, before anything is asked of it.
+// hello opens a stream and asks the member for its welcome. It refuses a member of another protocol, or of another
+// cluster, before it sends any request.
 //
-// Only a leader's word on the cluster counts (learn): a member that lags may not know of a change, and one that was
-// never taken into the cluster has none.
+// Only a leader's report on the cluster counts (learn): a member that lags may not know of a change, and a member
+// that never joined the cluster knows no change.
 func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
 	stream, err := d.dialer(ctx, address)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, deniedToken(err)
 	}
 	hello := &lockpb.Request{Number: 1, Call: &lockpb.Request_Hello{Hello: &lockpb.Hello{Client: clientName}}}
 	err = stream.Send(&lockpb.ClientMessage{Requests: []*lockpb.Request{hello}})
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, err
-	} // after io.EOF, Recv tells the reason
+	} // after io.EOF, Recv returns the reason
 	m, err := stream.Recv()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, deniedToken(err)
 	}
 	var w *lockpb.Welcome
 	if len(m.Replies) == 1 {
@@ -304,5 +315,5 @@ func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, St
 	return w, stream, err
 }
 
-// clientName is what the server's log calls this client.
+// clientName is the name of this client in the server's log.
 const clientName = "fencelock-go"

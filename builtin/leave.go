@@ -1,7 +1,6 @@
 package builtin
 
-// Leaving: what happens to an acquire whose caller goes before it is decided, and what removes that which it may have
-// in the service.
+// Leaving: an acquire whose caller goes before it is decided, and the removal of its state in the service.
 
 import (
 	"context"
@@ -13,14 +12,15 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// lateGrace is how long a call outlives its context in order to leave nothing behind. The contract allows 50 ms.
+// lateGrace is the time by which a call outlives its context for cleanup. The contract allows 50 ms.
 const lateGrace = 25 * time.Millisecond
 
-// leftover is what a request may have in the service although nobody here has it: after an acquire that was given up,
-// or found on a new connection. A release by the session removes it, once it is due, and is sent until it is answered.
+// leftover is state that a request may have in the service although nobody here uses it: after an abandoned acquire,
+// or found on a new connection. A release by the session removes it, once it is due, and is sent until it is
+// answered.
 //
-// It is forgotten when the same request is asked for again: see overtake. A release that is sent again after that would
-// end what is granted then. It stays while its caller releases it, which may fail.
+// It is forgotten when the same request comes again: see overtake. A release that is repeated after that would end
+// the new grant. It stays while its caller releases it, which may fail.
 //
 // Driver.mu protects it. There is one for a key at most, in session.leftovers:
 //
@@ -32,25 +32,25 @@ const lateGrace = 25 * time.Millisecond
 type leftover struct {
 	s      *session
 	k      key
-	token  uint64 // of the hold; zero: whatever the request has
-	target uint64 // sequence of the acquire that was given up; zero if it is not known
+	token  uint64 // of the hold; zero: any hold or wait of the request
+	target uint64 // sequence of the abandoned acquire; zero if unknown
 	due    backend.Instant
 
 	call *call         // the release, or its last repetition; nil before it is due
-	done chan struct{} // closed by over: the service has answered, or nothing is left to ask
-	none bool          // the service has nothing of the request; valid once done is closed
+	done chan struct{} // closed by over: the service has answered, or there is no release to wait for
+	none bool          // the service has no hold or wait of the request; valid once done is closed
 }
 
 // giveUp ends an attempt whose caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with,
-// where it applies, ErrUnavailable (nothing was sent) or ErrUnknown (something may be left).
+// where it applies, ErrUnavailable (no request was sent) or ErrUnknown (a hold or a wait may be left).
 //
-// A waiter takes whatever it has out of the service: the first release ends the wait in all of its queues, or each ends
-// its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, who may ask for them again by
-// the same ids or give them back, for one TTL: for so long they would stand in a service without sessions.
+// A waiter removes all its state from the service: the first release ends the wait in all of its queues, or each ends
+// its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, who may ask for them by the
+// same ids or release them, for one TTL: for so long they would stand in a service without sessions.
 //
 //	decided meanwhile            nil: the attempt's own outcome counts
 //	Close                        ErrClosed; the session ends with all that it has
-//	nothing was sent             ErrUnavailable
+//	no request was sent          ErrUnavailable
 //	waited, and all is out       why, alone
 //	otherwise                    ErrUnknown
 func (s *session) giveUp(a *attempt, why error) error {
@@ -88,7 +88,8 @@ func (s *session) giveUp(a *attempt, why error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, why)
 }
 
-// left waits a moment for releases, and reports whether the service has told meanwhile that nothing is left.
+// left waits a moment for releases, and reports whether the service has confirmed meanwhile that no hold or wait is
+// left.
 //
 // The releases go on after that; only the caller's wait is bounded.
 func (d *Driver) left(all []*leftover) bool {
@@ -107,8 +108,8 @@ func (d *Driver) left(all []*leftover) bool {
 	return true
 }
 
-// leave notes a leftover that is due in one TTL. The caller holds d.mu. That is for how long its caller may still ask
-// for it; see giveUp.
+// leave notes a leftover that is due in one TTL: until then its caller may still ask for it; see giveUp. The caller
+// holds d.mu.
 func (s *session) leave(k key, token, target uint64) *leftover {
 	s.overtake(k)
 	l := &leftover{s: s, k: k, token: token, target: target, due: s.d.clock.Now().Add(s.ttl), done: make(chan struct{})}
@@ -116,16 +117,16 @@ func (s *session) leave(k key, token, target uint64) *leftover {
 	return l
 }
 
-// giveBack is leave for what is due now. The caller holds d.mu. The release is queued before giveBack returns, so it
-// comes behind the acquire on the same connection.
+// giveBack is leave with an immediate release. The caller holds d.mu. The release is queued before giveBack returns,
+// so it comes behind the acquire on the same connection.
 func (s *session) giveBack(k key, token, target uint64) *leftover {
 	l := s.leave(k, token, target)
 	l.remove()
 	return l
 }
 
-// clear removes what is due. The session's own loop calls it whenever it wakes: about three times in a TTL, while the
-// server answers. The caller holds d.mu.
+// clear releases due leftovers. The session's own loop calls it whenever it wakes: about three times in a TTL, while
+// the server answers. The caller holds d.mu.
 func (s *session) clear(now backend.Instant) {
 	for _, l := range s.leftovers {
 		if l.call == nil && now >= l.due {
@@ -134,7 +135,7 @@ func (s *session) clear(now backend.Instant) {
 	}
 }
 
-// remove sends the release. What another client has taken over by the same request id is that client's. The caller
+// remove sends the release. It spares holds that another client has taken over by the same request id. The caller
 // holds d.mu.
 func (l *leftover) remove() {
 	s := l.s
@@ -145,11 +146,11 @@ func (l *leftover) remove() {
 	s.d.start(l.call)
 }
 
-// overtake forgets a leftover. Its release is not sent again on a later connection: there it would meet what comes now.
-// The caller holds d.mu.
+// overtake forgets a leftover. Its release is not repeated on a later connection, where it would follow the new
+// request. The caller holds d.mu.
 //
-// A release that is on its way is not taken back: on the same connection it comes before what is asked for now. Its
-// answer finds that it was overtaken.
+// A release that is on its way is not cancelled: on the same connection it comes before the new request. Its answer
+// finds that it was overtaken.
 func (s *session) overtake(k key) {
 	if l := s.leftovers[k]; l != nil {
 		if l.call != nil {
@@ -159,9 +160,9 @@ func (s *session) overtake(k key) {
 	}
 }
 
-// answered takes the answer to the release. While the service cannot serve the release is sent again after a pause,
-// unless it was overtaken; the sequence is the same, so the server carries out one of them. It outlasts a time in which
-// nobody leads (patient), and ends with the session, or with the driver. The caller holds d.mu.
+// answered handles the answer to the release. While the service cannot serve, the release is repeated after a pause,
+// unless it was overtaken; the sequence is the same, so the server carries out only one. It outlasts a time without a
+// leader (patient), and ends with the session, or with the driver. The caller holds d.mu.
 func (l *leftover) answered(r *lockpb.Reply, err error) {
 	s := l.s
 	if wire := r.GetError(); wire != nil {
@@ -183,7 +184,7 @@ func (l *leftover) answered(r *lockpb.Reply, err error) {
 	})
 }
 
-// over ends the leftover, once. none: the service has nothing of the request. The caller holds d.mu.
+// over ends the leftover, once. none is as in leftover. The caller holds d.mu.
 func (l *leftover) over(none bool) {
 	if l.s.leftovers[l.k] == l {
 		delete(l.s.leftovers, l.k)

@@ -1,6 +1,6 @@
 package builtin
 
-// Moving: holds and waits of one request from one session to another, where its TTL changes or it is asked for again.
+// Moving: holds and waits of one request from one session to another, when its TTL changes or it is requested again.
 
 import (
 	"context"
@@ -11,15 +11,16 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// takeOver moves to this session what others have of the requests, so that the same acquire finds it here.
+// takeOver moves to this session the holds and waits of the requests on other sessions, so that the same acquire
+// finds them here.
 //
-// A set of which only some are held cannot be completed: what is left of it is ended, also if another client has it, as
-// any later acquire by the same ids takes the place of the earlier one.
+// A set of which only some are held cannot be completed: its remaining holds are ended, even another client's, as any
+// later acquire by the same ids replaces the earlier one.
 //
-// What moves here and is not asked for again would be nobody's, so it is noted as a leftover, which the acquire that
-// follows overtakes. The session that loses something is told by the server, as moved.
+// A hold that moves here may not be requested again; it is noted as a leftover, which the following acquire
+// overtakes. The server notifies the other session that its hold has moved.
 //
-//	nothing is held           nil: the acquire that follows begins anew
+//	no name is held           nil: the acquire that follows begins anew
 //	all are held              nil: the acquire finds them
 //	some are held             these are ended, and the acquire begins anew
 //	a move failed             its error for the first name, ErrUnknown for later ones
@@ -36,7 +37,7 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 		switch {
 		case err == nil, errors.Is(err, backend.ErrNotHeld):
 		case i > 0 && ctx.Err() != nil:
-			return fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err()) // of the others, something may be here by now
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err()) // of the others, some may be here by now
 		case i > 0:
 			return fmt.Errorf("%w: %v", backend.ErrUnknown, err)
 		default:
@@ -54,10 +55,10 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 	return nil
 }
 
-// endRest ends a hold of this session of which the set is broken. Its holder, if there is one, is told.
+// endRest ends a hold of this session whose set is broken. Its holder, if there is one, is notified.
 //
-// A hold that is gone already is no error. Should the session have ended, everything on it has, and the caller begins
-// again in another.
+// A hold that is gone already is no error. If the session has ended, so has everything on it, and the caller repeats
+// in another session.
 func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d, k := s.d, key{g.Name, g.RequestId}
 	if err := s.carryOut(ctx, releaseOf(k, g.Token, 0), k, nil); err != nil && !errors.Is(err, backend.ErrNotHeld) {
@@ -66,23 +67,23 @@ func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d.mu.Lock()
 	defer d.unlockAndTell()
 	if h := d.holds[k]; h != nil && h.token == g.Token {
-		d.lose(k, h, backend.ReasonEvicted)
+		d.lose(k, h, backend.Loss{Reason: backend.ReasonEvicted})
 	}
 	return nil
 }
 
-// move takes a hold over to the session, with token zero whatever the request has. granted is called with d.mu held, as
-// soon as the answer comes: a loss that is pushed right behind it finds the hold in its place. It returns the instant
-// from which the hold is valid. A move is never in doubt for long: sent again, it answers the same.
+// move takes a hold over to the session, with token zero any hold or wait of the request. granted is called with d.mu
+// held, when the answer comes: a loss that is pushed right behind it finds the hold. It returns the instant from
+// which the hold is valid. A move is never in doubt for long: a repetition gets the same answer.
 //
-// A move has no sequence, and needs none: what it asks for is a state, and a second one finds it reached.
+// A move needs no sequence: it asks for a state, and a repetition finds it reached.
 //
 //	moved, or here already     the instant, and granted was called
 //	ErrNotHeld                 the request has no such hold
 //	the session ended          errSessionEnded, after its holders were told
 //	no answer                  ErrUnknown: the hold hangs on one session or the other
 //
-// A wait moves as well, where the token is zero. The server then answers with a place in the queue and no grant, so
+// A wait moves as well, if the token is zero. The server then answers with a place in the queue and no grant, so
 // granted is not called; the acquire that follows finds the place.
 func (s *session) move(ctx context.Context, k key, token uint64, granted func(*lockpb.Grant)) (backend.Instant, error) {
 	var sent backend.Instant

@@ -25,7 +25,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server"
 )
 
-// serverRole is a server in a process of its own. Its argument is a member in JSON.
+// serverRole is a server in a separate process. Its argument is a member in JSON.
 const serverRole = "server"
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// member is how one server is started.
+// member is how to start one server.
 type member struct {
 	DataDir, Listen, PeerListen string
 	Join                        []string
@@ -50,7 +50,7 @@ type member struct {
 	prepare func(dir string) // is called with the data directory before the first start, if it is not nil
 }
 
-// serve tells its parent of each term in which it leads. It ends as an operator ends a server (SIGTERM), or by itself.
+// serve tells its parent of each term in which it leads. It ends on SIGTERM, or by itself.
 func serve(in <-chan string, args []string) int {
 	var m member
 	if err := json.Unmarshal([]byte(args[0]), &m); err != nil {
@@ -88,7 +88,7 @@ func serve(in <-chan string, args []string) int {
 	}
 }
 
-// processes are the members of a cluster, each in a process of its own. The paths between them can be cut one by one.
+// processes are the members of a cluster, each in a separate process. A test can cut each path between them.
 type processes struct {
 	t       testing.TB // of the whole test
 	members []member
@@ -102,7 +102,8 @@ type processes struct {
 	felt     []felt
 }
 
-// startProcesses starts n members with a cluster of their own. Those in like, if any, say what is unusual about all.
+// startProcesses starts a cluster of n members. An optional member in like carries the unusual settings of all of
+// them.
 func startProcesses(t testing.TB, n int, like ...member) *processes {
 	t.Helper()
 	p := &processes{
@@ -246,7 +247,7 @@ func (p *processes) hasLeader(ctx context.Context, i int) (bool, error) {
 	return err == nil && (w.Leader || w.LeaderAddress != ""), err
 }
 
-// hello asks one member what it knows.
+// hello says hello to member i and returns its answer.
 func (p *processes) hello(ctx context.Context, i int) (*lockpb.Welcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -1,6 +1,6 @@
 package builtin
 
-// Release and Expire: the holder gives back what it has.
+// Release and Expire.
 
 import (
 	"cmp"
@@ -12,19 +12,19 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Release gives a hold back if it still is the one that was granted, and the service grants to the first waiter in the
-// same step. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
-// queue. What is not held is backend.ErrNotHeld.
+// Release releases a hold if it still is the granted one, and the service grants to the first waiter in the same
+// step. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
+// queue. Without a hold it returns backend.ErrNotHeld.
 //
-// After backend.ErrUnknown the hold is still known here, and Release may be called again: it is ErrNotHeld then if the
+// After backend.ErrUnknown the hold is still known here, and Release may be repeated: it is ErrNotHeld then if the
 // first was carried out. A minimum hold goes on without its holder, and the name stays closed for the rest of it.
-// ErrNotHeld has a reason where the service or the driver knows one (*backend.NotHeldError).
+// ErrNotHeld has a reason if the service or the driver knows one (*backend.NotHeldError).
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, &g))
 }
 
-// release is Release without the error's frame. A session that only lent its name and ended meanwhile says nothing
-// about the hold: the release is sent by another. If the hold hung on it the hold is gone.
+// release is Release without the error's frame. If the session that sends the release is not the hold's and ends
+// meanwhile, another session sends it. If the session was the hold's, the hold is gone.
 func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 			defer d.mu.Unlock()
 			return s.lostHold()
 		}
-		// It only lent its name.
+		// It was not the hold's session.
 		if err := d.pause(ctx, time.Millisecond); err != nil {
 			return err
 		}
@@ -57,11 +57,11 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 }
 
 // sessionOf returns the session to speak for and counts the caller among its users: the session of the hold, if the
-// hold is one of ours, or any. The server compares request id and token, not the session; but a request that names none
-// would have no sequence, and could be carried out twice.
+// hold is one of ours, or else any session. The server compares request id and token, not the session; but a request
+// without a session would have no sequence, and could be carried out twice.
 //
 // The hold, if it is returned, is busy: carryOut undoes that. Any session will do for a hold of another process; the
-// one of the grant's TTL is preferred, and none is opened if there is another.
+// session of the grant's TTL is preferred, and no session is opened if another one is open.
 func (d *Driver) sessionOf(ctx context.Context, k key, token uint64, ttl time.Duration) (*session, *hold, error) {
 	d.mu.Lock()
 	if h := d.holds[k]; h != nil && (token == 0 || token == h.token) {
@@ -79,22 +79,22 @@ func (d *Driver) sessionOf(ctx context.Context, k key, token uint64, ttl time.Du
 	return s, nil, err
 }
 
-// use counts a caller among those that end or move the hold, and among the users of its session: carryOut undoes the
-// first, and the caller the second. The caller holds d.mu.
+// use counts a caller among the callers that end or move the hold, and among the users of its session: carryOut
+// undoes the first, and the caller the second. The caller holds d.mu.
 func (h *hold) use() {
 	h.busy++
 	h.session.Add(1)
 }
 
-// carryOut sends a release, and forgets h, which may be nil, unless the outcome is open: then the hold is still known,
-// and releasing it once more is not refused here.
+// carryOut sends a release, and forgets h, which may be nil, unless the outcome is open: then the hold is still
+// known, and Release may be repeated.
 //
 //	done                     the hold is dropped, and its request's leftover is forgotten
 //	ErrNotHeld               the same: it is gone
 //	the session ended        all of its holds are lost, this one too
 //	other errors             the hold stays
 //
-// The sequence is settled in every case: nobody waits for an answer any more.
+// The sequence is settled in every case: no caller waits for an answer any more.
 func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, h *hold) error {
 	d := s.d
 	d.mu.Lock()
@@ -117,10 +117,10 @@ func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, 
 }
 
 // Expire ends a hold whose time is over, on behalf of the core, before the session ends: the session may live on for
-// other holds. Only a hold that this driver knows is ended; one that has moved to another client is that client's.
+// other holds. It ends only a hold that this driver knows: a hold that has moved to another client is that client's.
 //
-// It does nothing about time itself: the core says when. Without it the name would stay closed until the session of all
-// other holds with that TTL ends. Errors are those of Release.
+// It has no timer: the core says when. Without it the name would stay closed until the session of all other holds
+// with that TTL ends. Errors are those of Release.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
 	return d.callError("expire", g.Name, d.expire(ctx, &g))
 }
@@ -138,7 +138,7 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 		h.use()
 	}
 	d.mu.Unlock()
-	if h == nil { // it has wandered, or is over
+	if h == nil { // it has moved, or is over
 		return &backend.NotHeldError{Name: g.Name}
 	}
 	defer h.session.Leave(1)
@@ -147,16 +147,16 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 }
 
 // releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has. target
-// is the sequence of an acquire that is given up with it: should that arrive only later, the server does not carry it
-// out. Zero: none.
+// is the sequence of an acquire that is abandoned with it: should that arrive only later, the server does not carry
+// it out. Zero: no acquire.
 func releaseOf(k key, token, target uint64) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_Release{Release: &lockpb.Release{
 		Name: k.name, RequestId: k.requestID, Token: token, Target: target,
 	}}}
 }
 
-// ownReleaseOf is releaseOf for what hangs on the session of the request alone: what another client has taken over by
-// the same request id is not ended.
+// ownReleaseOf is releaseOf for the holds of the request's session alone: it spares holds that another client has
+// taken over by the same request id.
 func ownReleaseOf(k key, token, target uint64) *lockpb.Request {
 	r := releaseOf(k, token, target)
 	r.GetRelease().Own = true

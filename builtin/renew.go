@@ -12,19 +12,19 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Renew prolongs grants, and answers for each of them, in order. One keepalive proves all grants with one TTL: whatever
-// ended one of them before it was sent has been told before its answer comes, on the same connection.
+// Renew prolongs grants, and answers for each of them, in order. One keepalive proves all grants with one TTL: if one
+// of them ended before it was sent, the push comes before its answer, on the same connection.
 //
-// A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL, by
-// a request of its own; all of them travel together. A renewal never shortens: a grant that asks for less moves only
-// once what it was granted before ends earlier than what it asks for.
+// A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL,
+// by a separate request; all of them travel together. A renewal never shortens: a grant with a shorter TTL moves only
+// once its earlier validity ends before the requested one.
 //
 // It returns when all are answered, or when ctx ends, each with an instant and a TTL, or an error:
 //
 //	NotHeldError       it is lost, with the reason where that is known; it is never made again
-//	ErrUnavailable     nothing was done
+//	ErrUnavailable     the hold was not renewed
 //	ErrUnknown         it may have been renewed or not
-//	ErrHistoryLost     the cluster has forgotten what it acknowledged; the hold is lost with that reason
+//	ErrHistoryLost     the cluster has forgotten acknowledged changes; the hold is lost with that reason
 //
 // Goroutines: one for each session and one for each move, all of which have ended when it returns.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
@@ -51,13 +51,16 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	move := func(members []int) {
 		for _, i := range members {
 			work.Go(func() {
-				sent, err := d.moveTo(ctx, &grants[i])
-				out[i] = backend.Renewal{SentAt: sent, TTL: grants[i].TTL, Err: err}
+				out[i] = d.moveTo(ctx, &grants[i])
 			})
 		}
 	}
 	move(moves)
 	for s, members := range bySession {
+		if len(bySession) == 1 {
+			move(s.renew(ctx, grants, members, out)) // the usual case, without a goroutine
+			break
+		}
 		work.Go(func() { move(s.renew(ctx, grants, members, out)) })
 	}
 	work.Wait()
@@ -76,15 +79,15 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 	return nil
 }
 
-// renew proves the session of the grants whose numbers are in members. It returns those that hung on another session by
-// the time the server answered: another process may have taken them over for the same request, and they are still the
-// grants of that request.
+// renew proves the session of the grants whose numbers are in members. It returns the grants that were on another
+// session when the server answered: another process may have taken them over for the same request, and they are still
+// the grants of that request.
 //
-// The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before are known. So
-// a hold that is there then lived when the keepalive was sent.
+// The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before are known.
+// So a hold that is still there lived when the keepalive was sent.
 //
-// A grant of this session's TTL moves hold.until on. One for less stays where it is because of hold.stays, and is told
-// what it asked for: the hold itself may live longer.
+// A grant of this session's TTL moves hold.until on. A grant with a shorter TTL stays where it is because of
+// hold.stays, and gets the requested TTL: the hold itself may live longer.
 func (s *session) renew(
 	ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal,
 ) (moved []int) {
@@ -103,50 +106,56 @@ func (s *session) renew(
 			if h.session.ttl == grants[i].TTL {
 				h.until = max(h.until, s.proved.Add(s.ttl))
 			}
-			out[i] = backend.Renewal{SentAt: s.proved, TTL: grants[i].TTL}
+			out[i] = h.renewal(s.proved, grants[i].TTL)
 		}
 	}
 	return moved
 }
 
 // moveTo puts a hold on the session of the grant's TTL. Its token stays. While the move is on its way, the news that
-// the hold has left its old session is no loss (busy); and if no answer comes, it may hang on either (unsure) until the
-// next renewal moves it again.
+// the hold has left its old session is no loss (busy); and if no answer comes, it may be on either (unsure) until the
+// next renewal repeats the move.
 //
 // A hold that this driver does not know is moved too: it may be the grant of another process that acts for the same
 // client. The service decides by name, request id and token. Nobody listens for the loss of such a hold here.
-func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) (backend.Instant, error) {
+func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
 	token := incarnation(g)
 	if token == 0 {
-		return 0, &backend.NotHeldError{}
+		return backend.Renewal{Err: &backend.NotHeldError{}}
 	}
 	if err := cmp.Or(backend.ValidateName(g.Name), backend.ValidateRequestID(g.RequestID)); err != nil {
-		return 0, err
+		return backend.Renewal{Err: err}
 	}
 	s, err := d.sessionFor(ctx, g.TTL)
 	if err != nil {
-		return 0, err
+		return backend.Renewal{Err: err}
 	}
 	defer s.Leave(1)
 	d.mu.Lock()
 	h := d.holdOf(g)
-	var lost func(backend.Reason)
+	var lost func(backend.Loss)
 	if h != nil {
 		h.busy++
 		lost = h.lost
 	}
 	d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
-	sent, err := s.move(ctx, k, token, func(granted *lockpb.Grant) { d.hold(s, granted, lost) })
-	if h == nil {
-		return sent, err
-	}
+	out := backend.Renewal{TTL: g.TTL}
+	from := d.clock.Now()
+	out.SentAt, out.Err = s.move(ctx, k, token, func(granted *lockpb.Grant) { d.hold(s, granted, lost, from) })
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if moved := d.holdOf(g); out.Err == nil && moved != nil {
+		out = moved.renewal(out.SentAt, g.TTL)
+	}
+	if h == nil {
+		return out
+	}
+	err = out.Err
 	h.busy--
 	h.unsure = err != nil
 	if errors.Is(err, backend.ErrNotHeld) {
 		d.drop(k, h)
 	}
-	return sent, err // errSessionEnded is about the session to move to, not the hold's
+	return out // errSessionEnded is about the session to move to, not the hold's
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
-// TestTLS: a client that shows a certificate is served; one that shows none, does not trust the server, or speaks in
-// the clear, is not.
+// TestTLS: the server accepts a client that shows a certificate. A client fails without a certificate, without trust
+// in the server, or without TLS.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)

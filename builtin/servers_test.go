@@ -2,6 +2,7 @@ package builtin_test
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"log/slog"
 	"net"
@@ -19,11 +20,11 @@ import (
 	"github.com/fencelock/fencelock/internal/server"
 )
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits for an expected event.
 const patience = time.Minute
 
-// node is a server in this process that can be stopped, started again with its data, and frozen as seen by those who
-// are attached to it.
+// node is a server in this process that a test can stop, start again with its data, and freeze for its attached
+// clients.
 type node struct {
 	config server.Config
 
@@ -35,8 +36,14 @@ type node struct {
 // startNode starts a durable server on a free port.
 func startNode(t testing.TB) *node {
 	t.Helper()
+	return startNodeIn(t, t.TempDir())
+}
+
+// startNodeIn starts a server with the data directory dir. If dir is empty, the server stores nothing.
+func startNodeIn(t testing.TB, dir string) *node {
+	t.Helper()
 	n := &node{running: make(chan struct{}), config: server.Config{
-		DataDir: t.TempDir(), Listen: port.Addresses(t, 1)[0], MinTTL: 100 * time.Millisecond, Log: quiet(t),
+		DataDir: dir, Listen: port.Addresses(t, 1)[0], MinTTL: 100 * time.Millisecond, Log: quiet(t),
 	}}
 	close(n.running)
 	n.start(t)
@@ -93,7 +100,7 @@ func (n *node) thaw(testing.TB) {
 	close(n.running)
 }
 
-// attach is how clients in this process connect.
+// attach connects clients in this process.
 func (n *node) attach(ctx context.Context) builtin.Stream {
 	return frozen{n.current().Attach(ctx), ctx, n}
 }
@@ -136,12 +143,19 @@ func (f frozen) Recv() (*lockpb.ServerMessage, error) {
 // there.
 func linked(t testing.TB, addrs ...string) (*builtin.Driver, fault.Link) {
 	t.Helper()
+	return linkedBy(t, nil, addrs...)
+}
+
+// linkedBy is linked with TLS.
+func linkedBy(t testing.TB, config *tls.Config, addrs ...string) (*builtin.Driver, fault.Link) {
+	t.Helper()
 	proxies, links := map[string]string{}, fault.Links{}
 	for _, addr := range addrs {
 		p := newProxy(t, addr)
 		proxies[addr], links = p.Addr(), append(links, p)
 	}
 	return builtin.New(addrs, &builtin.Options{
+		TLS: config,
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", proxies[address])
 		},

@@ -1,7 +1,7 @@
 package builtin
 
-// Sessions: one for each TTL in use. Everything that the driver holds or waits for hangs on one of them in the service,
-// and lives as long as it does; so the driver renews a handful of sessions, not its holds.
+// Sessions: one for each TTL in use. All holds and waits of the driver belong to one of them in the service, and live
+// as long as it does; so the driver renews a few sessions, not its holds.
 //
 // A session's own goroutine, keepAlive, renews it while it is used and closes it a TTL after its last user has left. It
 // ends when the session does, and with Close, which ends all sessions itself.
@@ -19,51 +19,53 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// session is what all holds and waiters with one TTL hang on. Its own loop keeps it alive, and records when each
-// request was sent that proved it.
+// session has all holds and waiters with one TTL. Its own loop keeps it alive, and records when each request was sent
+// that proved it.
 //
-// A session is made by the first call that needs its TTL, opened in the service, attached to one connection after the
-// other, and ended: by the service, when its time is over, or here, when nobody uses it. It never comes back: a caller
-// whose session has ended begins again with another one, of another id, so that nothing that was sent for the old one
-// can touch what the new one holds.
+// The first call that needs its TTL makes a session; it is opened in the service, attached to one connection after
+// the other, and ended: by the service, when its time is over, or here, when nobody uses it. It never comes back: a
+// caller whose session has ended takes another one, with another id, so that late requests of the old one cannot
+// touch the holds of the new one.
 //
 // All fields but the first ones are protected by Driver.mu.
 type session struct {
-	kit.Session // who uses it, and whether it has ended
+	kit.Session // its users, and whether it has ended
 	d           *Driver
-	// id is 128 random bits. Anybody who knows it speaks for the session, so it is in no log and no error.
+	// id is 128 random bits. Anybody who knows it can speak for the session, so no log and no error has it.
 	id  []byte
 	ttl time.Duration
 
-	// open: the service has it, as far as is known here. install attaches these only.
+	// open: the service has it, as far as is known here. install attaches only open sessions.
 	open bool
 	// reason is why the service ended it; valid once ended, unless it was closed here.
 	reason backend.Reason
-	// on is the connection that it is attached to, which alone may speak for it and has its pushes; nil: none, or the
-	// attachment is under way.
+	// on is the connection that it is attached to, which alone may speak for it and receives its pushes; nil: no
+	// connection, or the attachment is under way.
 	on *conn
 
-	// proved is just before the last request was sent that renewed it: all that hangs on it is valid for ttl from then
-	// on. It is the instant of sending, never that of the answer, which may have been on its way for long.
+	// proved is just before the last request was sent that renewed it: its holds and waits are valid for ttl from
+	// then on. It is the instant of sending, never that of the answer, which may have been on its way for long.
 	proved backend.Instant
+	// asked is when another session's keepalive last included this one.
+	asked backend.Instant
 
-	// The service remembers the answer to each sequence until it is acknowledged, so that a request which is sent twice
-	// is carried out once. What is acknowledged must be settled: otherwise a repetition would get no answer.
+	// The service remembers the answer to each sequence until it is acknowledged, so that a request that is sent
+	// twice is carried out once. Acknowledged sequences must be settled: otherwise a repetition would get no answer.
 	//
-	// sequence is the last one; unsettled are those whose answers are still needed; all up to acknowledged are settled.
+	// sequence is the last one; unsettled are sequences with pending answers; all up to acknowledged are settled.
 	sequence     uint64
 	unsettled    map[uint64]struct{}
 	acknowledged uint64
 
-	// attempts are the acquires that are not decided, by each of their names: usually one, and several if a caller asks
-	// twice at a time with one request id. A key without any is not in the map.
+	// attempts are the undecided acquires, by each of their names: usually one, and several if a caller asks twice at
+	// a time with one request id. A key without attempts is not in the map.
 	attempts map[key][]*attempt
-	// leftovers are what may be in the service although nobody here has it, one for a key at most.
+	// leftovers are possible leftovers in the service, one for a key at most.
 	leftovers map[key]*leftover
 }
 
-// sessionFor returns an open session for ttl and counts the caller among its users: it has to Leave. It makes a session
-// if there is none, which all callers that come meanwhile wait for. The errors are those of opening it,
+// sessionFor returns an open session for ttl and counts the caller among its users: it has to Leave. It makes a
+// missing session, for which all concurrent callers wait. The errors are those of opening it,
 // backend.ErrClosed, and ctx's with what unopened says.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	s, err := d.sessions.Join(ctx, ttl, func() *session { return d.newSession(ttl) }, func(s *session) {
@@ -80,21 +82,21 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	return s, err
 }
 
-// unopened is the error of a call for which the session was not open in time. Once the request to open it has left, the
-// outcome is unknown, although no lock was asked for: the error must not promise that nothing was sent. The caller
-// holds d.mu.
+// unopened returns the error of a call for which the session was not open in time. Once the request to open it has
+// left, the outcome is unknown, although no lock was requested: the error must not promise that no request was sent.
+// The caller holds d.mu.
 func (s *session) unopened(err error) error {
 	for _, x := range s.d.calls {
 		if x.session == s && (x.doubt || x.sent != 0) {
-			return fmt.Errorf("%w: %w", backend.ErrUnknown, err) // the session, at least, may be there
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, err) // at least the session may be there
 		}
 	}
 	return unavailable(err)
 }
 
-// newSession makes a session that the service does not know yet. Its id is new and drawn by chance, never derived from
-// anything: anybody who knows it can speak for the session, and an id that was used before could meet requests of its
-// predecessor. It is called under kit's mutex, and takes none.
+// newSession makes a session that the service does not know yet. Its id is new and random, never derived from
+// anything: anybody who knows it can speak for the session, and a reused id could meet requests of its predecessor.
+// It is called under kit's mutex, and takes no mutex.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, id: make([]byte, 16), ttl: ttl,
@@ -105,18 +107,18 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 }
 
 // create opens the session, in the background: the end of one caller's context must not fail the others. It then goes
-// on as the session's own goroutine. If the session cannot be opened, all who wait for it get the error, and the next
+// on as the session's own goroutine. If the session cannot be opened, all waiting callers get the error, and the next
 // call makes another one.
 //
-// sessionFor has started it, as work of the gate: Close waits until it has ended. It holds no mutex while it asks, and
-// the answer takes effect in then, before any push that follows it on the connection.
+// sessionFor has started it, as work of the gate: Close waits until it has ended. It holds no mutex during the
+// request, and the answer takes effect in then, before any later push on the connection.
 func (s *session) create() {
 	d := s.d
 	_, err := d.ask(d.ctx, call{
 		request: &lockpb.Request{Call: &lockpb.Request_OpenSession{
 			OpenSession: &lockpb.OpenSession{TtlNanos: int64(s.ttl)},
 		}},
-		session: s, attaches: true, looks: true, // an empty session does nobody harm
+		session: s, attaches: true, looks: true, // an empty session does no harm
 		then: func(r *lockpb.Reply, err error) {
 			if err == nil && r.GetSession() != nil {
 				s.open, s.on = true, d.conn
@@ -137,8 +139,8 @@ func (s *session) create() {
 	}
 }
 
-// forget takes the session out of the driver: nothing is sent for it any more but its end. It is true once, so that
-// only one of several goroutines that end a session at the same time draws the consequences. The caller holds d.mu.
+// forget removes the session from the driver: from now on only its end is sent. It is true once, so that only one of
+// several goroutines that end a session at the same time draws the consequences. The caller holds d.mu.
 //
 // The order of mutexes is d.mu, then kit's.
 func (s *session) forget() bool {
@@ -147,11 +149,12 @@ func (s *session) forget() bool {
 	return s.d.sessions.End(s)
 }
 
-// end takes note that the service has ended the session, and with it all that hung on it: holders are told, waiters
-// queue again in another session, and calls fail with errSessionEnded. Leftovers are gone with the session. The caller
-// holds d.mu, and unlocks it with unlockAndTell.
+// end takes note that the service has ended the session, and with it all its holds and waits: holders are notified,
+// waiters queue anew in another session, and calls fail with errSessionEnded. Leftovers are gone with the session.
+// The caller holds d.mu, and unlocks it with unlockAndTell.
 //
-// Ending it again does nothing, so every goroutine that hears of the end may call it. Its own goroutine ends with it.
+// A second end has no effect, so every goroutine that hears of the end may call it. The session's own goroutine ends
+// with it.
 func (s *session) end(reason backend.Reason) {
 	if !s.forget() {
 		return
@@ -159,7 +162,7 @@ func (s *session) end(reason backend.Reason) {
 	s.reason = reason
 	for k, h := range s.d.holds {
 		if h.session == s {
-			s.d.lose(k, h, reason)
+			s.d.lose(k, h, backend.Loss{Reason: reason})
 		}
 	}
 	for _, all := range s.attempts {
@@ -170,7 +173,7 @@ func (s *session) end(reason backend.Reason) {
 	s.finishCalls()
 }
 
-// finishCalls ends the calls of a session that has ended: none of them will be answered. The caller holds d.mu.
+// finishCalls ends the calls of an ended session, which will get no answers. The caller holds d.mu.
 func (s *session) finishCalls() {
 	for _, x := range s.d.inOrder() {
 		if x.session == s {
@@ -186,18 +189,18 @@ func (s *session) lostHold() error {
 
 // number returns the next sequence. The caller holds d.mu.
 //
-// Every number has to be settled once, or acknowledged stands still and the server remembers all later answers for as
-// long as the session lives; it takes no more than a limited number of them (unacked: see docs/SERVER.md).
+// Every number has to be settled once, or acknowledged stops and the server remembers all later answers for the life
+// of the session; it accepts only a limited number of them (unacked: see docs/SERVER.md).
 func (s *session) number() uint64 {
 	s.sequence++
 	s.unsettled[s.sequence] = struct{}{}
 	return s.sequence
 }
 
-// settled notes that the answer to a sequence is not needed any more. The caller holds d.mu.
+// settled notes that the answer to a sequence is no longer needed. The caller holds d.mu.
 //
-// A sequence that is settled twice does no harm. acknowledged moves over all that are settled without a gap; one call
-// that takes long holds it back.
+// Settling a sequence twice does no harm. acknowledged moves over all settled sequences without a gap; one slow call
+// holds it back.
 func (s *session) settled(sequence uint64) {
 	delete(s.unsettled, sequence)
 	for s.acknowledged < s.sequence {
@@ -208,18 +211,21 @@ func (s *session) settled(sequence uint64) {
 	}
 }
 
-// prove has the service renew the session, by a request that is sent after this call. An earlier proof says nothing to
-// a caller that has to know whether a hold lives now.
+// keepAlive is the request of all sessions. Nobody writes to it.
+var keepAlive = &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lockpb.KeepAlive{}}}
+
+// prove makes the service renew the session, by a request that is sent after this call. An earlier proof does not
+// help a caller that has to know whether a hold lives now.
 //
-// A session that is not attached to the connection on which it speaks gets no pushes: its connection is ended, and the
-// next one begins with an attachment.
+// A session that is not attached to the connection on which it speaks receives no pushes: prove ends that connection,
+// and the next one begins with an attachment.
 //
 //	nil                   the session lived when the request was sent; s.proved says when that was
 //	errSessionEnded       it is gone: end has been called, and its holders are told
-//	other errors          nothing is known, and the session may live or not
+//	other errors          unknown: the session may live or not
 func (s *session) prove(ctx context.Context) error {
 	reply, err := s.d.ask(ctx, call{
-		request: &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lockpb.KeepAlive{}}}, session: s,
+		request: keepAlive, session: s,
 	})
 	if err == nil && !reply.Renewed {
 		err = errNoAnswer
@@ -235,15 +241,15 @@ func (s *session) prove(ctx context.Context) error {
 	return err
 }
 
-// keepAlive runs while the session lives. A session that nobody has used for one TTL is closed: made anew for each
-// lock, it would cost two log entries more for each.
+// keepAlive runs while the session lives. It closes a session that has been unused for one TTL, not earlier: a new
+// session for each lock would cost two log entries more for each.
 //
-// It renews a third of the TTL after the last proof, so that two renewals may fail before time runs out. It also sweeps
-// the leftovers: they need no goroutine each, as none of them is urgent to the millisecond.
+// It renews a third of the TTL after the last proof, so that two renewals may fail before time runs out. It also
+// sweeps the leftovers: they need no goroutine each, as no leftover is urgent to the millisecond.
 //
 // due is a twentieth of the TTL before that third is over, so that a timer which fires a little early still renews.
-// What proves the session meanwhile (each acquire does) moves the next renewal, so a busy session sends no keepalives
-// of its own. After a failure the next try comes after kit.RetryPause.
+// A request that proves the session meanwhile (each acquire does) moves the next renewal, so a busy session sends no
+// separate keepalives. After a failure the next try comes after kit.RetryPause.
 func (s *session) keepAlive() {
 	d := s.d
 	timer := time.NewTimer(0)
@@ -269,7 +275,7 @@ func (s *session) keepAlive() {
 		case retired:
 			return
 		case now >= due:
-			// Also beyond the TTL: whether the session has ended, the service alone knows.
+			// Even beyond the TTL: only the service knows whether the session has ended.
 			ctx, cancel := context.WithTimeout(d.ctx, s.ttl)
 			err := s.prove(ctx)
 			cancel()
@@ -282,7 +288,8 @@ func (s *session) keepAlive() {
 	}
 }
 
-// next is how long the loop sleeps: until the session is to be renewed, if no other request has done so by then.
+// next returns the time that the loop sleeps: until the session is to be renewed, if no other request has done so by
+// then.
 //
 // It never is less than a twentieth of the TTL, so that a clock that stands still, or a proof that came late, cannot
 // make the loop spin.
@@ -292,17 +299,17 @@ func (s *session) next() time.Duration {
 	return max(s.proved.Add(s.ttl/3).Sub(s.d.clock.Now()), s.ttl/20)
 }
 
-// retire closes a session that has retired. Nobody waits for the answer: without keepalives it ends by itself. Nobody
-// can join it any more, so the request comes behind all that was ever said of it. Calls that wait are clean-ups: what
-// they were to remove ends with the session. The caller holds d.mu.
+// retire closes a session that has retired. Nobody waits for the answer: without keepalives it expires. Nobody can
+// join it any more, so the request comes after all its other requests. Waiting calls are clean-ups: their leftovers
+// end with the session. The caller holds d.mu.
 func (s *session) retire() {
 	s.forget()
 	s.finishCalls()
 	s.d.start(s.closing())
 }
 
-// closing is the call that ends the session in the service. Not attached, since it is the last thing that is said of
-// it.
+// closing is the call that ends the session in the service. It needs no attachment, since it is the session's last
+// request.
 func (s *session) closing() *call {
 	return &call{
 		request: &lockpb.Request{Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}},
@@ -310,10 +317,10 @@ func (s *session) closing() *call {
 	}
 }
 
-// closeSessions ends all sessions in the service, at the same time. Close calls it after waiters have been told to end;
-// what they would give back ends with their session.
+// closeSessions ends all sessions in the service, at the same time. Close calls it after waiters were told to end;
+// their holds end with their session.
 //
-// Holders are not told: the caller of Close has asked for the end. The error is the first one, or
+// Holders are not notified: the caller of Close has asked for the end. The error is the first one, or
 // backend.ErrUnavailable if ctx ended first; in both cases the sessions end with their TTL.
 func (d *Driver) closeSessions(ctx context.Context) error {
 	d.mu.Lock()

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// setOf asks for names in one step, each with a request id of its own.
+// setOf returns a request for each name, each with a fresh request id.
 func setOf(wait bool, names ...string) []backend.Request {
 	var rs []backend.Request
 	for _, name := range names {
@@ -109,7 +109,7 @@ func TestSetIsGrantedInTheOrderOfItsRequests(t *testing.T) {
 // It asks for its holds, whatever the pages told of them: one may have ended since.
 func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 	for what, c := range map[string]struct {
-		lost    string // a name that is taken away between the pages
+		lost    string // a name that an operator takes between the pages
 		granted string
 	}{
 		"whole":                              {"", "x:5 y:6"},
@@ -136,7 +136,7 @@ func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 						return stateReply(&lockpb.SessionState{Holds: []*lockpb.SessionEntry{entries["x"]}, NextAfter: "x"}), true
 					default:
 						if now(maps.Clone(entries)); c.lost != "" {
-							now(map[string]*lockpb.SessionEntry{}) // and the rest of the set is given back
+							now(map[string]*lockpb.SessionEntry{}) // and the driver releases the rest of the set
 							p.push(&lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
 								Session: q.Session, Name: c.lost, RequestId: entries[c.lost].RequestId, Token: entries[c.lost].Token,
 								Reason: lockpb.Reason_REASON_FORCE_RELEASED,
@@ -157,13 +157,13 @@ func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 	}
 }
 
-// What is left of a set is given back before the whole is asked for again.
+// The driver releases the rest of a set before it asks for the whole set again.
 func TestRestOfABrokenSetIsGivenBack(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		rs := setOf(false, "x", "y")
 		told := make(chan backend.Reason, 8)
-		rs[1].Lost = func(reason backend.Reason) { told <- reason }
+		rs[1].Lost = func(loss backend.Loss) { told <- loss.Reason }
 		if _, err := d.AcquireAll(t.Context(), rs); err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +270,8 @@ func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
 	})
 }
 
-// An attempt is stopped and not undone: its caller may ask for the set again, or give each of its holds back.
+// The driver stops an attempt but does not undo it: the caller may ask for the set again, or release each of its
+// holds.
 func TestAttemptForASetWithoutAnAnswerIsUnknown(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -389,20 +390,20 @@ func TestKindsOnTheWire(t *testing.T) {
 	r := request("a/b")
 	r.HoldID, r.Under = "shown", []string{"0123456789abcdef"}
 	r.Kind, r.Permits, r.Limit = backend.KindPermits, 2, 8
-	got := acquireOf([]backend.Request{r}).GetAcquire()
+	got := (&Driver{}).acquireOf([]backend.Request{r}).GetAcquire()
 	if got.Kind != lockpb.Kind_KIND_PERMITS || got.Permits != 2 || got.Limit != 8 || got.Hierarchical || got.Wait {
 		t.Errorf("permits are sent as %v", got)
 	}
 	if got.HoldId != "shown" || !slices.Equal(got.Under, r.Under) {
 		t.Errorf("hold id %q under %q", got.HoldId, got.Under)
 	}
-	set := acquireOf([]backend.Request{r, r}).GetAcquireAll()
+	set := (&Driver{}).acquireOf([]backend.Request{r, r}).GetAcquireAll()
 	if !slices.Equal(set.Under, r.Under) || set.Requests[0].Under != nil {
 		t.Errorf("a set is sent as %v", set)
 	}
 	r = waiting("a/b")
 	r.Kind, r.Hierarchical = backend.KindShared, true
-	got = acquireOf([]backend.Request{r}).GetAcquire()
+	got = (&Driver{}).acquireOf([]backend.Request{r}).GetAcquire()
 	if got.Kind != lockpb.Kind_KIND_SHARED || !got.Hierarchical || !got.Wait {
 		t.Errorf("a shared hold is sent as %v", got)
 	}

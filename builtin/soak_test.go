@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// soakTarget is how a client of TestSoak connects: the members, and the proxy for each address that they name.
+// soakTarget is how a client of TestSoak connects: the members, and the proxy for each advertised address.
 type soakTarget struct {
 	Members []string
 	Proxies map[string]string
@@ -81,8 +81,8 @@ func TestSoak(t *testing.T) {
 	})
 }
 
-// soakKinds are what can be done to the machines of the members. Nothing may rest on their dates, and a slow disk only
-// makes it slow.
+// soakKinds are the faults of the members' machines. Nothing may depend on wall clocks, and a slow disk may only slow
+// a member down.
 func (p *processes) soakKinds() []nemesis.Kind {
 	m := p.machines()
 	more := func(ctx context.Context, count func(int) int64, node int, before int64) error {

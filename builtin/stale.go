@@ -1,7 +1,7 @@
 package builtin
 
-// Looking without a leader: what single members know. It is part of Admin, because a Driver promises that what it tells
-// is true now.
+// Looking without a leader, at single members. It is part of Admin, because a Driver promises answers that are true
+// now.
 
 import (
 	"context"
@@ -17,20 +17,21 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// StaleState is what one member knows of a name. It may be long over: it is for people, where no member leads, and no
-// reason to do anything to what a lock protects.
+// StaleState is one member's knowledge of a name. It may be long outdated: it is for people, where no member leads,
+// and no reason to touch a resource that a lock protects.
 type StaleState struct {
 	backend.State // ExpiresIn of its holders is zero: only a leader knows it
 	// Member that answered, by its id, and the Address at which it was asked.
 	Member, Address string
-	// Heard is how long ago it had heard of a leader: zero if it leads itself, negative if never since it was started.
+	// Heard is the time since its last contact with a leader: zero if it leads itself, negative if it had no contact
+	// since its start.
 	Heard time.Duration
 }
 
-// StaleLook asks one member, the first that answers at an address of the Admin, who holds a name. That needs neither a
-// leader nor a majority. Errors wrap backend.ErrInvalidName, backend.ErrUnsupported, or backend.ErrUnavailable: nobody
-// answers. Each member is given two seconds. Two calls may ask two members, of which the second knows less; nothing
-// that is read here may be used to decide about a lock.
+// StaleLook asks one member, the first that answers at an address of the Admin, who holds a name. That needs neither
+// a leader nor a majority. Errors wrap backend.ErrInvalidName, backend.ErrUnsupported, or backend.ErrUnavailable: no
+// member answers. It waits two seconds for each member. Two calls may ask two members, of which the second knows
+// less; do not use the result to decide about a lock.
 func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) {
 	err := backend.ValidateName(name)
 	if err != nil {
@@ -48,7 +49,7 @@ func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) 
 
 // StaleList asks one member as StaleLook does, for the names that begin with prefix and are held. All pages come from
 // the member that answered the first one, so that they can be compared with each other. An error is the last element,
-// and leaving the loop early costs nothing.
+// and leaving the loop early is allowed.
 func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleState, error] {
 	return func(yield func(StaleState, error) bool) {
 		at, after := a.addresses, ""
@@ -71,8 +72,8 @@ func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleSta
 	}
 }
 
-// askStale returns the first answer, and the address from which it came. A member that does not know the question ends
-// the search, as backend.ErrUnsupported: that is to be seen, and not to be hidden by another member's answer.
+// askStale returns the first answer, and the address from which it came. A member that does not know the request ends
+// the search, as backend.ErrUnsupported: another member's answer must not hide that.
 func (a *Admin) askStale(
 	ctx context.Context, addresses []string, q *lockpb.LookStaleRequest,
 ) (*lockpb.LookStaleReply, string, error) {
@@ -90,7 +91,7 @@ func (a *Admin) askStale(
 	return nil, "", status.Errorf(codes.Unavailable, "no member answers: %v", silent)
 }
 
-// staleState is one name of an answer, and who gave it.
+// staleState converts one name of an answer, and adds the member that gave it.
 func staleState(answer *lockpb.LookStaleReply, address string, n *lockpb.NameState) StaleState {
 	return StaleState{
 		State: stateOf(n, answer.Durable), Member: answer.NodeId, Address: address,

@@ -6,6 +6,7 @@ import (
 	"context"
 	"iter"
 	"strconv"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
@@ -13,45 +14,46 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// watch follows one name across connections: each begins where the one before ended.
+// watch follows one name across connections: each connection continues where the last one ended.
 //
 // It is in Driver.watches from the beginning until end or stop, and in Driver.followed by the number of the request
 // that began it last. It has no goroutine: the caller's own takes the events.
 type watch struct {
 	d    *Driver
 	name string
-	// wake rings when there are events, or an end, or the caller is to look again.
+	// wake rings when there are events, or an end, or the caller is to check its state.
 	wake bell.Bell
 
 	// The following fields are protected by Driver.mu.
 
-	// call began it on the present connection, or is waiting for one. It is never nil after start; an empty one stands
-	// for none.
+	// call began it on the present connection, or is waiting for one. It is never nil after start; an empty call
+	// means that there is no call.
 	call *call
-	// since is where the watch goes on: as the caller gave it, then the revision of the last event that came, shown to
-	// the caller or not. Zero: from now on, until the service tells from which revision that is.
+	// since is where the watch goes on: the caller's revision, then the revision of the last event that came, shown
+	// to the caller or not. Zero: from now on, until the service reports that revision.
 	since uint64
-	// events are those that the caller has not taken; at most mostEvents and one push.
+	// events are the events that the caller has not taken; at most mostEvents and one push.
 	events []backend.Change
-	// paused: the caller is slow. The watch has ended in the service and begins again when the caller has caught up.
+	// paused: the caller is slow. The watch has ended in the service and restarts when the caller has caught up.
 	paused bool
 	// err is why it ended; the caller gets it after the last event.
 	err error
 }
 
-// mostEvents is how many events wait for a slow caller. The service keeps the rest, as long as it keeps events at all.
+// mostEvents bounds the events that wait for a slow caller. The service keeps the rest, as long as it keeps events at
+// all.
 //
-// Without a bound a caller that never comes back from its loop's body would fill the memory of the process.
+// Without a bound a caller that never returns from its loop's body would fill the memory of the process.
 const mostEvents = 4096
 
-// Watch yields what happens to a name from now on, or since any revision that the service still keeps; one that it does
-// not is backend.ErrCompacted. The loop ends with an error when ctx ends, or with Close.
+// Watch yields the changes of a name from now on, or since any revision that the service still keeps; an older one is
+// backend.ErrCompacted. The loop ends with an error when ctx ends, or with Close.
 //
-// A change of leader, a restart of the servers and a slow caller cost no event and repeat none, as long as the service
-// keeps events: the watch goes on from the revision of its last one. Waits that begin or end are not shown, nor minimum
-// holds that end.
+// A change of leader, a restart of the servers and a slow caller neither lose nor repeat an event, as long as the
+// service keeps events: the watch goes on from the revision of its last one. Waits that begin or end are not shown,
+// nor minimum holds that end.
 //
-// To miss nothing between looking and watching, watch from what was seen:
+// To miss no change between looking and watching, watch from the revision of the look:
 //
 //	state, err := d.Look(ctx, "orders")
 //	if err != nil {
@@ -64,7 +66,7 @@ const mostEvents = 4096
 //		fmt.Println(change.Type, change.Owner)
 //	}
 //
-// Errors wrap backend.ErrInvalidName, ErrInvalidOption (a revision to which the service has not come), ErrCompacted,
+// Errors wrap backend.ErrInvalidName, ErrInvalidOption (a revision that the service has not reached), ErrCompacted,
 // ErrUnavailable (no leader was found), ErrHistoryLost or ErrClosed, or are ctx's. The body of the loop may call
 // everything, Close too.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
@@ -77,7 +79,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 }
 
 // watch registers one watch and yields its events until the caller, ctx, the driver or the service ends it. It runs in
-// the caller's goroutine: a caller that is slow keeps its own events waiting, and nothing else.
+// the caller's goroutine: a slow caller delays only its own events.
 //
 // It is not counted in at the gate, since the body of the loop may call Close; it ends with d.ctx instead.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change) bool) error {
@@ -117,12 +119,12 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 	}
 }
 
-// start begins the watch on the present or the next connection, where it ended on the one before. The caller holds
-// d.mu.
+// start begins the watch on the present or the next connection, at the point where it ended on the last one. The
+// caller holds d.mu.
 //
-// The last call is taken out without being answered, and its number with it: events that are still on their way for it
-// meet no watch, and come again after since. A call that ended at once, inside d.start, has ended the watch with it;
-// hence the look at d.watches.
+// The last call is removed without being answered, and its number with it: events that are still on their way for it
+// find no watch, and come again after since. A call that ended immediately, inside d.start, has ended the watch with
+// it; hence the check of d.watches.
 func (w *watch) start() {
 	d := w.d
 	if w.call != nil {
@@ -145,14 +147,15 @@ func (w *watch) start() {
 	}
 }
 
-// began takes the answer to the request that begins the watch. The caller holds d.mu.
+// began handles the answer to the request that begins the watch. The caller holds d.mu.
 //
 //	watching                        events follow
 //	UNAVAILABLE                     again after a pause
 //	the revision is too great       the service has forgotten: it had told of this one
 //	other errors                    the watch ends with them
 //
-// A revision that is too great, and that the service never told this driver of, is the caller's mistake: an error only.
+// A revision that is too great, and that the service never reported to this driver, is the caller's mistake: an error
+// only.
 func (w *watch) began(r *lockpb.Reply, err error) {
 	switch wire := r.GetError(); {
 	case err != nil:
@@ -176,7 +179,7 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	}
 }
 
-// end lets the caller know that no more events come, after those that are here. The caller holds d.mu.
+// end notifies the caller that no events follow those that are here. The caller holds d.mu.
 func (w *watch) end(err error) {
 	w.err = err
 	delete(w.d.watches, w)
@@ -184,8 +187,8 @@ func (w *watch) end(err error) {
 	w.wake.Ring()
 }
 
-// happened takes the events of one push. Those up to since are repetitions, from the connection before. A caller that
-// is too slow is not sent more; the service keeps events, and this driver must not keep them all. The caller holds
+// happened handles the events of one push. Events up to since are repetitions, from the previous connection. A slow
+// caller gets no more events; the service keeps events, and this driver must not keep them all. The caller holds
 // d.mu.
 //
 //	events                          kept for the caller
@@ -207,15 +210,16 @@ func (w *watch) happened(m *lockpb.Events) {
 	case m.Error != nil && m.Error.Code != lockpb.Code_CODE_COMPACTED:
 		w.end(replyError(m.Error))
 	case m.Error != nil, len(w.events) > mostEvents:
-		// Once the caller has caught up the watch begins again, and learns whether the service has kept what follows.
+		// Once the caller has caught up the watch restarts, and learns whether the service has kept the following
+		// events.
 		w.paused = true
 		w.unwatch()
 	}
 	w.wake.Ring()
 }
 
-// unwatch ends the watch in the service. Nobody waits for the answer; events that were on their way meet no watch. The
-// caller holds d.mu.
+// unwatch ends the watch in the service. Nobody waits for the answer; events that were on their way find no watch.
+// The caller holds d.mu.
 func (w *watch) unwatch() {
 	d, was := w.d, w.call
 	delete(d.calls, was.number)
@@ -230,9 +234,8 @@ func (w *watch) unwatch() {
 	})
 }
 
-// take returns what has come since the last time, and the end of the watch, if there is one. A watch that has paused
-// begins again only when a look finds nothing more to take: the caller has then dealt with all of it, and not only
-// received it.
+// take returns the events since the last call, and the end of the watch, if there is one. A paused watch restarts
+// only when a call finds no more events: the caller has then handled all of them, and not only received them.
 func (w *watch) take() ([]backend.Change, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -248,7 +251,7 @@ func (w *watch) take() ([]backend.Change, error) {
 	return events, w.err
 }
 
-// stop ends the watch for good: its caller has gone. One that has ended or paused has nothing left in the service.
+// stop ends the watch for good: its caller has gone. An ended or paused watch has no state in the service.
 func (w *watch) stop() {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -258,7 +261,7 @@ func (w *watch) stop() {
 	}
 }
 
-// eventTypes has the events that the contract has a word for.
+// eventTypes has the events with a counterpart in the contract.
 var eventTypes = map[lockpb.EventType]backend.ChangeType{
 	lockpb.EventType_EVENT_ACQUIRED:       backend.ChangeAcquired,
 	lockpb.EventType_EVENT_RELEASED:       backend.ChangeReleased,
@@ -266,10 +269,13 @@ var eventTypes = map[lockpb.EventType]backend.ChangeType{
 	lockpb.EventType_EVENT_FORCE_RELEASED: backend.ChangeForceReleased,
 }
 
-// eventOf leaves out what the contract has no word for: waits, and minimum holds that end.
+// eventOf omits events without a counterpart in the contract: waits, and minimum holds that end.
 func (d *Driver) eventOf(e *lockpb.Event) (backend.Change, bool) {
 	typ, ok := eventTypes[e.Type]
-	event := backend.Change{Type: typ, Name: e.Name, Owner: e.Owner, Reason: e.Reason, Revision: e.Revision}
+	event := backend.Change{
+		Type: typ, Name: e.Name, Owner: e.Owner, Reason: e.Reason, By: e.By, Principal: e.Principal,
+		Time: time.Unix(0, e.TimeUnixNanos), Revision: e.Revision,
+	}
 	if d.fences() {
 		event.Token = fencing.Token(e.Token)
 	}

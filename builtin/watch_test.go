@@ -8,8 +8,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Each watch hears what is meant for it, also after the connection was made anew, and a watch that has ended leaves
-// nothing.
+// Each watch gets the events of its name, also on a new connection, and a watch that has ended leaves nothing.
 func TestEventsFindTheirWatch(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// TestZones has 64 callers take and give back names of their own while the members are so far apart that a message
-// takes 5 or 10 ms from one to another; then the leader's process is killed, again and again. It prints the figures.
+// TestZones has 64 callers, each of which takes and releases a private name, while a message between members takes 5
+// or 10 ms; then it kills the leader's process again and again. It prints the figures.
 func TestZones(t *testing.T) {
 	deep.Only(t)
 	for _, away := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond} {
@@ -40,7 +40,7 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// apart is how long a message takes from one member to another from now on.
+// apart sets the delay of a message from one member to another.
 func (p *processes) apart(d time.Duration) {
 	for _, row := range p.paths {
 		for _, path := range row {
@@ -90,8 +90,8 @@ func cycles(t *testing.T, addrs []string, callers int, length time.Duration) (al
 	return all, time.Since(began)
 }
 
-// recovery kills the leader and returns how long it took until a client that was there before had its next lock. Then
-// all members are at work again.
+// recovery kills the leader and returns how long an existing client waits for its next lock. Before it returns, all
+// members work again.
 func (p *processes) recovery(t *testing.T) time.Duration {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)

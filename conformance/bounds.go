@@ -53,7 +53,8 @@ func (t *trial) opensNotBefore(rival backend.Driver, g backend.Grant, end backen
 			return
 		}
 		if !errors.Is(err, backend.ErrHeld) || ctx.Err() != nil {
-			t.Fatalf("attempt by a rival = %v, want ErrHeld and, after the end, a grant", err)
+			t.Errorf("attempt by a rival = %v, want ErrHeld and, after the end, a grant", err)
+			return
 		}
 		pause(ctx, t.ttl/50)
 	}
@@ -172,7 +173,7 @@ func oddTTLsAreKept(t *trial) {
 	}
 }
 
-// showsRest compares what somebody was just shown, if anything, with what is left of a hold.
+// showsRest compares a remaining time just shown, if any, with the remaining time of a hold.
 func (t *trial) showsRest(what string, left time.Duration, g backend.Grant) {
 	if left == 0 {
 		return // not known
@@ -180,7 +181,7 @@ func (t *trial) showsRest(what string, left time.Duration, g backend.Grant) {
 	// Services tell whole seconds, up or down.
 	least, most := g.SentAt.Add(t.desc.Validity(g.TTL)).Sub(t.now())-time.Second, g.TTL+g.TTL/100+time.Second
 	if left < least || left > most {
-		t.Errorf("%s of a hold with a TTL of %v = %v, want between %v and %v", what, g.TTL, left, least, most)
+		t.Latef("%s of a hold with a TTL of %v = %v, want between %v and %v", what, g.TTL, left, least, most)
 	}
 }
 
@@ -191,14 +192,19 @@ func textsComeBackWhole(t *trial) {
 	r.HoldID = stretch("Hold_id-", 64)
 	r.RequestID = stretch(backend.NewRequestID()+"_-", 128)
 	if t.desc.Capabilities.Has(backend.CapMetadata) {
-		r.Metadata = map[string]string{"": "empty", "job": "nightly {x}:1\n\"q\"", "世": "界", "none": ""}
+		r.Metadata = map[string]string{"": "empty", "job": "nightly {x}:1\n\"q\"", "世": "界", "none": "",
+			"Job": "other", "JOB_ID": "capital"}
 		size := len("big")
 		for k, v := range r.Metadata {
 			size += len(k) + len(v)
 		}
 		r.Metadata["big"] = stretch("界", fencelock.MaxMetadataBytes-size)
 	}
+	given := maps.Clone(r.Metadata)
 	g := t.take(a, r, "with texts of the greatest length")
+	for k := range r.Metadata { // a driver keeps no map of the caller's
+		r.Metadata[k] = "changed after the acquire"
+	}
 	if g.Name != r.Name || g.Owner != r.Owner || g.HoldID != r.HoldID || g.RequestID != r.RequestID {
 		t.Errorf("grant = %+v, want the texts of the request", g)
 	}
@@ -215,8 +221,8 @@ func textsComeBackWhole(t *trial) {
 			t.Errorf("%s is shown as %q, want %q", what, texts[0], texts[1])
 		}
 	}
-	if len(r.Metadata) > 0 && !maps.Equal(h.Metadata, r.Metadata) {
-		t.Errorf("metadata of %d bytes is shown as %v, want %v", fencelock.MaxMetadataBytes, h.Metadata, r.Metadata)
+	if len(given) > 0 && !maps.Equal(h.Metadata, given) {
+		t.Errorf("metadata of %d bytes is shown as %v, want %v", fencelock.MaxMetadataBytes, h.Metadata, given)
 	}
 	if renewal := t.renew(a, g); renewal.Err != nil {
 		t.Errorf("renewal with texts of the greatest length = %v", renewal.Err)
@@ -311,7 +317,7 @@ func waitDoesNotEndEarly(t *trial) {
 	cancel()
 	for what, w := range waiters {
 		if !w.ended(promptly) {
-			t.Errorf("%s did not end with its context", what)
+			t.Latef("%s did not end with its context", what)
 			continue
 		}
 		// Contexts are timed by another clock than the driver's.

@@ -13,7 +13,7 @@ import (
 var cancellationClauses = []Clause{
 	{
 		ID: "C1", Group: "cancellation", Slug: "ended-context-leaves-no-trace", run: endedContextLeavesNoTrace,
-		Rule: "a call with a context that has ended answers that context's error and does nothing",
+		Rule: "a call with an ended context returns that context's error and has no effect",
 	},
 	{
 		ID: "C2", Group: "cancellation", Slug: "waiter-returns-with-its-context", run: waiterReturnsWithItsContext,
@@ -23,21 +23,21 @@ var cancellationClauses = []Clause{
 	{
 		ID: "C3", Group: "cancellation", Slug: "cancelled-waiter-leaves-the-queue",
 		run:  cancelledWaiterLeavesTheQueue,
-		Rule: "500 ms after its context ended a waiter is out of the queue: those behind it get the lock at once",
+		Rule: "500 ms after its context ended a waiter is out of the queue: waiters behind it get the lock immediately",
 	},
 	{
 		ID: "C4", Group: "cancellation", Slug: "cancel-races-with-grant", run: cancelRacesWithGrant,
-		Rule: "a context that ends at the moment of the grant leaves either a hold that was reported, or nothing",
+		Rule: "a context that ends at the moment of the grant leaves either a reported hold, or no hold",
 	},
 	{
 		ID: "C5", Group: "cancellation", Slug: "silence-ends-with-the-context", needs: needLink,
 		run:  silenceEndsWithTheContext,
-		Rule: "every method returns within its context while the network says nothing",
+		Rule: "every method returns within its context while the network does not respond",
 	},
 }
 
-// grace is how late a method may return after its context ended: the contract says 50 ms, and machines are busy.
-// Whoever does not look at the context is later by far.
+// grace bounds the time for which a method may go on after its context ended: the contract says 50 ms, and machines
+// are busy. A method that ignores the context is later by far.
 const grace = time.Second
 
 func endedContextLeavesNoTrace(t *trial) {
@@ -89,7 +89,7 @@ func waiterReturnsWithItsContext(t *trial) {
 		t.Errorf("a waiter was granted what somebody else holds")
 	}
 	if late := time.Since(began) - 300*time.Millisecond; late > grace {
-		t.Errorf("a waiter returned %v after its context ended", late)
+		t.Latef("a waiter returned %v after its context ended", late)
 	}
 	t.release(a, g, "by the holder")
 }
@@ -106,7 +106,7 @@ func cancelledWaiterLeavesTheQueue(t *trial) {
 	t.queued(a, name, 2)
 	cancel()
 	if !cancelled.ended(slack) {
-		t.Fatal("a cancelled waiter did not return")
+		t.FatalLatef("a cancelled waiter did not return")
 	}
 	if cancelled.err == nil {
 		t.Fatal("a cancelled waiter was granted what somebody else holds")
@@ -114,7 +114,7 @@ func cancelledWaiterLeavesTheQueue(t *trial) {
 	pause(t.Context(), 500*time.Millisecond)
 	if inspector, ok := backend.As[backend.Inspector](a); ok && t.desc.Capabilities.Has(backend.CapInspect) {
 		if info, err := inspector.Look(t.within(slack), name); err == nil && info.Waiters > 1 {
-			t.Errorf("%d waiters are queued 500 ms after one of two was cancelled", info.Waiters)
+			t.Latef("%d waiters are queued 500 ms after one of two was cancelled", info.Waiters)
 		}
 	}
 	t.release(a, g, "by the holder")
@@ -150,14 +150,14 @@ func cancelRacesWithGrant(t *trial) {
 			granted++
 			t.release(b, w.grant, "by the waiter that was granted the lock")
 		case errors.Is(w.err, backend.ErrUnknown):
-			// What the core does then.
+			// As the core does then.
 			if err := b.Release(t.within(slack), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("release by request after an unknown outcome = %v", err)
 			}
 		case !errors.Is(w.err, context.Canceled):
 			t.Errorf("cancelled waiter = %v, want context.Canceled", w.err)
 		}
-		// What was cancelled may still be on its way, and is removed when it has arrived: now, or behind this hold.
+		// A cancelled request may still be on its way, and is removed when it has arrived: now, or behind this hold.
 		var ok bool
 		if g, ok = t.takenWithin(a, name, promptly, "after a cancel that raced with the grant"); !ok {
 			return
@@ -168,7 +168,7 @@ func cancelRacesWithGrant(t *trial) {
 }
 
 func silenceEndsWithTheContext(t *trial) {
-	// Short TTLs, since what is held back is delivered in the end.
+	// Short TTLs, since delayed messages are delivered in the end.
 	for what, call := range map[string]func(ctx context.Context, d backend.Driver, g backend.Grant) error{
 		"Acquire": func(ctx context.Context, d backend.Driver, _ backend.Grant) error {
 			_, err := d.Acquire(ctx, t.brief(t.name()))
@@ -193,7 +193,7 @@ func silenceEndsWithTheContext(t *trial) {
 		began := time.Now()
 		err := call(ctx, d, g)
 		if late := time.Since(began) - bound; late > grace {
-			t.Errorf("%s returned %v after its context ended", what, late)
+			t.Latef("%s returned %v after its context ended", what, late)
 		}
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) {
@@ -204,7 +204,7 @@ func silenceEndsWithTheContext(t *trial) {
 		}
 		began = time.Now()
 		if _ = closeWithin(d, bound); time.Since(began) > bound+grace {
-			t.Errorf("Close returned %v after its context ended, over a silent link", time.Since(began)-bound)
+			t.Latef("Close returned %v after its context ended, over a silent link", time.Since(began)-bound)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func cycleIsRefused(t *trial) {
 			cycle.Cycle[1].Owner != "owner of "+names[0] || cycle.Cycle[1].Holds != names[0] {
 			t.Errorf("the cycle of %d is told as: %v", n, err)
 		}
-		// The refused one gives up what it has, and the others get their turn one after the other.
+		// The refused one releases its hold, and the others get their turn one after the other.
 		t.release(drivers[n-1], grants[n-1], "by the refused")
 		for i := n - 2; i >= 0; i-- {
 			got := t.got(waiters[i], t.ttl+slack, "after the refusal")
@@ -76,7 +76,8 @@ func noFalseAlarm(t *trial) {
 	gz := t.take(a, t.request(t.name()), "of a free name")
 	ctx, cancel := context.WithCancel(t.within(10 * slack))
 	defer cancel()
-	// Work under another hold of a's client waits for y, and work under none too. That is no cycle with b's wait for x.
+	// Work under another hold of a's client waits for y, and work without a hold too. This is no cycle with b's wait for
+	// x.
 	w := t.wait(ctx, a, under(t.request(y), gz))
 	t.queued(b, y, 1)
 	bare := t.wait(ctx, a, t.request(y))

@@ -1,5 +1,5 @@
-// Package conformance tests drivers: whether they keep the contract of package backend, and whether the core above them
-// keeps its promises over them. It is for anybody who writes a driver, and versioned with the API.
+// Package conformance tests that drivers keep the contract of package backend, and that the core keeps its promises
+// over them. It is for driver authors, and versioned with the API.
 //
 //	func TestConformance(t *testing.T) {
 //		server := containers.Redis(t)
@@ -15,45 +15,55 @@
 //		})
 //	}
 //
-// New alone runs what needs no faults. Each further field of Harness adds clauses; what cannot be tried is skipped by
-// name, and with FENCELOCK_REQUIRE=all in the environment, as in CI, a skip is a failure. A capability that the driver
-// declares is always tested; one that it does not declare must answer backend.ErrUnsupported (clause P1). Run every
-// public constructor and configuration of a driver, not only the convenient one: they differ where it hurts.
+// New alone runs the clauses without faults. Each further field of Harness adds clauses; clauses that cannot run are
+// skipped by name, and with FENCELOCK_REQUIRE=all in the environment, as in CI, a skip is a failure. A capability
+// that the driver declares is always tested; any other capability must answer backend.ErrUnsupported (clause P1). Run
+// every public constructor and configuration of a driver, not only the default: faults often affect only one of them.
 //
 // # Reading a failure
 //
 //	--- FAIL: TestConformance/ambiguity/lost-request-is-no-success
-//	    A1  an acquire whose request got lost is never reported as granted, nor as held: its outcome is unknown
+//	    A1  after a lost request an acquire is never reported as granted, nor as held: its outcome is unknown
 //	        acquire with a lost request = redis: acquire "…": lock is held, which nobody can have told it
 //
-// The first line is the clause: its number and the obligation in words, which package backend explains. Below it stands
-// what was found, and what the clause had logged on the way. One clause alone runs with
-// -run 'TestConformance/ambiguity/lost-request'; it needs nothing of the others.
+// The first line is the clause: its number and the obligation, which package backend explains. Below it are the
+// finding and the log of the clause. One clause runs alone with -run 'TestConformance/ambiguity/lost-request'; it
+// does not depend on the others.
 //
 // # Time
 //
-// Clauses let Harness.TTL pass, and run side by side. What must be immediate has bounds that a busy machine keeps (two
-// seconds, where a broken driver takes a TTL of a minute); what must not happen too early is compared with the drivers'
-// own clock and has no tolerance. While they run a goroutine and a child process, which should wake every 5 ms, measure
-// whether the machine lets them. A clause that fails while it did not, for a tenth of Harness.TTL at once, or for that
-// long and a tenth of the clause's time in all, is tried again; after three such failures it is Inconclusive, which is
-// logged and is no failure, unless all three said the same and each lost little. If nobody watches the suite, count the
-// lines that say INCONCLUSIVE. Two holders at once and tokens out of order are never excused.
+// Clauses let Harness.TTL pass, and run side by side. Immediate steps have bounds that a busy machine keeps (two
+// seconds, where a broken driver takes a TTL of a minute). Steps that must not happen too early are compared with the
+// drivers' own clock, without tolerance. While clauses run, a goroutine and a child process wake every 5 ms and
+// measure stalls of the machine. A late clause is repeated when the others have ended, one such clause at a
+// time, if the machine stalled for a tenth of Harness.TTL at once, or for that long and a tenth of the clause's time
+// in all. After three such failures it is Inconclusive, a skip, unless all three failures are the same and each stall
+// was short. Run fails if more than one in a hundred of the clauses that ran are inconclusive, and at least two.
 //
-// Choose Harness.TTL so that the service does some hundred acquires in it also on a machine that is busy: clauses hold
-// hundreds of locks, and leases of up to three times that TTL. A driver that takes one TTL only is tested with that.
+// Only lateness is excused: a call without an answer in time, a step after its bound, a hold that expired before the
+// clause used it. Two holders at once, a wrong answer, a wrong token and a wrong nonce are failures on any machine.
 //
-// Clauses that act on the whole service, or count what the process runs, are left to the end and run alone.
+// # What every clause checks
+//
+// The drivers of every clause are recorded, and each answer is compared with all earlier answers in that clause: SentAt
+// lies in the past, and as far back as a slowed link takes for a request and its answer; TTL and kind of a grant are
+// the request's; a token is greater than all earlier tokens of the name; no two holds have the same nonce; a
+// repeated request gets its earlier hold; no hold is granted while another valid hold excludes it, nor renewed after
+// that; Look and List show each hold as it was granted.
+//
+// Choose Harness.TTL so that the service does some hundred acquires in it even on a busy machine: clauses hold
+// hundreds of locks, and leases of up to three times that TTL. A driver that supports a single TTL is tested with it.
+//
+// Clauses that act on the whole service, or count goroutines, run alone at the end.
 //
 // # Trusting the suite
 //
 // The suite is itself tested with broken drivers: TestMutants breaks the in-process driver in one way at a time, and
-// each way must fail on the clauses that say what was broken. Use Check to do the same with mutants of your own driver.
+// each must fail on the clauses of the broken promise. Use Check to do the same with mutants of your own driver.
 //
 // # Clauses
 //
-// Clauses returns them with their rules. Numbers and names stay what they are; new ones come at the end of
-// their group.
+// Clauses returns them with their rules. Numbers and names do not change; new ones come at the end of their group.
 //
 // exclusion:
 //
@@ -72,6 +82,10 @@
 //   - O7 release-by-request
 //   - O8 owner-decides-nothing
 //   - O9 what-is-shown-moves-nothing
+//   - O10 every-hold-has-its-nonce
+//   - O11 nonce-of-a-repeat
+//   - O12 nonce-is-kept-and-shown
+//   - O13 a-repeat-proves-anew
 //
 // lease:
 //
@@ -87,6 +101,9 @@
 //   - L10 renewals-never-shorten
 //   - L11 hundreds-outlive-one-renew
 //   - L12 odd-ttls-are-kept
+//   - L13 every-validity-counts-from-sending
+//   - L14 crash-at-any-ttl
+//   - L15 a-proof-is-dated-by-its-request
 //
 // waiting:
 //
@@ -109,6 +126,8 @@
 //   - C3 cancelled-waiter-leaves-the-queue
 //   - C4 cancel-races-with-grant
 //   - C5 silence-ends-with-the-context
+//   - C6 a-wait-holds-nobody-up
+//   - C7 a-call-that-hangs-holds-nobody-up
 //
 // ambiguity:
 //
@@ -119,6 +138,8 @@
 //   - A5 repeated-release-spares-the-successor
 //   - A6 unanswered-renewal-is-no-loss
 //   - A7 reset-is-no-contention
+//   - A8 first-of-its-ttl-in-doubt
+//   - A9 late-request-beside-a-living-hold
 //
 // names:
 //
@@ -139,6 +160,12 @@
 //   - P1 undeclared-is-unsupported
 //   - P2 declaration-is-consistent
 //   - P3 minimum-keeps-it-closed
+//   - P22 unused-minimum-is-dropped
+//   - P23 look-shows-what-is-declared
+//   - P24 list-shows-what-is-declared
+//   - P25 permits-show-their-limit
+//   - P26 refusal-shows-when-to-retry
+//   - P27 change-shows-time-and-author
 //   - P4 holder-is-shown
 //   - P5 list-yields-what-is-held
 //   - P6 force-release-ends-the-hold
@@ -152,6 +179,19 @@
 //   - P14 compaction-is-told
 //   - P15 exclusion-is-declared
 //   - P16 texts-come-back-whole
+//   - P17 force-release-names-one-hold
+//   - P18 force-release-spares-the-successor
+//   - P21 force-release-tells-the-victim
+//   - P19 list-is-literal-and-whole
+//   - P20 ping-tells
+//
+// refusals:
+//
+//   - U1 refused-release-abandons
+//   - U2 refused-writes-abandon
+//   - U3 health-is-no-condition
+//   - U4 refused-release-is-repeated
+//   - U5 refused-leaving-is-repeated
 //
 // shared:
 //
@@ -175,6 +215,8 @@
 //   - Q6 tokens-are-marked
 //   - Q7 each-hold-is-its-own
 //   - Q8 great-limits-are-counted
+//   - Q10 limit-conflict-names-the-holder
+//   - Q9 hundreds-at-once
 //
 // multi:
 //
@@ -183,6 +225,7 @@
 //   - M3 same-requests-same-holds
 //   - M4 lost-reply-leaves-nothing
 //   - M5 ended-context-leaves-no-trace
+//   - M6 refused-set-names-the-lock
 //
 // hierarchy:
 //
@@ -206,6 +249,7 @@
 //   - F5 stale-write-is-refused
 //   - F6 stays-for-one-hold
 //   - F7 one-token-space
+//   - F8 great-tokens
 //
 // tier:
 //
@@ -231,6 +275,7 @@
 //   - D14 release-ends-with-its-context
 //   - D15 grants-that-are-over
 //   - D16 attempts-have-keys-of-their-own
+//   - D17 close-after-its-context
 //
 // outages:
 //
@@ -241,10 +286,12 @@
 //   - S5 increases-across-a-wipe
 //   - S6 wiped-service
 //   - S7 grants-outlive-a-restart
+//   - S8 first-calls-at-once
 //
 // leftovers:
 //
 //   - K1 goroutines-end-with-close
 //   - K2 service-keeps-nothing
 //   - K3 goroutines-do-not-pile-up
+//   - K4 goroutines-end-after-a-short-close
 package conformance

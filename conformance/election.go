@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// What the library makes of any driver: elections, several names at once, a delay after a loss.
+// Features of the library over any driver: elections, several names at once, a delay after a loss.
 var electionClauses = []Clause{
 	{
 		ID: "D10", Group: "core", Slug: "one-leader-at-a-time", needs: needLink, run: oneLeaderAtATime,
@@ -34,7 +34,7 @@ var electionClauses = []Clause{
 	},
 }
 
-// electionSize is how many candidates stand and how many leaders are cut off: 8 and 3, or with a number in
+// electionSize returns the number of candidates and of leaders that are cut off: 8 and 3, or with a number in
 // FENCELOCK_KILLS twice as many candidates as kills.
 func electionSize() (candidates, kills int) {
 	if kills, _ = strconv.Atoi(os.Getenv("FENCELOCK_KILLS")); kills < 1 {
@@ -91,13 +91,13 @@ func oneLeaderAtATime(t *trial) {
 		select {
 		case leader := <-terms:
 			if cut != nil {
-				cut.Pass() // the one before is a candidate again
+				cut.Pass() // the former leader is a candidate once more
 			}
 			if cut = leader; kill < kills {
 				leader.Drop(fault.Both)
 			}
 		case <-ctx.Done():
-			t.Errorf("nobody leads after %d leaders were cut off", kill)
+			t.Latef("nobody leads after %d leaders were cut off", kill)
 		}
 	}
 	stop()
@@ -178,7 +178,7 @@ func lockDelayKeepsItClosed(t *trial) {
 	select {
 	case <-held.Done():
 	case <-t.within(t.ttl + slack).Done():
-		t.Fatalf("the lease outlives its TTL of %v", t.ttl)
+		t.FatalLatef("the lease outlives its TTL of %v", t.ttl)
 	}
 	lost := t.now()
 	r := t.request(name)
@@ -188,7 +188,7 @@ func lockDelayKeepsItClosed(t *trial) {
 		t.Fatalf("after the delay the name did not open: %v", err)
 	}
 	if closed := t.now().Sub(lost); closed < delay {
-		t.Errorf("the name opened %v after the loss, want at least %v", closed, delay)
+		t.Latef("the name opened %v after the loss, want at least %v", closed, delay)
 	}
 	t.release(rival, g, "by the rival")
 }

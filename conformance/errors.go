@@ -19,11 +19,11 @@ var errorClauses = []Clause{
 	},
 	{
 		ID: "E3", Group: "errors", Slug: "refused-is-unavailable", needs: needLink, run: refusedIsUnavailable,
-		Rule: "if no connection can be made nothing was sent, and the answer is ErrUnavailable",
+		Rule: "if no connection can be made no request was sent, and the error is ErrUnavailable",
 	},
 	{
 		ID: "E4", Group: "errors", Slug: "closed-answers-closed", run: closedAnswersClosed,
-		Rule: "Close ends waiters with ErrClosed, calls after it answer ErrClosed, and a second Close does nothing",
+		Rule: "Close ends waiters with ErrClosed, calls after it return ErrClosed, and a second Close has no effect",
 	},
 }
 
@@ -62,7 +62,7 @@ var answers = map[string]error{
 	"ErrUnsupported": backend.ErrUnsupported, "ErrClosed": backend.ErrClosed,
 	"context.DeadlineExceeded": context.DeadlineExceeded, "context.Canceled": context.Canceled,
 	"ErrMisconfigured": backend.ErrMisconfigured, "ErrDeadlock": backend.ErrDeadlock,
-	"ErrLimitMismatch": backend.ErrLimitMismatch,
+	"ErrLimitMismatch": backend.ErrLimitMismatch, "ErrQueueFull": backend.ErrQueueFull,
 }
 
 func (t *trial) only(err error, want, when string) {
@@ -116,7 +116,7 @@ func refusedIsUnavailable(t *trial) {
 			t.Errorf("acquire (wait %v) without a connection = %v, want ErrUnavailable", wait, err)
 		}
 		if took := time.Since(began); took > slack+grace {
-			t.Errorf("acquire (wait %v) without a connection took %v", wait, took)
+			t.Latef("acquire (wait %v) without a connection took %v", wait, took)
 		}
 		t.namesCall(err, "acquire", r.Name)
 	}
@@ -143,7 +143,7 @@ func closedAnswersClosed(t *trial) {
 		t.Errorf("Close = %v", err)
 	}
 	if !w.ended(slack) {
-		t.Fatal("Close did not end a waiter")
+		t.FatalLatef("Close did not end a waiter")
 	}
 	if !errors.Is(w.err, backend.ErrClosed) {
 		t.Errorf("waiter of a closed driver = %v, want ErrClosed", w.err)

@@ -97,7 +97,7 @@ type life struct {
 	link   fault.Link
 }
 
-// lives returns n lives, or a single one where nothing can be cut off.
+// lives returns n lives, or a single one if links cannot be cut.
 func (t *trial) lives(n int) []life {
 	if t.h.Linked == nil {
 		return []life{{driver: t.client()}}
@@ -128,7 +128,7 @@ func beliefsDoNotOverlap(t *trial) {
 				switch {
 				case err == nil:
 				case errors.Is(err, backend.ErrUnknown):
-					_ = t.releaseSettled(d, r.Grant()) // an answer that is allowed; what it left is given back
+					_ = t.releaseSettled(d, r.Grant()) // a valid answer; its leftover is released
 					continue
 				case vague(err), errors.Is(err, context.Canceled):
 					pause(ctx, 10*time.Millisecond)
@@ -164,7 +164,7 @@ func beliefsDoNotOverlap(t *trial) {
 		}
 	}
 	if len(beliefs) < 4 {
-		t.Errorf("%d grants in %v, too few to tell; a service or a machine as slow as that needs a longer Harness.TTL",
+		t.Latef("%d grants in %v, too few to tell; a service or a machine as slow as that needs a longer Harness.TTL",
 			len(beliefs), 4*t.ttl)
 	}
 	t.Logf("%d grants", len(beliefs))

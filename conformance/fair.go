@@ -8,15 +8,15 @@ import (
 	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// fairly runs attempt as stall.Fairly says. A clause that never had a fair attempt is inconclusive.
-func fairly(slack time.Duration, attempt func() (r Result, violated bool)) (r Result) {
-	excused, err := stall.Fairly(slack, func() error {
-		var violated bool
-		if r, violated = attempt(); r.Outcome != Failed {
+// fairly runs attempt as stall.FairlyAfter says. A clause that never had a fair attempt is inconclusive.
+func fairly(slack time.Duration, before func(), attempt func() (r Result, verdict bool)) (r Result) {
+	excused, err := stall.FairlyAfter(slack, before, func() error {
+		var verdict bool
+		if r, verdict = attempt(); r.Outcome != Failed {
 			return nil
 		}
 		err := errors.New(r.Messages[0])
-		if violated {
+		if verdict {
 			return stall.Conclusive(err)
 		}
 		return err

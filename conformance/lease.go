@@ -13,7 +13,7 @@ var leaseClauses = []Clause{
 	{
 		ID: "L1", Group: "lease", Slug: "not-grantable-before-its-end", needs: needLink,
 		run:  notGrantableBeforeItsEnd,
-		Rule: "the name of a holder that went silent is granted to nobody before SentAt + validity",
+		Rule: "the name of a holder that no longer responds is not granted again before SentAt + validity",
 	},
 	{
 		ID: "L2", Group: "lease", Slug: "silent-holder-loses-it", needs: needLink, run: silentHolderLosesIt,
@@ -33,7 +33,7 @@ var leaseClauses = []Clause{
 	},
 	{
 		ID: "L6", Group: "lease", Slug: "grant-tells-the-truth", run: grantTellsTheTruth,
-		Rule: "a grant carries what was asked for, and a TTL that is not shorter; a renewal too",
+		Rule: "a grant matches its request, with a TTL that is not shorter; a renewal too",
 	},
 	{
 		ID: "L7", Group: "lease", Slug: "validity-counts-from-sending", needs: needLink,
@@ -42,7 +42,7 @@ var leaseClauses = []Clause{
 	},
 	{
 		ID: "L8", Group: "lease", Slug: "renewals-answer-in-order", run: renewalsAnswerInOrder,
-		Rule: "Renew answers one renewal per grant, in order, those that are gone among them",
+		Rule: "Renew returns one renewal per grant, in order, including grants that are gone",
 	},
 	{
 		ID: "L9", Group: "lease", Slug: "renewals-share-round-trips", needs: needLink, run: renewalsShareRoundTrips,
@@ -63,7 +63,7 @@ var leaseClauses = []Clause{
 	},
 }
 
-// silent takes name with the short TTL on a client whose link then swallows everything.
+// silent takes name with the short TTL on a client, and then makes its link swallow all bytes.
 func (t *trial) silent(name string) (backend.Driver, fault.Link, backend.Grant) {
 	d, link := t.linked()
 	g := t.take(d, t.brief(name), "of a free name")
@@ -103,13 +103,13 @@ func silentHolderLosesIt(t *trial) {
 
 func renewalProlongs(t *trial) {
 	a, b := t.client(), t.client()
-	// Where the machine stood still for a TTL, the hold was not renewed in time, and nothing is shown.
+	// Where the machine stood still for a TTL, the hold was not renewed in time, and the attempt proves no failure.
 	for range 3 {
 		if t.outlivesItsTTL(a, b) {
 			return
 		}
 	}
-	t.Errorf("a renewal every quarter of %v did not get through within the TTL, three times", t.ttl)
+	t.Latef("a renewal every quarter of %v did not get through within the TTL, three times", t.ttl)
 }
 
 // outlivesItsTTL renews a hold for more than three of its TTLs. It is false if a renewal took so long that the hold may
@@ -282,7 +282,7 @@ func renewalsShareRoundTrips(t *trial) {
 	for i := range grants {
 		grants[i] = t.take(d, t.request(t.name()), "of a free name")
 	}
-	for _, r := range d.Renew(t.within(slack), grants) { // opens what the driver needs for it
+	for _, r := range d.Renew(t.within(slack), grants) { // opens the driver's session or connection for it
 		if r.Err != nil {
 			t.Fatalf("renewal = %v", r.Err)
 		}
@@ -296,7 +296,7 @@ func renewalsShareRoundTrips(t *trial) {
 	}
 	// A quarter of what one round trip each takes leaves much room for machines that are busy.
 	if took, most := time.Since(began), n*2*slow/4; took > most {
-		t.Errorf("renewing %d grants over a link of %v took %v, want less than %v", n, 2*slow, took, most)
+		t.Latef("renewing %d grants over a link of %v took %v, want less than %v", n, 2*slow, took, most)
 	}
 	link.Pass()
 	for _, g := range grants {

@@ -24,7 +24,7 @@ func (t *trial) oneAfterTheOther(both []contender, when string) {
 	case <-second.w.done:
 		first, second = second, first
 	case <-t.within(bound).Done():
-		t.Fatalf("%s: neither waiter got the lock within %v", when, bound)
+		t.FatalLatef("%s: neither waiter got the lock within %v", when, bound)
 	}
 	g := t.got(first.w, promptly, when)
 	if second.w.ended(max(t.ttl, promptly)) && second.w.err == nil {
@@ -46,7 +46,9 @@ func evictedWaiterDoesNotHold(t *trial) {
 	t.queued(a, name, 1)
 	both = append(both, contender{c, t.wait(ctx, c, t.request(name))})
 	t.queued(a, name, 2)
-	t.h.Server.EvictWaiter(t, name)
+	if t.h.Server.EvictWaiter(t, name) == 0 {
+		t.inapplicable("the service keeps no place of a waiter that could be deleted")
+	}
 	t.release(a, g, "by the holder")
 	t.oneAfterTheOther(both, "after the places of both in the queue were deleted")
 }
@@ -62,7 +64,7 @@ func overtakenWaiterDoesNotHold(t *trial) {
 	link.Hold(fault.Both)
 	w := t.wait(ctx, c, t.request(name))
 	t.queued(a, name, 2)
-	pause(ctx, 2*t.ttl+time.Second) // until nothing is left of the waiter that is cut off
+	pause(ctx, 2*t.ttl+time.Second) // until the cut-off waiter has no entry left
 	t.release(a, g, "by the holder")
 	next := t.got(w, t.ttl+slack, "behind a waiter that was cut off")
 	link.Pass()
@@ -73,7 +75,7 @@ func overtakenWaiterDoesNotHold(t *trial) {
 	t.mustBeHeld(a, name, "while the one behind the waiter that was cut off holds")
 	t.release(c, next, "by the one behind")
 	if !cut.ended(3*t.ttl + 3*slack) {
-		t.Errorf("a waiter that was cut off and is back was answered nothing after the name was released")
+		t.Latef("a waiter that was cut off and is back was answered nothing after the name was released")
 		return
 	}
 	if cut.err == nil {

@@ -10,13 +10,14 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
 func TestMain(m *testing.M) {
 	// The in-process driver needs nothing installed, so nothing may be skipped.
 	os.Setenv("FENCELOCK_REQUIRE", "all")
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/fencelock/fencelock/conformance.staysForever"))
 }
 
 // memoryHarness is everything that a store of its own offers.
@@ -35,13 +36,29 @@ func memoryHarness(testing.TB) conformance.Harness {
 			Pause:       func(testing.TB) { store.Pause() },
 			Resume:      func(testing.TB) { store.Resume() },
 			Evict:       func(_ testing.TB, name string) { store.Evict(name) },
-			EvictWaiter: func(_ testing.TB, name string) { store.EvictWaiters(name) },
+			EvictWaiter: func(_ testing.TB, name string) int { return store.EvictWaiters(name) },
 			Wipe:        func(testing.TB) { store.Wipe() },
 			Compact:     func(testing.TB, string) { store.Compact() },
+
+			RefuseRelease: refuse(store, memory.RefuseReleases),
+			RefuseWrites:  refuse(store, memory.RefuseWrites),
+		},
+		Ahead: func(t testing.TB, token fencing.Token) {
+			if err := store.Ahead(token); err != nil {
+				t.Fatal(err)
+			}
 		},
 		Leftovers: func() ([]string, error) { return make([]string, store.Names()), nil },
 		// There is no place beside the driver's own entries where anybody could leave something.
 		Intrude: func(testing.TB, string) {},
+	}
+}
+
+// refuse is a hook that has the store refuse calls.
+func refuse(store *memory.Store, what memory.Refusal) func(testing.TB, string) func() {
+	return func(testing.TB, string) func() {
+		store.Refuse(what)
+		return func() { store.Refuse(memory.RefuseNothing) }
 	}
 }
 

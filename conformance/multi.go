@@ -140,7 +140,7 @@ func waitsWithoutKeeping(t *trial) {
 	select {
 	case out = <-second:
 	case <-time.After(t.ttl + slack):
-		t.Fatalf("AcquireAll did not get the names although the last is free")
+		t.FatalLatef("AcquireAll did not get the names although the last is free")
 	}
 	if out.err != nil || len(out.grants) != len(rs) {
 		t.Fatalf("AcquireAll that waited = %d grants, %v", len(out.grants), out.err)

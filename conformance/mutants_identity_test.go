@@ -2,10 +2,13 @@ package conformance_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // identityMutants confuse what is shown of a hold with what moves it.
@@ -82,7 +85,62 @@ var identityMutants = []mutant{
 			return b.Driver.Release(ctx, g)
 		}
 	}},
+	{name: "grants have no nonce", breaks: []string{"O10", "O11", "O12"}, apply: func(b *broken) {
+		b.withNonce(func(backend.Grant) fencing.Nonce { return fencing.Nonce{} })
+	}},
+	{name: "the nonce is made of the request id", breaks: []string{"O10"}, apply: func(b *broken) {
+		b.withNonce(func(g backend.Grant) fencing.Nonce {
+			sum := sha256.Sum256([]byte(g.RequestID))
+			return fencing.Nonce(sum[:16])
+		})
+	}},
+	{name: "each answer has a nonce of its own", breaks: []string{"O11", "O12"}, apply: func(b *broken) {
+		b.withNonce(func(backend.Grant) fencing.Nonce { return fencing.NewNonce() })
+	}},
+	{name: "grants of a set share their nonce", breaks: []string{"O10"}, apply: func(b *broken) {
+		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+			grants, err := b.Driver.AcquireAll(ctx, rs)
+			for i := range grants {
+				grants[i].Nonce = grants[0].Nonce
+			}
+			return grants, err
+		}
+	}},
+	{name: "who lists is shown no nonce", breaks: []string{"O12"}, apply: func(b *broken) {
+		b.list = func(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+			return func(yield func(backend.State, error) bool) {
+				for state, err := range b.Driver.List(ctx, prefix) {
+					for i := range state.Holders {
+						state.Holders[i].Nonce = fencing.Nonce{}
+					}
+					if !yield(state, err) {
+						return
+					}
+				}
+			}
+		}
+	}},
+	{name: "who looks is shown another nonce", breaks: []string{"O12"}, apply: func(b *broken) {
+		b.look = func(ctx context.Context, name string) (backend.State, error) {
+			state, err := b.Driver.Look(ctx, name)
+			for i := range state.Holders {
+				state.Holders[i].Nonce[0]++
+			}
+			return state, err
+		}
+	}},
 	{name: "releases are confirmed and not done", breaks: []string{"D15", "O1", "X1"}, apply: func(b *broken) {
 		b.release = func(context.Context, backend.Grant) error { return nil }
 	}},
+}
+
+// withNonce replaces the nonces of all grants.
+func (b *broken) withNonce(draw func(backend.Grant) fencing.Nonce) {
+	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+		g, err := b.Driver.Acquire(ctx, r)
+		if err == nil {
+			g.Nonce = draw(g)
+		}
+		return g, err
+	}
 }

@@ -413,6 +413,35 @@ var mutants = []mutant{
 			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: g.RequestID}.Grant())
 		}
 	}},
+	{name: "an unused grant keeps its minimum", breaks: []string{"P22"}, apply: func(b *broken) {
+		var mu sync.Mutex
+		grants := map[string]backend.Grant{} // by request
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			g, err := b.Driver.Acquire(ctx, r)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				grants[r.RequestID] = g
+			}
+			return g, err
+		}
+		b.release = func(ctx context.Context, g backend.Grant) error {
+			mu.Lock()
+			if of, ok := grants[g.RequestID]; ok {
+				g = of
+			}
+			mu.Unlock()
+			return b.Driver.Release(ctx, g)
+		}
+	}},
+	{name: "a victim of force does not learn who it was", breaks: []string{"P21"}, apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if lost := r.Lost; lost != nil {
+				r.Lost = func(l backend.Loss) { lost(backend.Loss{Reason: l.Reason, Text: l.Text}) }
+			}
+			return b.Driver.Acquire(ctx, r)
+		}
+	}},
 	{name: "losses are not pushed", breaks: []string{"P7"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.Lost = nil

@@ -29,7 +29,7 @@ var serviceMutants = []mutant{
 	{name: "a service that was wiped has evicted", breaks: []string{"S6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if lost := r.Lost; lost != nil {
-				r.Lost = func(backend.Reason) { lost(backend.ReasonEvicted) }
+				r.Lost = func(backend.Loss) { lost(backend.Loss{Reason: backend.ReasonEvicted}) }
 			}
 			return b.Driver.Acquire(ctx, r)
 		}

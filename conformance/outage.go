@@ -62,7 +62,7 @@ func (t *trial) recovers(d backend.Driver, after string) {
 	}
 }
 
-// failsInTime makes each call once, which must fail within its context and say nothing about the lock.
+// failsInTime makes each call once, which must fail within its context without a claim about the lock.
 func (t *trial) failsInTime(d backend.Driver, held backend.Grant, while string) {
 	const bound = 400 * time.Millisecond
 	acquire := func(ctx context.Context) error { _, err := d.Acquire(ctx, t.brief(t.name())); return err }
@@ -74,7 +74,7 @@ func (t *trial) failsInTime(d backend.Driver, held backend.Grant, while string) 
 		what, began := c.what, time.Now()
 		err := c.call(t.within(bound))
 		if late := time.Since(began) - bound; late > grace {
-			t.Errorf("%s %s returned %v after its context ended", what, while, late)
+			t.Latef("%s %s returned %v after its context ended", what, while, late)
 		}
 		if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown) {
 			t.Errorf("%s %s = %v, want ErrUnavailable or ErrUnknown", what, while, err)
@@ -123,7 +123,7 @@ func restartedService(t *trial) {
 	pause(t.Context(), t.ttl)
 	if err := lease.Err(); err == nil {
 		if w.ended(0) && w.err == nil {
-			t.Errorf("a waiter holds since %v after the restart, and the holder believes that it does", w.at.Sub(held))
+			t.Violatedf("a waiter holds since %v after the restart, and the holder believes that it does", w.at.Sub(held))
 		}
 		if err := lease.Release(t.within(2 * slack)); err != nil && !errors.Is(err, fencelock.ErrLost) {
 			t.Errorf("Release after the restart = %v", err)
@@ -194,12 +194,12 @@ func wipedService(t *trial) {
 	t.h.Server.Wipe(t)
 	lost := t.lostWith(lease, t.times(3)+slack, "after everything was deleted")
 	if !w.ended(3*t.ttl + 2*slack) {
-		t.Fatalf("a waiter heard nothing after everything was deleted")
+		t.FatalLatef("a waiter heard nothing after everything was deleted")
 	}
 	if w.err == nil {
 		t.release(b, w.grant, "by the waiter")
 	}
-	// What was deleted may be no more than what an eviction takes. A new client sees whether the service has a memory.
+	// The deletion may be no more than an eviction. A new client sees whether the service has a memory.
 	fresh := t.client()
 	var g backend.Grant
 	if err := t.settled(func(ctx context.Context) (err error) {

@@ -229,8 +229,8 @@ func AsPermits(h Harness, n, limit int) Harness {
 	return h
 }
 
-// asPermits is a driver whose exclusive holds are permits below. The token travels in the incarnation, since the holds
-// do not fence.
+// asPermits is a driver that implements exclusive holds by permits. The token travels in the incarnation, since the
+// holds do not fence.
 type asPermits struct {
 	backend.Driver
 	n, limit int
@@ -290,7 +290,12 @@ func (d *asPermits) Look(ctx context.Context, name string) (backend.State, error
 	}
 	info, err := inspector.Look(ctx, name)
 	for i := range info.Holders {
-		info.Holders[i].Kind, info.Holders[i].Permits, info.Holders[i].Token = backend.KindExclusive, 0, 0
+		h := &info.Holders[i]
+		h.Kind, h.Permits, h.Limit, h.Token = backend.KindExclusive, 0, 0, 0
+	}
+	for i := range info.Queue {
+		w := &info.Queue[i]
+		w.Kind, w.Permits, w.Limit = backend.KindExclusive, 0, 0
 	}
 	return info, err
 }

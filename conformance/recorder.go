@@ -2,10 +2,15 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
 )
 
 // recorder is the testing.TB that clauses and harness functions get: it takes down failures instead of failing the
@@ -15,12 +20,17 @@ type recorder struct {
 
 	mu       sync.Mutex // protects the following fields
 	failures []string
-	violated bool // a failure that no stall of the machine explains
+	verdict  bool // a failure that no stall of the machine explains
 	logs     []string
 	skipped  string
 	foreign  bool // skipped because it does not apply
 	ended    bool
 	cleanups []func()
+
+	behind atomic.Bool // a step of the clause came too late for what follows
+
+	// ranOut reports whether a hold of the clause has ended by its TTL. Nil: no hold has.
+	ranOut func() bool
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -32,7 +42,7 @@ func newRecorder(tb testing.TB) *recorder {
 	return r
 }
 
-// stopped is what FailNow and SkipNow panic with, so that deferred calls of the clause run.
+// stopped is the panic value of FailNow and SkipNow, so that deferred calls of the clause run.
 type stopped struct{}
 
 // catch ends a clause that failed, skipped or panicked.
@@ -94,21 +104,65 @@ func (r *recorder) Context() context.Context { return r.ctx }
 func (r *recorder) Helper() {}
 
 // Errorf implements testing.TB. A clause repeats itself in loops; the first messages tell enough.
+//
+// The first failure of a clause decides whether a busy machine may be the reason, for the others may be its
+// consequences. It may be if the failure shows a call that got no answer in time, or the end of a hold that has run out.
 func (r *recorder) Errorf(format string, args ...any) {
+	r.fail(r.late(args), format, args...)
+}
+
+// Latef is Errorf for what came later than it should have, or too late for the clause to show anything.
+func (r *recorder) Latef(format string, args ...any) { r.fail(true, format, args...) }
+
+// FatalLatef is Latef, and ends the clause.
+func (r *recorder) FatalLatef(format string, args ...any) {
+	r.Latef(format, args...)
+	panic(stopped{})
+}
+
+// Violatedf is Errorf for a failure that no slow machine excuses, even after a failure that a busy machine explains:
+// two holders at once by the drivers' own clock, tokens out of order. The clause is not retried.
+func (r *recorder) Violatedf(format string, args ...any) {
+	r.mu.Lock()
+	r.verdict = true
+	r.mu.Unlock()
+	r.fail(false, format, args...)
+}
+
+func (r *recorder) fail(late bool, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.verdict = r.verdict || !late && !r.behind.Load() && len(r.failures) == 0
 	if len(r.failures) < 10 {
 		r.failures = append(r.failures, fmt.Sprintf(format, args...))
 	}
 }
 
-// Violatedf is Errorf for what a driver must not do however slow the machine is: two holders at once by the drivers'
-// own clock, tokens out of order. The clause is not tried again.
-func (r *recorder) Violatedf(format string, args ...any) {
-	r.mu.Lock()
-	r.violated = true
-	r.mu.Unlock()
-	r.Errorf(format, args...)
+// late reports whether a stall of the machine may explain a failure.
+func (r *recorder) late(args []any) bool {
+	for _, arg := range args {
+		switch err, is := arg.(error); {
+		case arg == nil: // the nil error of an attempt that should have found a hold, or a rival of one
+		case !is:
+			continue
+		case vague(err):
+			return true
+		case !errors.Is(err, backend.ErrNotHeld) && !errors.Is(err, fencelock.ErrLost) && !errors.Is(err, backend.ErrHeld):
+			continue
+		}
+		if r.ranOut != nil && r.ranOut() || lapsed(arg) {
+			return true
+		}
+	}
+	return false
+}
+
+// lapsed reports whether arg is an error by which the service says that time ended the hold: renewals of the hold, or of
+// its session, did not arrive in time.
+func lapsed(arg any) bool {
+	err, _ := arg.(error)
+	gone, is := errors.AsType[*backend.NotHeldError](err)
+	return is && (gone.Reason == backend.ReasonExpired || gone.Reason == backend.ReasonSessionExpired)
 }
 
 // Error implements testing.TB.
@@ -169,7 +223,7 @@ func (r *recorder) Skipf(format string, args ...any) {
 	panic(stopped{})
 }
 
-// inapplicable ends a clause that says nothing about this driver.
+// inapplicable ends a clause that does not apply to this driver.
 func (r *recorder) inapplicable(why string) {
 	r.mu.Lock()
 	r.foreign = true

@@ -2,6 +2,7 @@ package conformance_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 )
 
-func TestClausesThatCannotBeTriedAreSkippedByName(t *testing.T) {
+func TestUnsupportedClausesAreSkippedByName(t *testing.T) {
 	store := memory.NewStore(nil)
 	h := conformance.Harness{New: func(testing.TB) backend.Driver { return store.Driver() }}
 	want := map[string]string{
@@ -28,6 +29,23 @@ func TestClausesThatCannotBeTriedAreSkippedByName(t *testing.T) {
 	}
 	if r := conformance.Check(t, h, "L6"); r.Count(conformance.Passed) != 1 {
 		t.Errorf("a clause that needs no faults:\n%v", r)
+	}
+}
+
+// A driver that asks first whether its request holds the name is cut off there. The failure says what it may leave out.
+func TestAFailureNamesFresh(t *testing.T) {
+	h := mutant{apply: func(b *broken) {
+		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			if _, err := b.Driver.Look(ctx, r.Name); err != nil {
+				return backend.Grant{}, errors.Join(ctx.Err()) // nothing was asked for yet
+			}
+			return b.Driver.Acquire(ctx, r)
+		}
+	}}.harness
+	for _, r := range conformance.CheckSimulated(t, h, "A1", "A2") {
+		if r.Outcome != conformance.Failed || !strings.Contains(r.Messages[0], "Request.Fresh") {
+			t.Errorf("%v = %v %q, want Request.Fresh named", r.Clause, r.Outcome, r.Messages)
+		}
 	}
 }
 

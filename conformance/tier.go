@@ -34,7 +34,7 @@ func correctnessNeedsFencing(t *trial) {
 				err)
 		}
 		if tier.Driver != t.desc.Name || tier.Lacks == "" {
-			t.Errorf("CapabilityError = %+v, want driver %q and what it lacks", tier, t.desc.Name)
+			t.Errorf("CapabilityError = %+v, want driver %q and the missing capabilities", tier, t.desc.Name)
 		}
 		return
 	}
@@ -73,7 +73,7 @@ func efficiencyCarriesNoToken(t *trial) {
 	}
 }
 
-// silentWrapper keeps what it wraps reachable, and promises nothing.
+// silentWrapper keeps the wrapped driver reachable, and makes no promise.
 type silentWrapper struct{ backend.Driver }
 
 func (w silentWrapper) Unwrap() backend.Driver { return w.Driver }
@@ -97,5 +97,5 @@ func promiseIsNotInherited(t *trial) {
 	}
 }
 
-// embedding has every method of what it embeds, the promise included, and may have changed any of them.
+// embedding has every method of the embedded driver, the promise included, and may have changed any of them.
 type embedding struct{ backend.FencingDriver }

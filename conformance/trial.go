@@ -8,14 +8,16 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/fencing"
 )
 
-// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause
-// (Fatal and what is documented to end it), which belong to the clause's own.
+// trial is the context of a running clause. Its methods may be called from any goroutine, except for methods that end
+// the clause (Fatal, and others so documented), which belong to the clause's goroutine.
 type trial struct {
 	*recorder
 
@@ -27,9 +29,11 @@ type trial struct {
 	named   atomic.Int32
 	fencing bool // core makes clients of the correctness tier
 	calls   calls
+	ledger  ledger
+	moves   *atomic.Int64 // of the suite
 }
 
-// calls are the calls of a clause that are under way, so that one that does not end can be named.
+// calls are the calls of a clause that are under way, so that a stuck one can be named.
 type calls struct {
 	mu   sync.Mutex // protects the following field
 	open map[*call]struct{}
@@ -37,12 +41,13 @@ type calls struct {
 
 type call struct {
 	what  string
-	began time.Time
+	began time.Time // in the time of the clause
 	ctx   context.Context
 }
 
 // during notes a call until done is called.
 func (t *trial) during(ctx context.Context, what, name string) (done func()) {
+	t.moves.Add(1)
 	c := &call{what: fmt.Sprintf("%s %q", what, name), began: time.Now(), ctx: ctx}
 	t.calls.mu.Lock()
 	defer t.calls.mu.Unlock()
@@ -51,39 +56,43 @@ func (t *trial) during(ctx context.Context, what, name string) (done func()) {
 	}
 	t.calls.open[c] = struct{}{}
 	return func() {
+		t.moves.Add(1)
 		t.calls.mu.Lock()
 		defer t.calls.mu.Unlock()
 		delete(t.calls.open, c)
 	}
 }
 
-// underWay tells of the calls that have not ended.
+// underWay tells of the calls that have not ended. Outside the bubble of a simulated clause nobody knows their age.
 func (t *trial) underWay() string {
 	t.calls.mu.Lock()
 	defer t.calls.mu.Unlock()
 	var all []string
 	for c := range t.calls.open {
-		s := fmt.Sprintf("%s has gone on for %v", c.what, time.Since(c.began).Round(time.Millisecond))
+		s := c.what + " is under way"
+		if age := time.Since(c.began).Round(time.Millisecond); age < 24*time.Hour {
+			s = fmt.Sprintf("%s has gone on for %v", c.what, age)
+		}
 		if err := c.ctx.Err(); err != nil {
 			s += " and its context has ended"
 		}
 		all = append(all, s)
 	}
 	if len(all) == 0 {
-		return "none of the calls that the suite keeps a list of is under way"
+		return "no call to a driver is under way"
 	}
 	slices.Sort(all)
 	return strings.Join(all, "; ")
 }
 
-// slack is what a busy machine may add to anything that should happen at once.
+// slack is the allowance of a busy machine for an immediate step.
 const slack = 3 * time.Second
 
-// ample bounds a call whose own time is not the matter of the clause: the first one of a client connects, on a machine
+// ample bounds a call with a duration that the clause does not test: the first one of a client connects, on a machine
 // that runs many clauses at once.
 const ample = 6 * slack
 
-// promptly is the bound for what must be immediate. It is far above what a healthy driver takes and far below long.
+// promptly bounds immediate steps. It is far above a healthy driver's time and far below long.
 const promptly = 2 * time.Second
 
 // long returns a TTL that does not end while a clause runs.
@@ -109,14 +118,16 @@ func (t *trial) times(n int) time.Duration {
 
 // client returns one more driver.
 func (t *trial) client() backend.Driver {
-	d := t.h.New(t)
+	d := t.note(t.h.New(t), nil)
 	t.Cleanup(func() { t.close(d) })
 	return d
 }
 
 // linked returns one more driver behind a link that can be broken.
 func (t *trial) linked() (backend.Driver, fault.Link) {
-	d, link := t.h.Linked(t)
+	inner, of := t.h.Linked(t)
+	link := &notedLink{Link: of}
+	d := t.note(inner, link)
 	t.links = append(t.links, link)
 	t.Cleanup(func() {
 		t.heal()
@@ -125,7 +136,41 @@ func (t *trial) linked() (backend.Driver, fault.Link) {
 	return d, link
 }
 
-// heal passes every link again, so that nothing hangs on them while the clause cleans up.
+// noting returns a copy of h that notes what may end holds behind their drivers.
+func (t *trial) noting(h Harness) *Harness {
+	all := func(do func(testing.TB)) func(testing.TB) {
+		if do == nil {
+			return nil
+		}
+		return func(tb testing.TB) {
+			defer t.ending("", "")()
+			do(tb)
+		}
+	}
+	s := &h.Server
+	s.Restart, s.Stop, s.Start, s.Pause, s.Resume = all(s.Restart), all(s.Stop), all(s.Start), all(s.Pause), all(s.Resume)
+	if wipe := all(s.Wipe); wipe != nil {
+		s.Wipe = func(tb testing.TB) {
+			wipe(tb)
+			t.ledger.forget()
+		}
+	}
+	if ahead := h.Ahead; ahead != nil {
+		h.Ahead = func(tb testing.TB, token fencing.Token) {
+			defer t.ending("", "")()
+			ahead(tb, token)
+		}
+	}
+	if evict := s.Evict; evict != nil {
+		s.Evict = func(tb testing.TB, name string) {
+			defer t.ending(name, "")()
+			evict(tb, name)
+		}
+	}
+	return &h
+}
+
+// heal passes every link again, so that no call hangs on them while the clause cleans up.
 func (t *trial) heal() {
 	for _, link := range t.links {
 		link.Pass()
@@ -135,7 +180,6 @@ func (t *trial) heal() {
 func (t *trial) close(d backend.Driver) {
 	ctx, cancel := context.WithTimeout(context.Background(), slack)
 	defer cancel()
-	defer t.during(ctx, "Close", t.desc.Name)()
 	_ = d.Close(ctx)
 }
 
@@ -188,7 +232,6 @@ func (t *trial) whileMoving(d time.Duration) (ctx context.Context, moved func())
 func (t *trial) try(d backend.Driver, r backend.Request) (backend.Grant, error) {
 	r.Wait = false
 	ctx := t.within(ample)
-	defer t.during(ctx, "Acquire without Wait", r.Name)()
 	return d.Acquire(ctx, r)
 }
 
@@ -201,7 +244,7 @@ func (t *trial) take(d backend.Driver, r backend.Request, when string) backend.G
 	return g
 }
 
-// takeShort is take for a TTL so short that a busy machine may use it up before the answer is there: it asks again.
+// takeShort is take for a TTL so short that a busy machine may use it up before the answer is there: it retries.
 func (t *trial) takeShort(d backend.Driver, r backend.Request, when string) backend.Grant {
 	for ctx := t.within(10 * slack); ; {
 		g, err := t.try(d, r)
@@ -219,7 +262,6 @@ func (t *trial) takeShort(d backend.Driver, r backend.Request, when string) back
 // release must succeed.
 func (t *trial) release(d backend.Driver, g backend.Grant, when string) {
 	ctx := t.within(ample)
-	defer t.during(ctx, "Release", g.Name)()
 	if err := d.Release(ctx, g); err != nil {
 		t.Errorf("Release %s = %v, want nil", when, err)
 	}
@@ -231,7 +273,6 @@ func (t *trial) renew(d backend.Driver, g backend.Grant) backend.Renewal {
 }
 
 func (t *trial) renewIn(ctx context.Context, d backend.Driver, g backend.Grant) backend.Renewal {
-	defer t.during(ctx, "Renew", g.Name)()
 	renewals := d.Renew(ctx, []backend.Grant{g})
 	if len(renewals) != 1 {
 		t.Errorf("Renew of one grant answered %d renewals", len(renewals))
@@ -279,7 +320,6 @@ func (t *trial) takenWithin(driver backend.Driver, name string, d time.Duration,
 	r.Wait = true
 	began := time.Now()
 	ctx := t.within(d)
-	defer t.during(ctx, "Acquire with Wait", name)()
 	g, err := driver.Acquire(ctx, r)
 	if err != nil {
 		t.Errorf("%s: the name did not open within %v: %v", when, d, err)
@@ -301,7 +341,7 @@ func (t *trial) settled(f func(ctx context.Context) error) error {
 	}
 }
 
-// vague reports whether err says nothing about the lock.
+// vague reports whether err leaves the state of the lock open.
 func vague(err error) bool {
 	return errors.Is(err, backend.ErrUnknown) || errors.Is(err, backend.ErrUnavailable) ||
 		errors.Is(err, context.DeadlineExceeded)
@@ -335,7 +375,6 @@ func (t *trial) wait(ctx context.Context, d backend.Driver, r backend.Request) *
 	w := &waiter{done: make(chan struct{})}
 	go func() {
 		defer close(w.done)
-		defer t.during(ctx, "Acquire with Wait", r.Name)()
 		w.grant, w.err = d.Acquire(ctx, r)
 		w.at = t.now()
 	}()
@@ -358,7 +397,7 @@ func (w *waiter) ended(d time.Duration) bool {
 // got ends the clause unless the waiter is granted the lock within d.
 func (t *trial) got(w *waiter, d time.Duration, when string) backend.Grant {
 	if !w.ended(d) {
-		t.Fatalf("%s: a waiter did not get the lock within %v", when, d)
+		t.FatalLatef("%s: a waiter did not get the lock within %v", when, d)
 	}
 	if w.err != nil {
 		t.Fatalf("%s: a waiter = %v, want a grant", when, w.err)
@@ -381,5 +420,8 @@ func (t *trial) queued(d backend.Driver, name string, n int) {
 			}
 		}
 		pause(patience, 10*time.Millisecond)
+	}
+	if ok {
+		t.behind.Store(true)
 	}
 }

@@ -95,7 +95,7 @@ func (w *watched) await(d time.Duration, what string, pick func(backend.Change) 
 			w.end <- err
 			w.t.Fatalf("the watch ended with %v before %s", err, what)
 		case <-patience.C:
-			w.t.Fatalf("the watch did not tell of %s within %v", what, d)
+			w.t.FatalLatef("the watch did not tell of %s within %v", what, d)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func (w *watched) next(n int, d time.Duration) []backend.Change {
 	return all
 }
 
-// ended returns the error that came last, or ends the clause if none comes within d.
+// ended returns the error that came last, or ends the clause without one within d.
 func (w *watched) ended(d time.Duration, when string) error {
 	patience := time.NewTimer(d)
 	defer patience.Stop()
@@ -117,19 +117,19 @@ func (w *watched) ended(d time.Duration, when string) error {
 	case err := <-w.end:
 		return err
 	case <-patience.C:
-		w.t.Fatalf("%s: the watch goes on after %v", when, d)
+		w.t.FatalLatef("%s: the watch goes on after %v", when, d)
 		return nil
 	}
 }
 
-// follow starts to watch name from now on, and returns once the watch tells: a watch says of nothing when it has begun.
-// Events of a passer-by may still come; those of others follow.
+// follow starts to watch name from now on, and returns after the first event: a watch does not announce its beginning.
+// Events of a passer-by may still come; others' events follow.
 func (t *trial) follow(d, passerBy backend.Driver, name string) *watched {
 	w := t.watch(d, name, 0)
 	patience := t.within(2 * slack)
 	for len(w.events) == 0 {
 		if patience.Err() != nil {
-			t.Fatalf("the watch told of nothing within %v", 2*slack)
+			t.FatalLatef("the watch told of nothing within %v", 2*slack)
 		}
 		r := t.request(name)
 		r.Owner = "passer-by"
@@ -139,7 +139,7 @@ func (t *trial) follow(d, passerBy backend.Driver, name string) *watched {
 	return w
 }
 
-// story is what the events must be: a grant and its end for each hold.
+// story is the expected sequence of events: a grant and its end for each hold.
 type story struct {
 	grants []backend.Grant
 	ends   []backend.ChangeType
@@ -150,7 +150,7 @@ func (s *story) add(g backend.Grant, end backend.ChangeType) {
 	s.ends = append(s.ends, end)
 }
 
-// events is how many events it takes.
+// events returns the number of events.
 func (s *story) events() int { return 2 * len(s.grants) }
 
 // check compares: one event for each grant, one for each end, one hold after the other.
@@ -252,7 +252,7 @@ func watchTellsWhyByForce(t *trial) {
 	w := t.follow(b, a, name)
 	const reason = "node 7f9c is gone: \"drained\" {1}"
 	g := t.take(a, t.request(name), "of a free name")
-	if err := force.ForceRelease(t.within(slack), name, reason); err != nil {
+	if err := force.ForceRelease(t.within(slack), backend.ForceRequest{Name: name, Reason: reason}); err != nil {
 		t.Fatalf("ForceRelease = %v", err)
 	}
 	e := w.await(slack, "the end of the hold", func(e backend.Change) bool {
@@ -299,7 +299,7 @@ func watchEnds(t *trial) {
 		t.Errorf("the end of a watch whose context had ended before = %v, want the context's error", last)
 	}
 
-	// A watch that is left is over: nothing of it is in the way of the next.
+	// A watch that is left is over, and does not obstruct the next.
 	live := t.within(4 * slack)
 	n := 0
 	busy := t.busy(live, a, name)
@@ -327,7 +327,7 @@ func watchEnds(t *trial) {
 	}
 }
 
-// busy takes and releases name again and again until what it returns is called.
+// busy takes and releases name repeatedly until its result is called.
 func (t *trial) busy(ctx context.Context, d backend.Driver, name string) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

@@ -14,36 +14,36 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/fencing"
 )
 
-// An acquire, from the call to the grant. acquire validates, and repeats once until that succeeds, is answered for
-// good, or is no longer wanted. Every repetition writes the same keys. So there is one key for each request, however
-// many repetitions are carried out, and its create revision, which is the token, comes from the first. once gets a
-// session and then goes one of two ways: waitFor with waiting (queue.go), take without, for one name as for several.
-// Both write through txn, and end in granted.
+// An acquire, from the call to the grant. acquire validates, and repeats once until it succeeds, gets a final answer,
+// or is no longer wanted. Every repetition writes the same keys. So each request has one key, however many
+// repetitions are carried out, and its create revision, which is the token, comes from the first. once gets a session
+// and then goes one of two ways: waitFor with waiting (queue.go), take without, for one name or several. Both write
+// through txn, and end in granted.
 //
-// The common case is one transaction: "nothing that keeps me out stands there" as the comparison, the key as what is
-// written. What a comparison of ranges cannot express takes a second transaction: how many permits are left, what is a
-// foreign key, whether the request itself stands there already. Its comparison comes from a reading of the queue, by
-// sinceRead.
+// The common case is one transaction: it compares that no key stands in the way, and writes the request's key. A
+// comparison of ranges cannot express everything: how many permits are left, which keys are foreign, whether the
+// request has a key already. These cases take a second transaction, whose comparison sinceRead derives from the
+// queue.
 //
-// What an error says of what was left behind is the hard part of the contract (ErrUnavailable, ErrUnknown, or the bare
-// end of the context). The fields sent, unknown, failed and left of an attempt keep what is needed for it, and giveUp
-// decides.
+// The class of an error says whether the attempt may have left a key (ErrUnavailable, ErrUnknown, or the bare end of
+// the context). The fields sent, unknown, failed and left of an attempt record what happened, and giveUp decides.
 
-// tries is how many tries an attempt without Wait has when their answers get lost. The client sends each to the next
+// tries bounds an attempt without Wait whose answers get lost. The client sends each to the next
 // endpoint, so that three reach every member of a usual cluster. With Wait there is no bound but ctx.
 const tries = 3
 
-// Acquire takes a lock, with a token that is greater than all that the name ever had. Without Wait it makes one
-// attempt, of up to three tries if answers get lost. With Wait the request stands in the name's queue, and etcd tells
-// it when its turn comes; when ctx ends the place is given up, in the background. The same RequestID again gets the
-// same hold, as long as that stands. A TTL is in whole seconds from 1 s to 30 days; Grant.TTL says what the server made
-// of it.
+// Acquire acquires a lock. Its token is greater than all earlier tokens of the name. Without Wait it makes one
+// attempt, of up to three tries if answers get lost. With Wait the request stands in the name's queue, and a watch
+// notifies it of its turn; when ctx ends, the driver removes the place in the background. A repeated RequestID gets
+// the same hold while that stands. A TTL is in whole seconds from 1 s to 30 days; Grant.TTL is the TTL that the
+// server granted.
 //
-// Errors wrap backend.ErrHeld; ErrLimitMismatch; ErrInvalidName, ErrInvalidTTL, ErrInvalidOption or ErrUnsupported for
-// what cannot be asked; ErrUnavailable (nothing was sent); ErrUnknown (what the request may have taken could not be
-// given back); ErrHistoryLost (another cluster answers); ErrClosed; or ctx's error.
+// Errors wrap backend.ErrHeld; ErrLimitMismatch; ErrInvalidName, ErrInvalidTTL, ErrInvalidOption or ErrUnsupported
+// for an invalid request; ErrUnavailable (no request was sent); ErrUnknown (the request may have left a hold that could
+// not be released); ErrHistoryLost (another cluster answers); ErrClosed; or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.AcquireAll(ctx, []backend.Request{r})
 	if err != nil {
@@ -52,7 +52,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// acquire takes one name, or all of a set. When it returns, no call is left that could write the wishes' keys;
+// acquire acquires one name, or all of a set. When it returns, no call is left that could write the wishes' keys;
 // transactions may still be under way, and landing accounts for them.
 func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
@@ -75,8 +75,7 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		return nil, err
 	}
 
-	// What is to be removed is counted at its place before the call ends, so that the place stays this request's
-	// without a gap.
+	// Places to remove are counted before the call ends, so that they stay this request's without a gap.
 	a := d.attempt(rs)
 	defer func() {
 		if a.left {
@@ -106,41 +105,45 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 // attempt is one Acquire or AcquireAll, over all its tries. It belongs to the goroutine of its caller.
 type attempt struct {
 	d      *Driver
-	wishes []wish // one, or those of a set
+	wishes []wish // one, or the members of a set
 	wait   bool
 	ttl    time.Duration
-	// A transaction was answered, or left and was not: the keys may stand.
+	// A transaction was answered, or sent without an answer: the keys may stand.
 	sent bool
-	// A request left and was not answered. An answer to a later one ends that: it tells what the keys are now, and what
-	// comes after it is removed by sweep.
+	// A request was sent and not answered. The answer to a later request ends that: it shows the keys as they are,
+	// and sweep removes a later write.
 	unknown bool
-	// The session of the last try, whose loop is told when a request goes unanswered.
+	// The session of the last try. Its loop is notified when a request goes unanswered.
 	session *session
 	// Somebody else was in the way: Grant.Queued.
 	queued bool
-	// The last failure after which nothing had been done, because no connection stood. It is what the caller is told
-	// when the context ends: the end alone would not say what is wrong.
+	// The last failure without a change, because no connection stood. The caller gets it when the context ends:
+	// the context's error alone would not say the cause.
 	failed error
-	// giveUp has found that places in the queue may be left; acquire has them removed.
+	// giveUp has found that places in the queue may be left; acquire removes them.
 	left bool
 }
 
-// wish is what is asked for one name: the request, and the key that it is to have. Its key changes when another
-// driver's request turns out to have that key, see resettle.
+// wish is the request for one name, and the key that it is to have. The key changes when another driver's request
+// turns out to have it, see resettle.
 type wish struct {
 	r        backend.Request
 	use      use
 	dir, key string
-	// How often somebody else's key stood there: the next choice is made among more.
+	// taken counts the encounters with somebody else's key: each widens the next choice.
 	taken int
 	// The request may have a key that this driver does not know of: see seek.
 	unsought bool
 	// The create revision of the key: the token, once it is granted. Until then 0, unless the key was found standing.
 	revision int64
+	// The Grant.Nonce that the next put writes: the nonce of the key that was found standing, or a new one.
+	nonce fencing.Nonce
+	// The value.Since that the next put writes, likewise.
+	since int64
 }
 
-// attempt prepares an acquire: every wish gets its place, and is a call of it until endCall. A request that the core
-// calls fresh was never sent before; any other may have a key that another driver wrote, which seek looks for.
+// attempt prepares an acquire: every wish gets its place, and is a call of it until endCall. A fresh request was
+// never sent before; any other may have a key that another driver wrote, which seek looks for.
 func (d *Driver) attempt(rs []backend.Request) *attempt {
 	a := &attempt{d: d, wait: rs[0].Wait, ttl: rs[0].TTL, wishes: make([]wish, len(rs))}
 	for i, r := range rs {
@@ -152,20 +155,22 @@ func (d *Driver) attempt(rs []backend.Request) *attempt {
 	return a
 }
 
-// decided reports whether err is a final answer of etcd, after which the request has no key: repeating it would get the
-// same answer, and nothing needs to be removed.
+// decided reports whether err is a final answer of etcd, after which the request has no key: a repetition would get
+// the same answer, and there is no key to remove.
 func decided(err error) bool {
 	return errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrLimitMismatch) ||
 		errors.Is(err, backend.ErrUnsupported)
 }
 
-// giveUp adds to err what is known about what the tries left.
+// giveUp adds to err the attempt's knowledge of leftover keys.
 //
-//   - A final answer, or the end of the driver, left nothing: Close revokes the lease, and the key goes with it.
-//   - A request that went unanswered may have left a key, or may yet. That is ErrUnknown, and the core decides: the
-//     same request again, or Release. It is not removed here, because a removal that finds nothing proves nothing.
+//   - After a final answer, or the end of the driver, no key is left: Close revokes the lease, and the key goes with
+//     it.
+//   - A request that went unanswered may have left a key, or may yet. That is ErrUnknown, and the core decides: it
+//     repeats the request, or calls Release. The driver does not remove the key here: a removal that finds no key
+//     is no proof.
 //   - A place in the queue that etcd has confirmed is removed in the background, and the error stays the context's.
-//   - If the context ended while no server could be reached, that is ErrUnavailable, with both errors in the chain.
+//   - If the context ended while no server was reachable, that is ErrUnavailable, with both errors in the chain.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	// Close revokes the lease, and the key goes with it.
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
@@ -174,8 +179,8 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if decided(err) {
 		return err
 	}
-	// What this request has written may stand, or stand again from a backup: it is removed, although nothing can be
-	// acquired any more.
+	// A key of this request may stand, or stand again from a backup: it is removed, although the driver acquires no
+	// locks any more.
 	if errors.Is(err, backend.ErrHistoryLost) {
 		a.left = a.sent || a.unknown
 		return err
@@ -193,10 +198,11 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// once makes one try on a session, of which the caller of a successful one is a user afterwards, once for each name.
+// once makes one try on a session. After a success the caller is a user of the session, once for each name.
 func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
-	// Without a session nothing can be written, and a lease alone closes no name: its failure is plain unavailability.
-	// But the end of the context in it counts as unknown, unless an earlier failure said that no connection stood.
+	// Without a session the driver cannot write, and a lease alone blocks no name: the failure is plain
+	// unavailability. But the end of the context counts as unknown, unless an earlier failure said that no connection
+	// stood.
 	s, err := a.d.sessionFor(ctx, a.ttl)
 	if err != nil {
 		switch {
@@ -219,7 +225,7 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 		err = a.take(ctx, s)
 	}
 	if err == nil {
-		// The validity rests on the lease: a proof that is old would give a short one.
+		// The validity rests on the lease: an old proof would give a short one.
 		err = s.prove(ctx, s.ttl/3)
 	}
 	if err == nil && !s.Add(len(a.wishes)-1) {
@@ -235,9 +241,9 @@ func (a *attempt) once(ctx context.Context) ([]backend.Grant, error) {
 	return a.granted(s)
 }
 
-// seek looks for keys of requests that were sent before, by another driver perhaps, and takes them for the wishes' own.
-// Without it such a request would stand in the queue twice, and wait for itself. It reads each queue once, and not
-// again in repetitions: from then on only this driver writes for the request.
+// seek looks for keys of requests that were sent before, by another driver perhaps, and assigns them to the wishes.
+// Without it such a request would stand in the queue twice, and wait for itself. It reads each queue once: from then
+// on only this driver writes for the request.
 func (a *attempt) seek(ctx context.Context) error {
 	for i := range a.wishes {
 		w := &a.wishes[i]
@@ -257,8 +263,8 @@ func (a *attempt) seek(ctx context.Context) error {
 	return nil
 }
 
-// granted notes the holds and returns their grants. The session may have ended since it was proved, before it knew of
-// these holds: nobody has been told then, so the try fails instead.
+// granted notes the holds and returns their grants. If the session ended after it was proved, but before it knew of
+// these holds, nobody was notified, so the try fails instead.
 func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 	grants := make([]backend.Grant, len(a.wishes))
 	for i := range a.wishes {
@@ -269,7 +275,7 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 		a.d.addHold(w.key, w.r.RequestID, h)
 		grants[i].Queued = a.queued
 	}
-	// The session may have ended before addHold, and has told nobody of these holds then.
+	// The session may have ended before addHold, and has notified nobody of these holds then.
 	if s.Ended() {
 		for i, g := range grants {
 			a.d.dropHold(a.wishes[i].key, a.d.hold(a.wishes[i].key, g))
@@ -281,13 +287,13 @@ func (a *attempt) granted(s *session) ([]backend.Grant, error) {
 
 // txn commits then if every comparison holds, and otherwise the other operations. From here on the keys may exist.
 //
-// The end of ctx ends the wait for the answer and not the request. Cancelled on its way, a request could still be
-// carried out, behind the back of a Release that follows; so it goes on as a flight, and that Release waits for it. A
-// request that has not yet departed is withdrawn, and then nothing was sent.
+// The end of ctx ends the wait for the answer, not the request. The server could still carry out a cancelled request,
+// concurrently with a Release that follows; so it goes on as a flight, and that Release waits for it. A request that
+// has not yet departed is withdrawn unsent.
 func (a *attempt) txn(
 	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {
-	// A flight of its own, which ends when it is answered or callTime has passed, whatever becomes of this call.
+	// The flight ends when it is answered or callTime has passed, whatever becomes of this call.
 	f, err := a.d.launch(ctx, a.session, a.wishes, cmps, then, otherwise)
 	if err != nil {
 		return nil, err
@@ -306,7 +312,7 @@ func (a *attempt) txn(
 		a.sent = true
 	}
 	if err == nil {
-		// Whatever an earlier request did, this one wrote the same keys, or read what stands there.
+		// Whatever an earlier request did, this one wrote the same keys, or read them.
 		a.unknown = false
 		return resp, nil
 	}
@@ -314,9 +320,8 @@ func (a *attempt) txn(
 	return resp, err
 }
 
-// note remembers that a request which changes something was not answered: the outcome of the attempt is unknown from
-// now on, and the session looks for what the request may yet write. Refusals leave nothing, and neither do requests
-// that never left.
+// note remembers that a request which changes keys was not answered: from now on the outcome of the attempt is
+// unknown, and the session looks for late writes. Refused and unsent requests leave no keys.
 func (a *attempt) note(err error) {
 	if !unsent(err) && !refused(err) && !errors.Is(err, errSessionLost) && !errors.Is(err, errOutgrown) {
 		a.unknown = true
@@ -328,18 +333,18 @@ func (a *attempt) note(err error) {
 
 // take writes the keys of all wishes in one transaction, and notes their create revisions. It reads the queues in the
 // same transaction where the comparison fails, so that "held" costs no second round trip. It repeats only if somebody
-// came at the same moment or a comparison failed for nothing, so that there is progress among all who try.
+// came at the same moment or a comparison failed without cause, so that there is progress among all who try.
 func (a *attempt) take(ctx context.Context, s *session) error {
 	var since []clientv3.Cmp
 	var looks []clientv3.Op
 	for i := range a.wishes {
 		w := &a.wishes[i]
-		w.revision = 0
+		w.vacate()
 		since = append(since, w.use.free(w.dir, w.key)...)
 		looks = append(looks, clientv3.OpGet(w.dir, clientv3.WithPrefix()))
 	}
 	for {
-		// Every key is written, also one that stands, so that all are on this lease.
+		// Every key is written, even a standing one, so that all are on this lease.
 		puts := make([]clientv3.Op, len(a.wishes))
 		for i := range puts {
 			puts[i] = a.wishes[i].put(s.id)
@@ -364,9 +369,9 @@ func (a *attempt) take(ctx context.Context, s *session) error {
 	}
 }
 
-// judge says from the queues of all names, as resp tells them, under which comparisons the wishes can be written. If
-// one name is refused none is kept, not even what an earlier attempt or try of the same requests has left: a place in
-// the queue, for example, if that one waited.
+// judge decides from the queues of all names, as resp has them, under which comparisons the wishes can be written. If
+// one name is refused, it removes all keys of the wishes, even those of an earlier attempt or try of the same
+// requests: a place in the queue, for example, if the earlier attempt waited.
 func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since []clientv3.Cmp, refusal error) {
 	var stand []string
 	for i := range a.wishes {
@@ -394,29 +399,33 @@ func (a *attempt) judge(ctx context.Context, resp *clientv3.TxnResponse) (since 
 	return nil, refusal
 }
 
-// sinceRead returns, of a directory that was read whole at a revision, what stands before a wish's key, and the
-// comparison under which that key can be written and nothing else comes before it. A key that the request has goes on
-// standing: it is written as it was read, and wish.revision is where it was created. It is written also where it stands
-// on our lease: a deletion that is on its way must not find it as it was read. A new one comes last, as long as nothing
-// is created meanwhile; what went only made room. If somebody else's key stands where it would, it gets another place.
+// sinceRead takes a directory that was read whole at a revision. It returns the entries before a wish's key, and the
+// comparison under which the transaction may write that key and no other entry comes before it. A key that the
+// request already has stays: it is written as it was read, and wish.revision is its create revision. It is written
+// even if it stands on our lease, so that a delayed deletion does not match its old mod revision. A new key comes
+// last, if no key is created meanwhile; deletions only make room. If somebody else's key stands at that place, the
+// wish gets another place.
 func (a *attempt) sinceRead(
 	w *wish, kvs []*mvccpb.KeyValue, revision int64,
 ) (same clientv3.Cmp, before []entry) {
 	before = a.d.entriesOf(kvs)
 	if at := indexOfRequest(before, w.r.RequestID); at >= 0 {
 		a.d.settleAt(w, before[at].key)
-		w.revision = before[at].revision
+		w.revision, w.nonce, w.since = before[at].revision, before[at].value.nonce(), before[at].value.Since
 		return asRead(w.key, before[at].modified), before[:at]
 	}
 	for a.taken(w, kvs) {
 		a.d.resettle(w)
 	}
-	w.revision = 0
+	w.vacate()
 	return unchanged(w.dir, revision), before
 }
 
-// taken reports whether somebody else's key stands where ours would: another driver has chosen the same station, or the
-// key is foreign. It is asked of what was read, never of etcd again.
+// vacate notes that the wish has no key that is known to stand: the next put makes a new hold.
+func (w *wish) vacate() { w.revision, w.nonce, w.since = 0, fencing.NewNonce(), time.Now().UnixMilli() }
+
+// taken reports whether somebody else's key stands at our place: another driver has chosen the same station, or the
+// key is foreign. It looks only at kvs and does no I/O.
 func (a *attempt) taken(w *wish, kvs []*mvccpb.KeyValue) bool {
 	return slices.ContainsFunc(kvs, func(kv *mvccpb.KeyValue) bool {
 		e, _ := a.d.entryOf(kv)
@@ -424,7 +433,7 @@ func (a *attempt) taken(w *wish, kvs []*mvccpb.KeyValue) bool {
 	})
 }
 
-// read returns the queue as a majority of the cluster has it now.
+// read returns the present queue, confirmed by a majority of the cluster.
 func (a *attempt) read(ctx context.Context, w *wish) ([]entry, error) {
 	ctx, cancel := a.d.bounded(ctx)
 	defer cancel()
@@ -435,8 +444,8 @@ func (a *attempt) read(ctx context.Context, w *wish) ([]entry, error) {
 	return a.d.entriesOf(resp.Kvs), nil
 }
 
-// heldError tells who stands first in the queue, which is one of the holders. How long its lease lasts would cost
-// another request: see Look.
+// heldError names the first holder in the queue. The remaining time of its lease would cost another request: see
+// Look.
 func heldError(name string, queue []entry) error {
 	return &backend.HeldError{Name: name, Holder: queue[0].value.Owner, HoldID: queue[0].value.HoldID}
 }

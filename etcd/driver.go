@@ -19,34 +19,35 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// This file is what a Driver consists of, how it is made and closed, and which holds it knows. A call goes through
-// these steps, and the files are named for them:
+// This file has the Driver, its construction and Close, and the index of its holds. A call goes through these steps,
+// and the files are named for them:
 //
-//   - begin counts it in at the gate, and the first call asks who answers at all (probe.go, space.go, history.go).
+//   - begin counts it in at the gate, and the first call probes the cluster (probe.go, space.go, history.go).
 //   - An acquire gets a place, which is a key of the name (place.go, entry.go), and a session, which is an etcd lease
 //     with a keepalive loop (session.go, proof.go, stream.go). It writes the key in one transaction (acquire.go,
-//     use.go), which may travel with those of other callers (flight.go), and waits for its turn if it has
+//     use.go), which may travel with the steps of other callers (flight.go), and waits for its turn if it has
 //     to (queue.go).
-//   - Renew proves the session and looks for the keys on it (renew.go). Release deletes the key (release.go). What
-//     requests leave that nobody waits for any more is removed by removeOne (queue.go) and by sweep (sweep.go).
+//   - Renew proves the session and looks for the keys on it (renew.go). Release deletes the key (release.go).
+//     removeOne (queue.go) and sweep (sweep.go) remove the leftover keys of requests that nobody waits for any more.
 //   - A client that Open made has connections that notice a server which does not answer (open.go, silent.go,
-//     unheard.go, token.go).
+//     unheard.go, token.go), and uses the members that join (members.go).
 //
 // Goroutines. One for each session, which ends with the session or with Close; one for each transaction under way and
-// one for each stream that is being opened, both bounded in time; one for each place that is being removed, until the
-// key is gone or the driver closes; one that asks the servers for their versions, once. All are counted at the gate,
-// and Close waits for them. Only the request for a password's token is not (token.go): it ends within 30 s by itself. A
-// waiter costs no goroutine of this package beside its caller's.
+// one for each stream while it opens, both bounded in time; one for each place that is being removed, until the
+// key is gone or the driver closes; one for the versions of the servers, once; one for each request for the list of
+// members, within a second. All are counted at the gate, and Close waits for them. Only the request for a password's
+// token is not (token.go): it ends within 30 s. A waiter costs no goroutine of this package beside its
+// caller's.
 //
 // Mutexes. Driver.mu may be held when kit.Sessions takes its own, never the other way round. All others are taken
-// alone: session.mu, history.mu, departures.mu, token.mu, connections.mu. None is held while a request is under way or
-// while a function of the core is called.
+// alone: session.mu, history.mu, departures.mu, token.mu, connections.mu, members.mu. No mutex is held while a
+// request is under way or while a function of the core is called.
 
-// driverName begins every error of this driver, and is what Describe says.
+// driverName begins every error of this driver, and is Description.Name.
 const driverName = "etcd"
 
 // The bounds of a TTL. etcd counts leases in whole seconds, and raises a TTL to one and a half election timeouts (2 s
-// by default); the grant tells what it gave. The upper bound is far below what etcd allows and only catches mistakes of
+// by default); Grant.TTL has the result. The upper bound is far below what etcd allows and only catches mistakes of
 // unit, such as nanoseconds taken for seconds.
 const (
 	minTTL = time.Second
@@ -55,10 +56,10 @@ const (
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// KeyPrefix starts every key. All clients of one set of locks use the same; those with different ones never meet,
-	// also where one prefix is the beginning of the other. Default "fencelock/". It ends with "/", none of the parts
-	// between its slashes begins with "+", and it has at most 512 bytes of UTF-8 without control characters. With
-	// another one every call answers an error that wraps backend.ErrInvalidOption.
+	// KeyPrefix starts every key. All clients of one set of locks use the same prefix; clients with different
+	// prefixes never meet, even if one prefix is the beginning of the other. Default "fencelock/". It ends with "/",
+	// no part between its slashes begins with "+", and it has at most 512 bytes of UTF-8 without control characters.
+	// With another one every call answers an error that wraps backend.ErrInvalidOption.
 	KeyPrefix string
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -68,21 +69,23 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open; the zero value is of no use. All
+// Driver is a backend.FencingDriver on an etcd cluster. Make it with New or Open; the zero value is not usable. All
 // methods are safe for concurrent use, return within 50 ms of the end of their context, and wrap backend.ErrClosed
 // after Close.
 type Driver struct {
 	// The first group is set by New or Open and never changes.
 	client *clientv3.Client
-	// What New found wrong; every call answers it.
+	// The error in the arguments of New; every call returns it.
 	unfit error
-	// The connections of a client that Open made, which Close closes; nil with any other.
-	conns  *connections
-	prefix string
-	clock  backend.Clock
-	log    *slog.Logger
+	// The connections of a client that Open made, which Close closes; else nil.
+	conns *connections
+	// The endpoints of such a client; else nil.
+	members *members
+	prefix  string
+	clock   backend.Clock
+	log     *slog.Logger
 
-	// What answers have told of the cluster. All of it may be read and written by any goroutine.
+	// The cluster as its answers show it. All fields may be read and written by any goroutine.
 	history history
 	single  atomic.Bool // the cluster has one member
 	checked sync.Once   // its servers were asked for their versions
@@ -92,10 +95,10 @@ type Driver struct {
 	// Steps on their way to the server: see flight.go.
 	departures departures
 
-	// Who is inside, and what lives on which lease.
+	// Calls and background work, and the sessions.
 	gate *kit.Gate       // calls in flight and background work
 	ctx  context.Context // ends with Close
-	// By the TTL that was asked for. Those that were outgrown have been replaced, and live until they are unused.
+	// By the requested TTL. Outgrown sessions have been replaced, and live until they are unused.
 	sessions *kit.Sessions[time.Duration, *session]
 
 	mu sync.Mutex // protects the following fields
@@ -107,25 +110,25 @@ type Driver struct {
 	station int64
 }
 
-// hold is a granted key of this driver: what a grant of the core stands on. It is made by addHold and is the place's
-// until the hold is released, found missing, or its session ends. While it is a place's it is one user of its session,
-// which therefore is not retired.
+// hold is a granted key of this driver, behind a grant of the core. It is made by addHold and belongs to the place
+// until the hold is released, found missing, or its session ends. Meanwhile it is one user of its session, which
+// therefore is not retired.
 //
 // Only until changes, and it is atomic: renewals read it beside each other. A hold that moves to another session
 // becomes another *hold (moveHold), so that a caller with the earlier pointer notices that its knowledge is old.
-// Changing the session in place would not do: a release that overtakes a renewal could not tell whether the user it
-// takes away has been moved.
+// The session of a hold never changes in place: a release that overtakes a renewal could not tell whether the
+// session's user that it removes has been moved.
 type hold struct {
 	session  *session
 	revision int64 // create revision: the token
-	lost     func(backend.Reason)
-	// An Instant. Nobody was promised more: see stays.
+	lost     func(backend.Loss)
+	// An Instant. No promise goes beyond it: see stays.
 	until atomic.Int64
-	// Made by a renewal that moves a grant of which this driver knew nothing, and not moved yet: see adopt.
+	// Made by a renewal that moves a grant unknown to this driver, and not moved yet: see adopt.
 	adopted bool
 }
 
-// The interfaces that the driver implements, for the compiler to hold it to.
+// The interfaces that the driver implements, checked by the compiler.
 var (
 	_ backend.FencingDriver = (*Driver)(nil)
 	_ backend.Pinger        = (*Driver)(nil)
@@ -136,13 +139,13 @@ var (
 	_ backend.MultiAcquirer = (*Driver)(nil)
 )
 
-// New returns a driver on client, with o or, if that is nil, the defaults. It does no I/O and never fails: what is
-// wrong with the server, with client or with o is the error of Ping and of every other call. The driver uses client.KV,
+// New returns a driver on client, with o or, if that is nil, the defaults. It does no I/O and never fails: Ping and
+// every other call return the error of an unfit server, client or option. The driver uses client.KV,
 // client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace package works. It
 // never closes client, and several drivers may share one.
 //
-// A client that New is given keeps the connections it has: none of what Open does for servers that are silent, that owe
-// an answer, or that are slow to check a password applies to it. See the package comment for what to set.
+// A client that is passed to New keeps its connections: the care that Open takes of servers that are silent, owe an
+// answer, or check a password slowly does not apply to it. See the package comment for the settings.
 func New(client *clientv3.Client, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -169,9 +172,9 @@ func New(client *clientv3.Client, o *Options) *Driver {
 }
 
 // badPrefix says why a prefix could reach into another one, or "" if it cannot. The driver's own keys begin with "+"
-// after the prefix, and no part of a prefix does. So the keys of the prefix "a/" and those of "a/b/" never meet,
-// although one is the beginning of the other. Forbidding nested prefixes would not do: no client can see which others
-// exist.
+// after the prefix, and no part of a prefix does. So the keys of the prefix "a/" and the keys of "a/b/" never meet,
+// although one prefix is the beginning of the other. Nested prefixes cannot be forbidden: a client does not know
+// which prefixes exist.
 func badPrefix(prefix string) string {
 	switch {
 	case len(prefix) > backend.MaxNameBytes:
@@ -188,13 +191,13 @@ func badPrefix(prefix string) string {
 	return ""
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment: the
-// cluster keeps its history, or what restores it raises the revision. It returns d itself.
+// IssuesFencingTokens promises fencing tokens, as backend.FencingDriver documents, under the conditions in the
+// package comment: the cluster keeps its history, or a restore raises the revision. It returns d itself.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe says what the driver can do, without I/O. Two fields are known only after the first call that reached the
-// cluster: TokenSpace, empty before that, and Exclusion, which is ExclusionDurableServer for a cluster with one voting
-// member and ExclusionQuorum otherwise.
+// Describe returns the driver's description, without I/O. Two fields are known only after the first call that reached
+// the cluster: TokenSpace, empty before that, and Exclusion, which is ExclusionDurableServer for a cluster with one
+// voting member and ExclusionQuorum otherwise.
 func (d *Driver) Describe() backend.Description {
 	exclusion := backend.ExclusionQuorum
 	if d.single.Load() {
@@ -208,11 +211,16 @@ func (d *Driver) Describe() backend.Description {
 			backend.CapShared | backend.CapPermits | backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Second,
 		TokenSpace: d.history.tokenSpace().name,
+		Shows: backend.Shows{
+			Look:         backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true, QueueSince: true},
+			List:         backend.StateFields{Since: true, Limit: true, Waiters: true},
+			ChangeAuthor: true,
+		},
 	}
 }
 
-// enter counts a call or a piece of background work in at the gate; every success is followed by one gate.Leave. It is
-// refused with backend.ErrClosed after Close, and with what New found wrong before that.
+// enter counts a call or background work in at the gate; every success is followed by one gate.Leave. It returns
+// backend.ErrClosed after Close, and before that the error of New's arguments.
 func (d *Driver) enter() error {
 	if d.unfit != nil && d.ctx.Err() == nil {
 		return d.unfit
@@ -238,7 +246,7 @@ func (d *Driver) begin(ctx context.Context) error {
 }
 
 // beginBound is begin for a call that Close ends. The context ends with ctx and with Close; leave counts the call out.
-// Release does not use it: a release that is under way when Close begins is waited for, since it makes room for others.
+// Release does not use it: Close waits for a release that is under way, since it makes room for others.
 func (d *Driver) beginBound(ctx context.Context) (bound context.Context, leave func(), err error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, nil, err
@@ -249,12 +257,12 @@ func (d *Driver) beginBound(ctx context.Context) (bound context.Context, leave f
 
 // addHold notes that the key of a request is granted, and takes over the one user of the session that the caller has
 // added for it. If the same request held already, perhaps on an earlier session, the earlier hold is replaced and its
-// user leaves. The session's end takes the hold out again: see forget.
+// user leaves. The end of the session removes the hold: see forget.
 func (d *Driver) addHold(key, requestID string, h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.callLocked(key, requestID)
-	// callLocked has made the place if there was none; the hold now keeps it instead of that call.
+	// callLocked has made a missing place; the hold now keeps it instead of that call.
 	p := d.places[key]
 	p.calls--
 	if p.hold != nil {
@@ -263,10 +271,10 @@ func (d *Driver) addHold(key, requestID string, h *hold) {
 	p.hold = h
 }
 
-// moveHold notes that the hold of a key stands on s now. The caller has added a user to s for it. If old is not the
-// hold of the key any more, it was given back or its session ended while the renewal was under way, and that user
-// leaves. The key is deleted nevertheless: by the release, which does not ask for the lease, or by the core, which
-// gives back what it was told is lost.
+// moveHold notes that the hold of a key stands on s now. The caller has added a user to s for it. If old is no longer
+// the hold of the key, it was released or its session ended during the renewal, and that user leaves. The key is
+// deleted in either case: by the release, which does not ask for the lease, or by the core, which releases a hold
+// that it was told is lost.
 func (d *Driver) moveHold(key string, old *hold, s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -281,7 +289,7 @@ func (d *Driver) moveHold(key string, old *hold, s *session) {
 	p.hold = moved
 }
 
-// hold returns the hold of key if it is the one that g names, or nil. A grant without an incarnation names any hold of
+// hold returns the hold of key if g names it, or nil. A grant without an incarnation names any hold of
 // its request.
 func (d *Driver) hold(key string, g backend.Grant) *hold {
 	d.mu.Lock()
@@ -296,8 +304,8 @@ func (d *Driver) hold(key string, g backend.Grant) *hold {
 	return p.hold
 }
 
-// dropHold forgets h if it is still the hold of key, and takes its user away from the session. With nil, or a hold that
-// was replaced or has moved, it does nothing. The key in etcd is not touched: callers have seen that it is gone, or
+// dropHold forgets h if it is still the hold of key, and removes its user from the session. It ignores nil, and a
+// hold that was replaced or has moved. It does not touch the key in etcd: callers have seen that the key is gone, or
 // leave it.
 func (d *Driver) dropHold(key string, h *hold) {
 	d.mu.Lock()
@@ -309,8 +317,8 @@ func (d *Driver) dropHold(key string, h *hold) {
 	}
 }
 
-// incarnation is the create revision in a grant, which names one life of a key, and 0 for Request.Grant, which names
-// none.
+// incarnation is the create revision in a grant, which names one life of a key. It is 0 for Request.Grant, which
+// names no life.
 func incarnation(g backend.Grant) int64 {
 	text, _, _ := strings.Cut(g.Incarnation, "@")
 	revision, err := strconv.ParseInt(text, 10, 64)
@@ -320,23 +328,22 @@ func incarnation(g backend.Grant) int64 {
 	return revision
 }
 
-// Close ends waiters with backend.ErrClosed and waits for the calls under way and for what they left to do, until ctx
-// ends. Then it revokes the driver's leases, which removes whatever keys are left; holders are told nothing, since the
-// core has released what it wants released. It closes the client only if Open made it.
+// Close ends waiters with backend.ErrClosed and waits for the calls under way and for their cleanup, until ctx ends.
+// Then it revokes the driver's leases, which removes the remaining keys; it does not notify holders, since the core
+// has released their holds. It closes the client only if Open made it.
 //
-// The error is ctx's, if that ended first, or what kept a lease from being revoked: then the lease ends by itself
-// within its TTL, and the rest of Close has been done nevertheless. A second call waits like the first and revokes
-// nothing.
+// The error is ctx's, if that ended first, or the error that kept a lease from being revoked: then the lease expires
+// within its TTL, and the rest of Close is done anyway. A second call waits like the first and does not revoke.
 func (d *Driver) Close(ctx context.Context) error {
-	// The order matters. Nobody enters any more; waiters and keepalive loops end with the context of the gate; what is
-	// under way ends, releases included; and only then are the leases revoked, with whatever keys are left on them.
+	// The order matters. The gate admits no further calls; waiters and keepalive loops end with its context; calls
+	// under way end, releases included; and only then are the leases revoked, with the remaining keys.
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)
 	if !first {
 		return d.callError("close", "", err)
 	}
 	for _, s := range d.sessions.Live() {
-		d.forget(s) // without telling the holders
+		d.forget(s) // without notifying the holders
 		if revokeErr := s.revoke(ctx); err == nil {
 			err = revokeErr
 		}

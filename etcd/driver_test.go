@@ -255,7 +255,7 @@ func TestWaiterWhoseLeaseIsGoneHoldsNothing(t *testing.T) {
 	if err := rival.Release(t.Context(), second.grant); err != nil {
 		t.Fatal(err)
 	}
-	o := <-done // it queued again, on a new lease
+	o := <-done // the waiter queued again, on a new lease
 	if o.err != nil {
 		t.Fatal(o.err)
 	}
@@ -267,7 +267,7 @@ func TestWaiterWhoseLeaseIsGoneHoldsNothing(t *testing.T) {
 	}
 }
 
-// A waiter's own key is deleted by an administrator: it queues again.
+// An administrator deletes a waiter's key: the waiter queues again.
 func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -296,7 +296,7 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // no step takes that long: one that hangs is named
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // ample: the failure names the step that hangs
 	defer cancel()
 	await := func(what string, done <-chan struct{}) {
 		t.Helper()
@@ -361,7 +361,8 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 		t.Errorf("the holder was told %v after the rival held the lock", told.Sub(heldAt))
 	}
 	t.Logf("the holder was told %v before the rival held the lock", heldAt.Sub(told))
-	// Not earlier than this: a lease of theirs that had not ended by then would live on, and its rival wait for ever.
+	// Do not restore the link earlier: a recipe lease that had not expired yet would live on, and its rival wait
+	// forever.
 	await("the holder by etcd's recipe is told, and its rival holds", recipeDone)
 	link.Pass()
 	if lost := (*fencelock.LostError)(nil); !errors.As(context.Cause(lease.Context()), &lost) {
@@ -435,7 +436,7 @@ func TestWatchReplaysAndTellsReasons(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := (<-done).grant
-	if err := d.ForceRelease(t.Context(), "x", "pod 7f9c is gone"); err != nil {
+	if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "pod 7f9c is gone"}); err != nil {
 		t.Fatal(err)
 	}
 	renewal := d.Renew(t.Context(), []backend.Grant{second})[0]
@@ -550,8 +551,8 @@ func TestIdleSessionIsRevoked(t *testing.T) {
 	mustAcquire(t, d, request("x", false))
 }
 
-// TestLateDeleteSparesTheSameRequestSentAgain: a delete by request id is overtaken by the same request, sent again. It
-// must not take away what that one got.
+// TestLateDeleteSparesTheSameRequestSentAgain: the same request, sent again, overtakes a delete by request id. The
+// delete must not remove what the second request got.
 func TestLateDeleteSparesTheSameRequestSentAgain(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

@@ -15,19 +15,19 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// What etcd and gRPC say, in the words of the contract. Three questions are asked of an error. Did the request leave
-// (unsent)? If it left, did the server say that it has not been done (refused)? What is neither may have been done, and
-// may yet be. And may another try do better (transient)? The answers are not each other's opposites: a lease that is
-// not there is refused and transient, a user without rights refused and not.
+// Errors of etcd and gRPC, in the classes of the contract. Three questions are asked of an error. Did the request
+// leave (unsent)? If it left, did the server say that it has not been done (refused)? If neither, it may have been
+// done, or may yet be. And may another try succeed (transient)? The answers are not each other's opposites: a missing
+// lease is refused and transient; a user without rights is refused and not transient.
 //
-// Errors of this package that only say "not now" wrap backend.ErrUnavailable where they are made, so that every
-// question about them has its answer.
+// Errors of this package that only say "not now" wrap backend.ErrUnavailable where they are made, so that they have a
+// class.
 
-// errWatch: a watch could not be set up or was cut off. The state is read again, by a new watch or a new try.
+// errWatch: a watch could not be set up or was cut off. The caller reads the state with a new watch or a new try.
 var errWatch = fmt.Errorf("%w: the watch ended", backend.ErrUnavailable)
 
-// callError names the call and the lock's name, and gives etcd's and gRPC's errors their class. gRPC's own Canceled and
-// DeadlineExceeded become the context's errors, for they are what is left of those when they come back from a request.
+// callError names the call and the lock's name, and gives etcd's and gRPC's errors their class. gRPC's own Canceled
+// and DeadlineExceeded become the context's errors, from which gRPC made them.
 func (d *Driver) callError(call, name string, err error) error {
 	if !kit.Classified(err) {
 		switch status.Code(err) {
@@ -40,8 +40,8 @@ func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, classOf)
 }
 
-// classOf gives etcd's errors their class, or nil to what it does not know. kit.CallError makes that ErrUnknown, unless
-// it is the end of a context in a call that marks what it has sent.
+// classOf returns the class of an etcd error, or nil for an unknown error. kit.CallError makes that ErrUnknown,
+// unless it is the end of a context in a call that tracks its requests.
 func classOf(err error) error {
 	switch {
 	case forbidden(err):
@@ -56,7 +56,7 @@ func classOf(err error) error {
 var errUnsent = errors.New("the request was not sent")
 
 // unsent reports whether the request of a failed call never left: no connection stood. gRPC has no code for that, so
-// the texts of its balancer and dialler are looked for. A text that changes would count as "may have been done", which
+// unsent looks for the texts of its balancer and dialler. A changed text would count as "may have been done", which
 // is safe.
 func unsent(err error) bool {
 	if errors.Is(err, errUnsent) {
@@ -68,14 +68,14 @@ func unsent(err error) bool {
 			strings.Contains(text, "no address available") || strings.Contains(text, "no connection available"))
 }
 
-// forbidden reports whether the server does not let this user in, or not at these keys. It will not change its mind,
-// and the user is told of a misconfiguration instead of waiting.
+// forbidden reports whether the server refuses this user, at all or at these keys. The server will not change its
+// mind, so the error is a misconfiguration and the caller does not wait.
 func forbidden(err error) bool {
 	return isOneOf(err,
 		rpctypes.ErrPermissionDenied, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled, rpctypes.ErrUserEmpty)
 }
 
-// refused reports whether the server said that it did not do it. These errors come before anything of a request is
+// refused reports whether the server said that it did not do it. These errors come before any part of a request is
 // applied.
 func refused(err error) bool {
 	return forbidden(err) || isOneOf(err, rpctypes.ErrLeaseNotFound, rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests,
@@ -89,16 +89,16 @@ func fromLearner(err error) bool {
 	return rpctypes.ErrorDesc(err) == rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner)
 }
 
-// isOneOf reports whether err is one of etcdErrors. What gRPC returns is read as an error of etcd's first
+// isOneOf reports whether err is one of etcdErrors. An error of gRPC is converted to etcd's first
 // (rpctypes.Error).
 func isOneOf(err error, etcdErrors ...error) bool {
 	err = rpctypes.Error(err)
 	return slices.ContainsFunc(etcdErrors, func(e error) bool { return errors.Is(err, e) })
 }
 
-// transient reports whether another try may do better. The end of a context counts, since requests have bounds of their
-// own; the caller looks at its own context beside it. The loss of the past never does. gRPC's Unknown counts, because
-// servers answer so what they have no code for, and a repetition writes the same keys.
+// transient reports whether another try may succeed. The end of a context counts, since each request has its own
+// bound; the caller checks its own context as well. The loss of the past never counts. gRPC's Unknown counts: servers
+// return it for errors without a code, and a repetition writes the same keys.
 func transient(err error) bool {
 	switch {
 	case errors.Is(err, backend.ErrHistoryLost):

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// The first calls of a driver come together: one that has read an empty store, and hears of it after another one has
-// planted the token space, does not take the space for gone.
+// Two first calls run at once. One reads an empty store, but gets the answer after the other call has planted the
+// token space. It must not conclude that the space is gone.
 func TestFirstReadMayBeOld(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)

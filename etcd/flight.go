@@ -11,33 +11,33 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Writes on their way to the server. A step is what one call wants done atomically: comparisons, and operations for
-// either outcome. What one client's callers want at the same moment goes as one transaction, of which each step is a
-// nested one with comparisons of its own, so that it is one log entry of the cluster instead of many. Sent one by one,
-// the steps of 64 callers with a name each reached half of what two raw transactions a cycle allow; the figures and the
+// Writes on their way to the server. A step is the atomic work of one call: comparisons, and operations for either
+// outcome. Concurrent steps of one client's callers go as one transaction, in which each step is a nested transaction
+// with its own comparisons, so that they make one log entry of the cluster instead of many. Sent one by one, the
+// steps of 64 callers with a name each reached half of what two raw transactions a cycle allow; the figures and the
 // alternatives are in docs/decisions/2026-11-22-etcd-steps-travel-together.md.
 //
-// The rules: two transactions may be under way before steps wait, so that one or two callers never wait for each other;
-// what waits goes when both are answered, or after 100 ms, in order, one step of each name. Waiting a moment for more
-// to come was rejected, since every single caller would pay for it.
+// The rules: two transactions may be under way before steps wait, so that one or two callers never wait for each
+// other; waiting steps go when both are answered, or after 100 ms, in order, one step of each name. The driver does
+// not wait for more steps to come: every single caller would pay for that.
 //
-// Each step answers for itself. A comparison that fails is the step's own answer. What etcd refuses as a whole it has
-// not done, and each step is sent again by itself. In a store with another token space the releases are done and the
-// acquires are not. A transaction that is not answered is unanswered for each of its steps.
+// Each step answers for itself. A comparison that fails is the step's own answer. A transaction that etcd refuses as
+// a whole had no effect, and each step is sent again alone. In a store with another token space the releases are done
+// and the acquires are not. If a transaction is not answered, all of its steps are unanswered.
 //
-// A flight outlives its caller: it goes on when the caller's context ends, since a request that was cancelled may be
-// carried out nevertheless, and somebody has to know when that can no longer happen. It ends when the server answers or
-// callTime has passed; a late write after that is accounted for by landing, on the lease it would write to.
+// A flight outlives its caller: it goes on when the caller's context ends, since the server may carry out a cancelled
+// request, and the driver has to know when that is no longer possible. It ends when the server answers or callTime
+// has passed; landing accounts for a later write, on the lease it would write to.
 
-// flight is a step that changes something: until it is answered, or callTime has passed. The first group of fields is
+// flight is a step that writes: until it is answered, or callTime has passed. The first group of fields is
 // set before send; the results are written once, before done is closed, and read after that.
 type flight struct {
-	// The name of the lock; "" for a step that must be a transaction of its own.
+	// The name of the lock; "" for a step that must be a separate transaction.
 	name            string
 	cmps            []clientv3.Cmp
 	then, otherwise []clientv3.Op
-	// Only in the token space that the driver knows: all steps that may grant. What a driver gives back it may give
-	// back anywhere.
+	// Only in the token space that the driver knows: all steps that may grant. A driver may release its holds in any
+	// space.
 	here bool
 	// The context of the call, for its values alone.
 	values context.Context
@@ -54,27 +54,27 @@ type flight struct {
 // since etcd evaluates all comparisons before it does anything: two steps for one name would both find it free.
 type departures struct {
 	mu sync.Mutex // protects the following fields
-	// Steps that wait, in order of arrival. A step is taken out by arrived, which sends it, or by withdraw, which ends
-	// it.
+	// Steps that wait, in order of arrival. arrived removes and sends them; withdraw removes and ends one.
 	waiting []*flight
-	// Transactions under way that others wait for. One that takes longer than unansweredAlone does not count any more.
+	// Transactions under way that others wait for. A transaction slower than unansweredAlone no longer counts.
 	under int
-	// Steps in one transaction. It is halved for a server that allows fewer, and stays so.
+	// The maximum of steps in one transaction. It is halved, for good, for a server that allows fewer.
 	most int
 }
 
 const (
-	// atOnce is how many transactions may be under way before steps wait: two callers never wait for each other.
+	// atOnce bounds the transactions under way before steps wait: two callers never wait for each other.
 	atOnce = 2
 	// mostTogether leaves room for the operations in each step below the 128 that a server allows by default.
 	mostTogether = 60
-	// unansweredAlone is for how long others wait for a transaction. One server that does not answer holds up nobody
-	// whose request goes to another one.
+	// unansweredAlone bounds how long others wait for a transaction. A server that does not answer does not delay
+	// requests to other servers.
 	unansweredAlone = 100 * time.Millisecond
 )
 
-// launch begins a step that writes the keys of wishes on the lease of a session. Until landing the places of these keys
-// count it, so that no other request gets the keys. An error says that the driver is closed and nothing was sent.
+// launch begins a step that writes the keys of wishes on the lease of a session. Until landing the places of these
+// keys count it, so that no other request gets the keys. An error means that the driver is closed and no request was
+// sent.
 func (d *Driver) launch(
 	ctx context.Context, s *session, wishes []wish, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (*flight, error) {
@@ -96,12 +96,12 @@ func (d *Driver) launch(
 	return f, d.send(f)
 }
 
-// landing notes where a flight may yet write. A step that was not answered may be carried out at any later time, by a
-// node that was cut off and hands it on; it can write as long as its lease lives, which is therefore noted at the
-// places. With the end of the session the note goes: see forget.
+// landing notes where a flight may yet write. A node that was cut off may carry out an unanswered step at any later
+// time; the step can write while its lease lives, so the places note that lease. With the end of the session the note
+// goes: see forget.
 func (d *Driver) landing(f *flight, s *session, keys []string) {
-	// Not on an ended lease: a transaction on a lease that is gone is refused as a whole. And not for what the server
-	// said it has not done.
+	// Not on an ended lease: a transaction on a lease that is gone is refused as a whole. And not after a refusal by
+	// the server.
 	late := f.err != nil && !unsent(f.err) && !refused(f.err)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -119,8 +119,8 @@ func (d *Driver) landing(f *flight, s *session, keys []string) {
 	}
 }
 
-// landed waits for the end of the last step on key that is under way, if there is one, or for the end of ctx. A release
-// by request id waits here, so that the request it follows cannot write behind its back.
+// landed waits until the last step on key has ended, if there is one, or ctx. A release by request id waits here, so
+// that the request it follows cannot write concurrently.
 func (d *Driver) landed(ctx context.Context, key string) error {
 	d.mu.Lock()
 	var f *flight
@@ -139,7 +139,7 @@ func (d *Driver) landed(ctx context.Context, key string) error {
 	}
 }
 
-// send begins a flight, or lets it wait for others that are under way. Steps without a name never wait: a set of names,
+// send begins a flight, or lets it wait for flights under way. Steps without a name never wait: a set of names,
 // which could share a name with anybody. The flight is counted in at the gate until it has ended.
 func (d *Driver) send(f *flight) error {
 	f.done = make(chan struct{})
@@ -159,8 +159,7 @@ func (d *Driver) send(f *flight) error {
 	return nil
 }
 
-// end tells everybody who waits for a flight that its results are there. Exactly one goroutine calls it for each
-// flight.
+// end publishes the results of a flight to all who wait for it. Exactly one goroutine calls it for each flight.
 func (d *Driver) end(f *flight) {
 	if f.ended != nil {
 		f.ended(f)
@@ -169,7 +168,7 @@ func (d *Driver) end(f *flight) {
 }
 
 // withdraw takes a flight back that nobody waits for, and reports whether it did: if it had departed it goes on, and
-// nobody can say what becomes of it before it ends.
+// its result is unknown until it ends.
 func (d *Driver) withdraw(f *flight) bool {
 	out := &d.departures
 	out.mu.Lock()
@@ -188,8 +187,8 @@ func (d *Driver) withdraw(f *flight) bool {
 	return true
 }
 
-// departLocked sends steps together, in a goroutine of their own that ends with the answer or after callTime. The
-// others wait for that, but for no longer than unansweredAlone; the timer and the answer both call arrived, which
+// departLocked sends steps together, in a separate goroutine that ends with the answer or after callTime. Other steps
+// wait for that, but for at most unansweredAlone; the timer and the answer both call arrived, which
 // counts once. The caller holds departures.mu.
 func (d *Driver) departLocked(together []*flight) {
 	d.departures.under++
@@ -209,8 +208,8 @@ func (d *Driver) departLocked(together []*flight) {
 	}()
 }
 
-// arrived lets those go that waited for the last transaction under way: in order, one of each name, and as many as a
-// transaction bears. What is left waits for that one in turn.
+// arrived sends the steps that waited for the last transaction under way: in order, one of each name, and as many as
+// fit a transaction. The rest waits for that transaction in turn.
 func (d *Driver) arrived() {
 	out := &d.departures
 	out.mu.Lock()
@@ -218,7 +217,7 @@ func (d *Driver) arrived() {
 	if out.under--; out.under > 0 {
 		return
 	}
-	// The first step of each name goes, the others keep their order for the next time.
+	// The first step of each name goes, the others keep their order.
 	names := map[string]bool{}
 	var together []*flight
 	out.waiting = slices.DeleteFunc(out.waiting, func(f *flight) bool {
@@ -234,12 +233,12 @@ func (d *Driver) arrived() {
 	}
 }
 
-// commitTogether commits steps in one transaction and writes their results. Where that is refused, each of several is
-// tried by itself: the refusal may be for the sake of another one.
+// commitTogether commits steps in one transaction and writes their results. If the server refuses several steps, each
+// one is sent alone: another step may be the cause.
 //
-// The steps are nested below a comparison of the token space. In another space the steps that release are done all the
-// same, and in the place of each that acquires the space that is there is read. A single release needs none of that,
-// and goes as it is, which costs the server less.
+// The steps are nested below a comparison of the token space. In another space the releases are done anyway, and each
+// acquire reads the present space instead. A single release needs no such comparison, and goes as it is, which costs
+// the server less.
 //
 // Values of a caller's context, a trace for example, travel with a step that goes alone. Its deadline and its end never
 // do.
@@ -250,8 +249,8 @@ func (d *Driver) commitTogether(together []*flight) {
 	}
 	ctx, cancel := d.bounded(context.WithoutCancel(values))
 	defer cancel()
-	// Close ends what acquires, and waits for what releases: a transaction with a release in it is not cancelled, and
-	// takes callTime at most.
+	// Close ends acquires, and waits for releases: a transaction with a release in it is not cancelled, and takes
+	// callTime at most.
 	if !slices.ContainsFunc(together, func(f *flight) bool { return !f.here }) {
 		defer context.AfterFunc(d.ctx, cancel)()
 	} else if len(together) == 1 {
@@ -284,14 +283,14 @@ func (d *Driver) commitTogether(together []*flight) {
 			inner.Header = resp.Header
 			f.resp = (*clientv3.TxnResponse)(inner)
 			if f.here {
-				f.err = err // a release is done also where the past is lost
+				f.err = err // a release is done even if the past is lost
 			}
 		}
 	}
 }
 
-// commitEach sends each step by itself, all at once, and returns when all are answered. If they were too many
-// operations for this server (--max-txn-ops), fewer go together from now on.
+// commitEach sends each step alone, all concurrently, and returns when all are answered. If they were too many
+// operations for this server (--max-txn-ops), later transactions have fewer steps.
 func (d *Driver) commitEach(together []*flight, tooMany bool) {
 	if tooMany {
 		d.departures.mu.Lock()

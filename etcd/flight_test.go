@@ -118,7 +118,7 @@ func TestEachStepAnswersForItself(t *testing.T) {
 	}
 }
 
-// In a store with another token space what was held is given back, and nothing else is done.
+// In a store with another token space, the driver releases its holds and does nothing else.
 func TestStepsInAnotherSpace(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

@@ -8,11 +8,11 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// For callers who want etcd itself as the guard of what they keep in etcd: the driver's keys as far as they are
-// promised.
+// For callers who use etcd itself as the guard of their data in etcd: the driver's keys, as far as they are part of
+// the API.
 
-// Key returns the key in etcd that a hold stands on, without I/O, and "" for a request of which this driver knows
-// nothing. Later holds of the name may stand on the same key, with greater create revisions: so compare the revision
+// Key returns the key in etcd that a hold stands on, without I/O, and "" for a request that this driver does not
+// know. Later holds of the name may stand on the same key, with greater create revisions: so compare the revision
 // too, as OwnerCmp does.
 func (d *Driver) Key(g backend.Grant) string {
 	if _, station, ok := strings.Cut(g.Incarnation, "@"); ok {
@@ -23,8 +23,8 @@ func (d *Driver) Key(g backend.Grant) string {
 	return d.requests[g.RequestID]
 }
 
-// OwnerCmp returns the comparison that is true as long as g is held: in the caller's own transaction it makes etcd
-// itself the guard. It does no I/O, stays right when a renewal moves the hold, and may be used as often as one likes.
+// OwnerCmp returns the comparison that is true while g is held: in the caller's own transaction it makes etcd itself
+// the guard. It does no I/O, stays right when a renewal moves the hold, and may be used repeatedly.
 //
 //	grant := lease.Grant()
 //	client.Txn(ctx).If(driver.OwnerCmp(grant)).Then(clientv3.OpPut("config", "new")).Commit()

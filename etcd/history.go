@@ -11,22 +11,22 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Whether this is still the cluster that the driver knows. A service that has forgotten what it acknowledged would
-// grant tokens again that guards have seen, and names that are held. etcd gives three signs of that in the header of
-// every answer (cluster id, revision, raft term), and the driver plants a fourth, the token space (space.go). Every
-// answer goes through hear. The first contradiction is final: all sessions end with backend.ReasonHistoryLost, and
-// acquires are refused with backend.ErrHistoryLost until a new driver is made, since a person has to decide what the
-// guards shall believe.
+// This file detects a cluster that lost its past. A service that has forgotten acknowledged writes would repeat
+// tokens that guards have seen, and grant names that are held. etcd gives three signs of that in the header of every
+// answer (cluster id, revision, raft term), and the driver plants a fourth, the token space (space.go). Every answer
+// goes through hear. The first contradiction is final: all sessions end with backend.ReasonHistoryLost, and acquires
+// return backend.ErrHistoryLost until a new driver is made, since a person has to decide which tokens the guards
+// accept.
 //
-// The cluster id alone would not do: a cluster that is made anew with the same flags has the same one.
+// The cluster id alone is not enough: a cluster that is made anew with the same flags has the same one.
 
-// history is what answers have told of the cluster's past. What was told once must be there for ever: a cluster in
-// which it is not has been wiped, restored from a backup, or is another one, and the driver is done with it.
+// history is the cluster's past as its answers show it. The past only grows: a cluster that contradicts it has been
+// wiped, restored from a backup, or is another one, and the driver stops using it.
 //
-// Every answer names the cluster. The revision never falls from an answer to another one that was asked for later, if
-// that one is linearizable; nor does the term that one member has reached. The term of the cluster is no such sign: a
-// follower that was brought up to date by a snapshot says its old term until the next entry, in a linearizable answer
-// too, and would end all holds of a healthy cluster.
+// Every answer names the cluster. The revision of a linearizable answer is not below that of any answer before the
+// request; nor does the term that one member has reached fall. The term of the cluster is no such sign: a follower
+// that was brought up to date by a snapshot reports its old term until the next entry, even in a linearizable answer,
+// and would end all holds of a healthy cluster.
 type history struct {
 	mu       sync.Mutex // protects the following fields
 	cluster  uint64
@@ -38,8 +38,8 @@ type history struct {
 	lost  *backend.HistoryError // the first sign
 }
 
-// mark is what was known when a request was sent: the answer must not be older than that. What became known meanwhile
-// proves nothing, since answers overtake each other.
+// mark is the known past at the instant a request was sent: the answer must not be older. What became known later
+// is no proof, since answers overtake each other.
 type mark struct {
 	revision int64
 	terms    map[uint64]uint64
@@ -69,13 +69,12 @@ func (h *history) greatestTerm() uint64 {
 	return h.term
 }
 
-// note takes in the header of an answer, and returns what it contradicts, or what an earlier one did. since is nil if
-// the answer is not linearizable (a keepalive, a watch, the list of members): then it raises what is known of the
-// member's term, and only its cluster id is compared. An answer without a cluster id, a proxy's for example, says
-// nothing.
+// note records the header of an answer, and returns the contradiction that it or an earlier answer shows. since is
+// nil if the answer is not linearizable (a keepalive, a watch, the list of members): then note raises the member's
+// known term, and compares only the cluster id. An answer without a cluster id, a proxy's for example, is ignored.
 //
-// terms is replaced and never written to, because marks share it. That is a copy of some entries at each election, and
-// lets a mark be taken without one.
+// terms is replaced and never written to, because marks share it. That costs a copy of a few entries at each
+// election, and makes a mark cheap.
 func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryError {
 	cluster, member := header.GetClusterId(), header.GetMemberId()
 	revision, term := header.GetRevision(), header.GetRaftTerm()
@@ -87,13 +86,13 @@ func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryE
 		h.lost = &backend.HistoryError{
 			What: "cluster id", Was: strconv.FormatUint(h.cluster, 16), Now: strconv.FormatUint(cluster, 16),
 		}
-	// A store that is behind what it has acknowledged. Answers that overtake each other do not show here, since the
-	// mark is as old as the question.
+	// A store that is behind an acknowledged write. Answers that overtake each other do not show here, since the mark
+	// is as old as the request.
 	case since != nil && revision < since.revision:
 		h.lost = &backend.HistoryError{
 			What: "revision", Was: strconv.FormatInt(since.revision, 10), Now: strconv.FormatInt(revision, 10),
 		}
-	// A member that has forgotten its term has lost its data, however far the revisions have come since.
+	// A member that has forgotten its term has lost its data, whatever the revisions are by now.
 	case since != nil && term < since.terms[member]:
 		h.lost = &backend.HistoryError{
 			What: "raft term of member " + strconv.FormatUint(member, 16),
@@ -112,8 +111,8 @@ func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryE
 	return h.lost
 }
 
-// hear takes in the header of an answer, and must see every one before anything is concluded from it. If the cluster's
-// past is lost, every hold of the driver is, and the error says why.
+// hear checks the header of an answer, and must see every one before the caller uses the answer. If the cluster's
+// past is lost, so is every hold of the driver, and the error says why.
 func (d *Driver) hear(header *pb.ResponseHeader, since *mark) error {
 	if lost := d.history.note(header, since); lost != nil {
 		d.loseHistory(lost)
@@ -122,8 +121,8 @@ func (d *Driver) hear(header *pb.ResponseHeader, since *mark) error {
 	return nil
 }
 
-// loseHistory ends every session, which tells every holder. New ones are not made: see sessionFor. The first reason
-// stays the one that is told.
+// loseHistory ends every session, which notifies every holder. New ones are not made: see sessionFor. The first
+// reason stays.
 func (d *Driver) loseHistory(why *backend.HistoryError) {
 	d.history.mu.Lock()
 	if d.history.lost == nil {
@@ -135,8 +134,8 @@ func (d *Driver) loseHistory(why *backend.HistoryError) {
 	}
 }
 
-// get reads linearizably, and compares the answer with what was known before. It returns the answer also beside an
-// error that says that the past is lost, for those who want to see what is there nevertheless.
+// get reads linearizably, and compares the answer with the known past. With ErrHistoryLost it also returns the
+// answer, for callers that read regardless of the past.
 func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	since := d.history.mark()
 	resp, err := d.client.Get(ctx, key, options...)
@@ -147,8 +146,8 @@ func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOpti
 	return resp, d.hear(resp.Header, since)
 }
 
-// commit is a transaction, with the same comparison and the same two results. A transaction that writes is carried out
-// whatever the comparison says; those that grant compare the token space themselves.
+// commit is a transaction, with the same comparison and the same two results. The server carries out a write before
+// that comparison; transactions that grant compare the token space themselves.
 func (d *Driver) commit(
 	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {

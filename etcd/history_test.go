@@ -17,10 +17,11 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// sameCluster gives two servers one cluster id, as a cluster has that was wiped and made again with the same flags.
+// sameCluster gives two servers the same cluster id, as if an operator had wiped a cluster and made it again with the
+// same flags.
 func sameCluster() containers.Option { return containers.Args("--initial-cluster-token", "same") }
 
-// someRevisions lets a server of its own grow older.
+// someRevisions advances the revision of an otherwise idle server.
 func someRevisions(t *testing.T, addr string, n int) {
 	t.Helper()
 	c := dial(t, addr)
@@ -44,7 +45,7 @@ func newSurvivor(t *testing.T, addr string) *survivor {
 	t.Helper()
 	s := &survivor{d: newDriver(t, addr), lost: make(chan backend.Reason, 1)}
 	r := request("held", false)
-	r.Lost = func(reason backend.Reason) { s.lost <- reason }
+	r.Lost = func(loss backend.Loss) { s.lost <- loss.Reason }
 	s.held = mustAcquire(t, s.d, r)
 	s.waiting = acquireLater(t, s.d, request("held", true))
 	if s.space = s.d.Describe().TokenSpace; s.space == "" {
@@ -53,7 +54,8 @@ func newSurvivor(t *testing.T, addr string) *survivor {
 	return s
 }
 
-// wantAllLost checks that whatever the driver had is lost for the sign that what names, and that it gets nothing new.
+// wantAllLost checks that the driver loses everything it had because of the sign that what names, and gets nothing
+// new.
 func (s *survivor) wantAllLost(t *testing.T, what string) {
 	t.Helper()
 	select {
@@ -97,7 +99,8 @@ func (s *survivor) wantAllLost(t *testing.T, what string) {
 	}
 }
 
-// wantFreshSpace checks that a driver that is made now begins anew, and that nobody had planted the old space before.
+// wantFreshSpace checks that a new driver begins with a new token space, and that nobody had planted the old one
+// before.
 func (s *survivor) wantFreshSpace(t *testing.T, addr string) {
 	t.Helper()
 	resp, err := dial(t, addr).Get(t.Context(), s.d.spaceKey())
@@ -164,7 +167,7 @@ func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 				mustAcquire(t, newDriver(t, after.Addr()), request("theirs", false))
 			}
 			swap(after.Addr())
-			if !used { // its holds go with their lease; what it wants next is not granted
+			if !used { // the hold expires with its lease; the next request fails
 				<-s.lost
 				s.lost <- backend.ReasonHistoryLost
 			}
@@ -174,7 +177,8 @@ func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 	}
 }
 
-// A server whose files are those of a backup: all that was acknowledged since is forgotten, the token space is not.
+// A server starts from a backup of its files: it has forgotten everything acknowledged since, but not the token
+// space.
 func TestRestoredServerIsNoticed(t *testing.T) {
 	t.Parallel()
 	files, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -209,13 +213,14 @@ func TestRestoredServerIsNoticed(t *testing.T) {
 	if g.Token <= forgotten.Token {
 		t.Errorf("token %v after %v, which the backup knew", g.Token, forgotten.Token)
 	}
-	// Nothing in such a cluster tells a fresh client what it has forgotten. Guards do: they refuse what is not greater.
+	// A fresh client cannot see what such a cluster has forgotten. Guards notice: they refuse tokens that are not
+	// greater.
 	if g.Token >= s.held.Token {
 		t.Errorf("token %v after %v: nothing was forgotten", g.Token, s.held.Token)
 	}
 }
 
-// Deleting all keys of a cluster deletes the token space. Nothing tells that from a cluster that was made anew.
+// Deleting all keys of a cluster deletes the token space. A driver cannot distinguish that from a new cluster.
 func TestDeletionOfEverythingIsNoticed(t *testing.T) {
 	t.Parallel()
 	addr := containers.Etcd(t).Addr()

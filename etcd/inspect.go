@@ -16,16 +16,18 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Looking at names, and taking holds away. A name's state is its queue, read at one revision: the first entries hold,
-// the others wait. Nothing here needs a session, and nothing is refused in a cluster that has lost its past: what is
-// there can be looked at whatever came before.
+// Look, List, and ForceRelease. A name's state is its queue, read at one revision: the first entries hold, the others
+// wait. These calls need no session, and a cluster that has lost its past answers them too: the present keys can
+// be read whatever came before.
 
-// Look tells who holds a name and how many wait. It takes two round trips, and one more for each further eight leases
-// on which holds stand. Holder.ExpiresIn is in whole seconds, and 0 for a lease that has just ended; Holder.Since is
-// left zero, as etcd does not know it. State.Revision is where a Watch continues without a gap. Errors wrap
-// backend.ErrInvalidName, ErrUnavailable, ErrUnknown or ErrClosed, or are ctx's.
+// Look returns the holders of a name and the number of waiters. It takes two round trips, and one more for each
+// further eight leases on which holds stand. Holder.ExpiresIn is in whole seconds, and 0 for a lease that has just
+// ended; Holder.Since is when the request entered the queue, by its client's clock, and zero for entries of earlier
+// versions. State.Revision is where a Watch continues without a gap. Errors wrap backend.ErrInvalidName,
+// ErrUnavailable, ErrUnknown or ErrClosed, or are ctx's.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	info, err := d.holder(ctx, name)
 	if err != nil {
@@ -45,12 +47,13 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	}
 	defer leave()
 	resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
-	// What there is can be looked at whatever came before, so an answer beside an error will do.
+	// The present keys can be read whatever came before, so an answer beside an error is enough.
 	if resp == nil {
 		return backend.State{}, err
 	}
 	queue := d.entriesOf(resp.Kvs)
 	info := infoOf(name, queue, resp.Header.Revision)
+	info.Queue = waitersOf(queue, len(info.Holders))
 	left, err := d.timesToLive(ctx, queue[:len(info.Holders)])
 	if err != nil {
 		return backend.State{}, err
@@ -61,12 +64,12 @@ func (d *Driver) holder(ctx context.Context, name string) (backend.State, error)
 	return info, nil
 }
 
-// leasesAtOnce is how many leases timesToLive asks for at a time: a name that a thousand readers share must not be a
-// thousand requests at one moment.
+// leasesAtOnce bounds the concurrent requests of timesToLive: a name that a thousand readers share must not be a
+// thousand concurrent requests.
 const leasesAtOnce = 8
 
-// timesToLive returns how long the leases of entries live unless renewed, in whole seconds; 0 for those that are gone.
-// The leader answers by its own time, without a majority: this is for people to read, and decides nothing.
+// timesToLive returns the remaining time of the leases of entries, in whole seconds; 0 for expired leases. The leader
+// answers by its own clock, without a majority: this is for people to read, and no decision depends on it.
 func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3.LeaseID]time.Duration, error) {
 	// Shared holds of one client stand on one lease, which is asked for once.
 	left := map[clientv3.LeaseID]time.Duration{}
@@ -75,8 +78,8 @@ func (d *Driver) timesToLive(ctx context.Context, entries []entry) (map[clientv3
 	}
 	var mu sync.Mutex // protects left and failed
 	var failed error
-	// Some at a time, in goroutines that all end before the next ones begin. One failure is enough to give up: a state
-	// in which some holders have no end would look like holds that are over.
+	// leasesAtOnce at a time, in goroutines that all end before the next ones begin. The first failure ends the look:
+	// a state in which some holders have no end would look like expired holds.
 	for part := range slices.Chunk(slices.Collect(maps.Keys(left)), leasesAtOnce) {
 		var work sync.WaitGroup
 		for _, lease := range part {
@@ -106,20 +109,31 @@ func infoOf(name string, queue []entry, revision int64) backend.State {
 	for _, e := range holders(queue) {
 		info.Held = true
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.use.Kind, Permits: e.use.Permits,
-			Token: tokenOf(e.use.Kind, e.revision), Metadata: e.value.Metadata,
+			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.use.Kind, Permits: e.use.Permits, Limit: e.use.Limit,
+			Token: tokenOf(e.use.Kind, e.revision), Nonce: e.value.nonce(), Since: e.value.since(), Metadata: e.value.Metadata,
 		})
 	}
 	info.Waiters = len(queue) - len(info.Holders)
 	return info
 }
 
-// pageSize is how many keys List reads at once, so that an answer stays small however many names there are.
+// waitersOf returns the first waiters of a queue of which n entries hold.
+func waitersOf(queue []entry, n int) (all []backend.Waiter) {
+	for _, e := range queue[n:min(len(queue), n+backend.MaxQueue)] {
+		all = append(all, backend.Waiter{
+			Owner: e.value.Owner, HoldID: e.value.HoldID, Kind: e.use.Kind, Permits: e.use.Permits, Limit: e.use.Limit,
+			Since: e.value.since(),
+		})
+	}
+	return all
+}
+
+// pageSize bounds the keys that List reads per request, so that an answer stays small however many names there are.
 const pageSize = 500
 
 // List yields the names that start with prefix, all names for "", in the order of their escaped form. It reads 500 keys
-// at a time, all at the revision of the first, so that what it yields was true at one moment. ExpiresIn is left out:
-// see Look. An error is yielded last; if etcd is compacted while a long loop goes on, that is one.
+// at a time, all at the revision of the first, so that all states are of one moment. It does not set
+// ExpiresIn: see Look. An error is yielded last; if etcd is compacted while a long loop goes on, that is one.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, yield); err != nil {
@@ -128,8 +142,8 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 	}
 }
 
-// list reads the range of all names with a prefix and gives each name's keys to yield as one State. The keys of a name
-// are next to each other, so one name is kept in memory at a time, however many there are.
+// list reads the range of all names with a prefix and yields each name's keys as one State. The keys of a name are
+// adjacent, so only one name is in memory at a time, however many there are.
 func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.State, error) bool) error {
 	if err := backend.ValidateName(prefix); err != nil && prefix != "" {
 		return err
@@ -180,24 +194,26 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	}
 }
 
-// forcedFor is how long, in seconds, the reason of a ForceRelease stays for its victims to find at their next renewal.
-// It stands on a lease of its own, so that nothing has to remove it.
+// forcedFor is the time, in seconds, for which the reason of a ForceRelease stays for its victims to find at their
+// next renewal. It stands on a separate lease, so that it expires without a deletion.
 const forcedFor = 60
 
 // victimsPerTxn stays below the operations that a server allows in a transaction, counting nested ones.
 const victimsPerTxn = 50
 
-// ForceRelease ends all holds of name that it finds, 50 in a transaction or as many as the server allows; waiters take
-// their turns meanwhile, and are not ended. The victims learn it at their next renewal, for the reason
-// backend.ReasonForceReleased, and by their tokens at once where they write. reason is shown to those who Watch the
-// name. A name that nobody holds is backend.ErrNotHeld. After another error some of the holds may have ended.
-func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	return d.callError("force-release", name, d.forceRelease(ctx, name, reason))
+// ForceRelease ends the holds that r names, 50 in a transaction or as many as the server allows; waiters take their
+// turns meanwhile, and are not ended. Each deletion compares the create revision that the hold had when it was read, so
+// no later hold ends. A victim's next renewal reports backend.ReasonForceReleased; a guard may refuse the victim's
+// token before that. The reason is shown to callers that Watch the name. A name without a holder,
+// or without a matching hold, is backend.ErrNotHeld. After another error some of the holds may have ended.
+func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
+	return d.callError("force-release", r.Name, d.forceRelease(ctx, &r))
 }
 
-// forceRelease reads the queue and ends its holders, until it has ended one of them or finds none.
-func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
-	if err := backend.ValidateName(name); err != nil {
+// forceRelease reads the queue and ends its holders, until it has ended a hold or finds no holder. Under a condition
+// it reads once.
+func (d *Driver) forceRelease(ctx context.Context, r *backend.ForceRequest) error {
+	if err := kit.ValidateForce(d.Describe(), r); err != nil {
 		return err
 	}
 	ctx, leave, err := d.beginBound(ctx)
@@ -206,30 +222,35 @@ func (d *Driver) forceRelease(ctx context.Context, name, reason string) error {
 	}
 	defer leave()
 	for {
-		resp, err := d.get(ctx, d.dir(name), clientv3.WithPrefix())
+		resp, err := d.get(ctx, d.dir(r.Name), clientv3.WithPrefix())
 		if resp == nil {
 			return err
 		}
-		victims := holders(d.entriesOf(resp.Kvs))
+		victims := slices.DeleteFunc(holders(d.entriesOf(resp.Kvs)), func(e entry) bool {
+			return !r.Matches(e.value.nonce(), tokenOf(e.use.Kind, e.revision))
+		})
 		if len(victims) == 0 {
 			return backend.ErrNotHeld
 		}
-		ended, err := d.endForced(ctx, name, reason, victims)
-		if err != nil {
+		ended, err := d.endForced(ctx, r, victims)
+		switch {
+		case err != nil:
 			return errors.Join(err, ctx.Err())
-		}
-		if ended {
+		case ended:
 			return nil
+		case r.Conditional():
+			return backend.ErrNotHeld
 		}
-		// They ended by themselves meanwhile; look again.
 	}
 }
 
-// endForced deletes the victims' keys and leaves the reason, in the same transactions, so that nobody finds the one
-// without the other. Each deletion compares which life of the key it means. It reports whether it deleted any.
-func (d *Driver) endForced(ctx context.Context, name, reason string, victims []entry) (ended bool, err error) {
+// endForced deletes the victims' keys and writes the reason, in the same transactions, so that the two appear
+// together. Each deletion compares the life of its key. It reports whether it deleted any.
+func (d *Driver) endForced(ctx context.Context, r *backend.ForceRequest, victims []entry) (
+	ended bool, err error,
+) {
 	// The trace names a range of create revisions, since the victims hold together and are the first of the queue.
-	trace := forced{Revision: victims[0].revision, Reason: reason}
+	trace := forced{Revision: victims[0].revision, Reason: r.Reason, By: r.By, Principal: r.Principal}
 	if last := victims[len(victims)-1].revision; last != trace.Revision {
 		trace.Through = last
 	}
@@ -241,11 +262,10 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 	if err != nil {
 		return false, err
 	}
-	// Every part writes the trace again, beside the deletions that it explains. A transaction that finds none of its
-	// victims has written it for nothing.
+	// Every part writes the trace, beside the deletions that it explains, even if it finds no victim.
 	var deleted atomic.Bool
 	err = inParts(victims, victimsPerTxn, func(part []entry) error {
-		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(name), string(text), clientv3.WithLease(lease.ID))}
+		ops := []clientv3.Op{clientv3.OpPut(d.forcedKey(r.Name), string(text), clientv3.WithLease(lease.ID))}
 		for _, v := range part {
 			stands := []clientv3.Cmp{created(v.key, v.revision)}
 			ops = append(ops, clientv3.OpTxn(stands, []clientv3.Op{clientv3.OpDelete(v.key)}, nil))
@@ -254,8 +274,8 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 		if resp == nil {
 			return err
 		}
-		for _, r := range resp.Responses[1:] {
-			if r.GetResponseTxn().Succeeded {
+		for _, part := range resp.Responses[1:] {
+			if part.GetResponseTxn().Succeeded {
 				deleted.Store(true)
 			}
 		}
@@ -264,7 +284,7 @@ func (d *Driver) endForced(ctx context.Context, name, reason string, victims []e
 	if ended = deleted.Load(); err != nil {
 		return ended, err
 	}
-	// There is nothing to explain.
+	// No hold has ended.
 	if !ended {
 		_, err = d.client.Revoke(context.WithoutCancel(ctx), lease.ID)
 	}

@@ -23,7 +23,7 @@ import (
 func (u use) asks(name string, wait bool) backend.Request {
 	r := request(name, wait)
 	r.Kind, r.Permits, r.Limit = u.Kind, u.Permits, u.Limit
-	r.TTL = 30 * time.Second // nobody renews: a slow machine loses nothing
+	r.TTL = 30 * time.Second // nobody renews: the TTL outlasts a slow machine
 	return r
 }
 
@@ -243,7 +243,7 @@ func TestAllReadersAreForcedAwayHoweverMany(t *testing.T) {
 				victims = append(victims, mustAcquire(t, one, sharing().asks(name, false)))
 			}
 			writing := acquireLater(t, two, exclusively().asks(name, true))
-			if err := three.ForceRelease(t.Context(), name, "moved"); err != nil {
+			if err := three.ForceRelease(t.Context(), backend.ForceRequest{Name: name, Reason: "moved"}); err != nil {
 				t.Fatal(err)
 			}
 			writer := mustGet(t, writing)

@@ -15,9 +15,9 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// A follower that was cut off from the leader hands on what it was asked when it is back, long after the client gave
-// up, asked another node to remove whatever had come of it, and was told that there was nothing. The client's lease
-// lives, as it has another lock, and must not keep the name closed.
+// A follower that was cut off from the leader comes back and forwards an old request. The client gave up long ago: it
+// asked another node to remove the effects of the request, and that node found none. The client's lease lives, as the
+// client holds another lock, but the late request must not block the name.
 func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -48,7 +48,7 @@ func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
 	}
 }
 
-// lateRequests is what makes requests late: d reaches the cluster over links, and its rival does directly.
+// lateRequests makes requests late: d reaches the cluster over links, and rival reaches it directly.
 type lateRequests struct {
 	c        *containers.EtcdNodes
 	links    fault.Links
@@ -56,9 +56,8 @@ type lateRequests struct {
 	admin    *clientv3.Client
 }
 
-// round makes a request for a name late, and asserts what follows. It returns what was missing for that, or "": a node
-// may be cut off for too long to hand on what it was asked, or be the leader by then, or lose the lease, if the machine
-// stands still.
+// round makes a request for a name late, and asserts what follows. It returns what prevented that, or "": a node may
+// be cut off for too long to forward the request, may already lead, or may lose the lease, if the machine stalls.
 func (l *lateRequests) round(ctx context.Context, t *testing.T, name string) (missing string) {
 	t.Helper()
 	request := func(name string, wait bool) backend.Request {

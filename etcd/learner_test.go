@@ -16,16 +16,16 @@ import (
 )
 
 // startMember starts a member of a cluster that the arguments name.
-func startMember(t testing.TB, name, client, peer, cluster, state string) {
+func startMember(t testing.TB, name, client, peer, cluster, state string) *fault.Child {
 	t.Helper()
-	fault.Start(t, exec.Command("etcd", "--name", name, "--data-dir", t.TempDir(), "--log-level", "warn",
+	return fault.Start(t, exec.Command("etcd", "--name", name, "--data-dir", t.TempDir(), "--log-level", "warn",
 		"--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
 		"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer,
 		"--initial-cluster", cluster, "--initial-cluster-state", state))
 }
 
-// A learner has no vote and serves no locks. A client that has one among others gets every lock from those, and the
-// cluster goes on counting as one of a single member, until the learner votes.
+// A learner has no vote and serves no locks. A client that knows a learner and voters gets every lock from the
+// voters, and still treats the cluster as having a single member until the learner votes.
 func TestLearnerAmongTheMembers(t *testing.T) {
 	t.Parallel()
 	containers.Etcd(t, containers.AsProcess()) // skips where there is no etcd to run

@@ -17,8 +17,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// TestLateMoveTakesNothingBack: a transaction that was to move a key to a lease is carried out when the key stands on
-// the next lease already, and somebody believes in that. It changes nothing.
+// TestLateMoveTakesNothingBack: a transaction that moves a key to a lease runs when the key is already on the next
+// lease, and its owner relies on that one. The transaction changes nothing.
 func TestLateMoveTakesNothingBack(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -61,7 +61,7 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 
 			r := request("moved "+what, wait)
 			r.TTL = ttl
-			r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+			r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 			var g backend.Grant
 			begin := func() {
 				mu.Lock()

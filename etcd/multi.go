@@ -8,20 +8,20 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Several names in one step. The transaction compares for each name what a single acquire compares, and writes all keys
-// or none; so it can take what is free, and cannot wait. It is the one that takes a single name too: see take.
+// Several names in one step. The transaction compares for each name the same as a single acquire, and writes all keys
+// or no key; so it can acquire free names, and cannot wait. A single name uses the same transaction: see take.
 //
-// A set that has to wait, or does not fit one transaction, is refused with ErrUnsupported before anything is sent. The
-// core then takes the names one after the other, in one order for all callers
+// A set that has to wait, or does not fit one transaction, is refused with ErrUnsupported before anything is sent.
+// The core then acquires the names one after the other, in one order for all callers
 // (docs/decisions/2026-11-21-several-names-in-order.md).
 
-// AcquireAll takes all names in one step or none, for sets that do not wait and fit one transaction: 100 names, of
-// which shared ones count three times. Others are backend.ErrUnsupported, also where the server allows less, and
-// nothing was done. Grants come in the order of rs. Errors are as for Acquire; a *backend.HeldError names the first
-// name that is in the way.
+// AcquireAll acquires all names atomically, for sets that do not wait and fit one transaction: 100 names,
+// of which shared ones count three times. Other sets are backend.ErrUnsupported, even if only the server's own limit is
+// lower, and have no effect. Grants come in the order of rs. Errors are as for Acquire; a *backend.HeldError names
+// the first name that is held.
 //
-// Waiting in several queues at once was rejected: the first place in one of them would keep its name closed while the
-// wait for the others goes on.
+// AcquireAll does not wait in several queues: the first place in one of them would block its name while the wait for
+// the others goes on.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {
@@ -31,7 +31,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, d.callError("acquire", name, err)
 }
 
-// inOneStep refuses sets that one transaction cannot take, by the number of their comparisons. A shared name needs
+// inOneStep refuses sets that do not fit one transaction, by the number of their comparisons. A shared name needs
 // three: see use.free.
 func inOneStep(rs []backend.Request) error {
 	comparisons := 0

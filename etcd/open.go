@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -12,22 +13,26 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/grpctls"
 )
 
-// Open makes the client too, and so decides what New has to leave to its caller: how long a server may be silent
-// (silent.go), when a member is left that answers others but not us (unheard.go), how often a password is checked
-// (token.go), and what an error says when no connection stood.
+// Open makes the client too, and so decides the settings that New leaves to its caller: how long a server may be
+// silent (silent.go), when to leave a member that answers others but not us (unheard.go), how often to check a
+// password (token.go), and the error when no connection stood.
 
-// quiet keeps the client that Open makes from writing to standard error; its errors reach the callers.
+// quiet keeps Open's client from writing to standard error; callers get its errors.
 var quiet = zap.NewNop()
 
 // The schemes of fencelock.OpenURL.
 func init() { kit.Register(Open, "etcd", "etcds") }
 
-// Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the connections.
-// A connection is closed also when its server owes an answer for 2 s and says nothing, or for 1 s when another server
-// has answered a later request; up to eight times that after one was too slow to check the password. The client goes on
-// with another server. Proxies that the environment names are not used.
+// Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the
+// connections. Open's client also closes a connection when its server owes an answer for 2 s and is silent, or
+// for 1 s when another server has answered a later request; up to eight times that after a server was too slow to
+// check the password. The client goes on with another server. Proxies that the environment names are not used.
+//
+// Members that join the cluster later are used too, if the URL has an address as a member advertises it
+// (--advertise-client-urls).
 //
 //	etcd://[user:password@]host[:port][,host[:port]…][?option=value&…]
 //
@@ -40,8 +45,8 @@ func init() { kit.Register(Open, "etcd", "etcds") }
 //	timeout         how long Open may take, 5s by default
 //
 // A bad URL is an error that wraps backend.ErrInvalidOption; a cluster that does not answer, backend.ErrUnavailable
-// with what the last attempt to connect met; one that refuses the user, backend.ErrMisconfigured. The password stands
-// in no error.
+// with the error of the last attempt to connect; a cluster that refuses the user, backend.ErrMisconfigured. No error
+// contains the password.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	config, o, err := parseURL(rawURL)
 	if err != nil {
@@ -58,11 +63,11 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 		return nil, &backend.CallError{Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, err)}
 	}
 	d := New(client, o)
-	d.conns = conns
+	d.conns, d.members = conns, &members{client: client, urls: slices.Clone(config.Endpoints)}
 	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
 	defer cancel()
-	// The library says "context deadline exceeded" where no connection stood. What the last attempt to connect met is
-	// worth more to the reader, such as a closed port or a certificate that is not trusted.
+	// The library reports "context deadline exceeded" where no connection stood. The error of the last attempt to
+	// connect is worth more to the reader, such as a closed port or an untrusted certificate.
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx))
 		if why := conns.failure(); why != nil && errors.Is(err, backend.ErrUnavailable) {
@@ -75,7 +80,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
-// syntax is what Open reads beside the options that all drivers have.
+// syntax is the URL syntax of Open.
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"etcd"}, Secure: []string{"etcds"}, Port: "2379", User: true,
 	Options: []string{"prefix"}, Timeout: 5 * time.Second,
@@ -105,7 +110,9 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 	for i, address := range config.Endpoints {
 		config.Endpoints[i] = "https://" + address
 	}
-	// gRPC would expect the name that was dialled, whatever the TLS settings say.
+	// These replace the credentials that the client makes of config.TLS.
+	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(grpctls.Credentials(u.TLS)))
+	// gRPC would expect the dialled name, whatever the TLS settings say.
 	if name := u.TLS.ServerName; name != "" {
 		config.DialOptions = append(config.DialOptions, grpc.WithAuthority(name))
 	}

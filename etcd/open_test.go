@@ -93,7 +93,7 @@ func FuzzKeysAreInjective(f *testing.F) {
 	})
 }
 
-// What is wrong with the address or its port is in the error.
+// The error says what is wrong with the address or its port.
 func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
 	t.Parallel()
 	closed := port.Addresses(t, 1)[0]

@@ -108,9 +108,9 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 	return answered
 }
 
-// Such a leader also ends leases, when it goes on, that ran out by its own clock while it stood still: it is asked only
-// whether it ticks, and its revocations are handed on to the leader of the time. A lease that the new leader has
-// prolonged ends so at any moment. What is held here must stand on one that the old leader never heard of.
+// When such a leader continues, it also revokes leases that expired by its clock while it stood still: its lessor
+// only asks whether the clock ticks, and it forwards the revocations to the current leader. A lease that the new
+// leader has prolonged may so end at any moment. A hold must therefore be on a lease that the old leader never knew.
 func TestOvertakenLeaderEndsNoHold(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()

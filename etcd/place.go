@@ -7,30 +7,30 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Which key a request gets. Keys are few and are used again: a driver starts from one number, its station, which it
-// uses for every name, and takes another one only if a request of its own or of another driver has that key. So a name
-// has at most some 256 keys in etcd's index, however many requests and processes came and went.
+// This file chooses the key of a request. Keys are few and reused: a driver starts from one number, its station,
+// which it uses for every name, and chooses another one only if another request, its own or of another driver, has
+// that key. So a name has at most some 256 keys in etcd's index, however many requests and processes came and went.
 //
-// The reason is what etcd does with keys that were deleted: they stay in its index until the next compaction, which
-// plain etcd never does by itself, and a comparison of a range visits them. With a key of its own for each request, an
-// acquire cost 1.7 ms at first and 23.6 ms after 65,000, spent where etcd applies its log, for all its users.
+// The reason: deleted keys stay in etcd's index until the next compaction, which plain etcd never does on its own,
+// and a comparison of a range visits them. With a separate key for each request, an acquire cost 1.7 ms at first and
+// 23.6 ms after 65,000, spent in the step that applies etcd's log, for all its users.
 //
-// What was rejected, and why: a head key for each name, which the next in the queue would have to write, one
-// transaction more at every change of hands; keys named for their driver, with which short-lived processes would fill
-// the index as requests did; compacting, which is the operator's, since other users' watches need the past. The whole
-// story is in docs/decisions/2026-11-22-etcd-keys-are-used-again.md.
+// Rejected alternatives: a head key for each name, which the next in the queue would have to write, one transaction
+// more at every change of hands; keys named for their driver, with which short-lived processes would fill the index
+// as requests did; compacting, which is the operator's, since other users' watches need the past. See
+// docs/decisions/2026-11-22-etcd-keys-are-used-again.md.
 //
-// A key that is used again must not be mistaken for what it was before. A transaction that writes a key for the first
-// time compares that it is vacant; releases and moves compare its create revision, which no two lives of a key share;
-// and a key that an unanswered transaction may yet write is given to no other request before the lease of that
-// transaction is gone. The counts in place say when that is.
+// A reused key must not be mistaken for its earlier life. A transaction that writes a key for the first time compares
+// that it is vacant; releases and moves compare its create revision, which no two lives of a key share; and a key
+// that an unanswered transaction may yet write goes to no other request before the lease of that transaction is gone.
+// The counts in place say when that is.
 
-// place is a key that a request of this driver has, or may come to have. As long as it is kept no other request of the
-// driver gets the key; when nothing needs it any more tidyLocked drops it, and the key is free. Driver.mu protects its
-// fields. Each count is raised before the thing it counts can begin, and lowered when it has ended.
+// place is a key that a request of this driver has, or may come to have. It reserves the key until tidyLocked drops
+// it: no other request of the driver gets the key. Driver.mu protects its fields. Each count is raised before its
+// operation begins, and lowered when the operation has ended.
 type place struct {
 	requestID string
-	// What was granted, or nil.
+	// The granted hold, or nil.
 	hold *hold
 	// Calls that may write the key: an acquire until it returns, a renewal while it moves the hold.
 	calls int
@@ -43,13 +43,13 @@ type place struct {
 	doubts map[*session]bool
 }
 
-// stations is how many keys of a name all drivers use, unless more of them want it at once. With fewer, drivers would
+// stations bounds the keys of a name for all drivers, unless more of them want it at once. With fewer, drivers would
 // meet more often, and each encounter costs a transaction; with more, more would stay in etcd's index.
 const stations = 256
 
-// freeKeyLocked returns a key below the directory within that no request of this driver has. Whether another driver's
-// request has it only etcd knows: the transaction compares. taken is how often that turned out to be so. The first
-// choice is the same for all names, and changes when another driver turns out to use it: see resettle.
+// freeKeyLocked returns a key below the directory within that no request of this driver has. Only etcd knows whether
+// another driver's request has it: the transaction compares. taken counts such encounters. The first choice is the
+// same for all names, and changes when another driver turns out to use it: see resettle.
 func (d *Driver) freeKeyLocked(within string, taken int) string {
 	for n := d.station; ; taken++ {
 		key := within + strconv.FormatInt(n, 16)
@@ -60,12 +60,12 @@ func (d *Driver) freeKeyLocked(within string, taken int) string {
 	}
 }
 
-// randomStation chooses among the more numbers the more were found taken, so that a thousand drivers at one name end
-// their search after a few turns, while the numbers stay small as long as that suffices.
+// randomStation chooses from a larger range of numbers the more were found taken, so that a thousand drivers at one
+// name end their search after a few turns, while the numbers stay small if that suffices.
 func randomStation(taken int) int64 { return rand.Int64N(stations << min(2*taken, 32)) }
 
-// callLocked notes that a call of a request may write a key; endCall ends that. The caller holds Driver.mu. The
-// request's latest key is the one that Key tells.
+// callLocked notes that a call of a request may write a key; endCall ends that. The caller holds Driver.mu. Key
+// returns the request's latest key.
 func (d *Driver) callLocked(key, requestID string) {
 	p := d.places[key]
 	if p == nil {
@@ -77,7 +77,7 @@ func (d *Driver) callLocked(key, requestID string) {
 	d.requests[requestID] = key
 }
 
-// endCall ends what callLocked began, and gives the key free if nobody else needs it.
+// endCall ends the call of callLocked, and drops the key if it is no longer needed.
 func (d *Driver) endCall(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,9 +85,9 @@ func (d *Driver) endCall(key string) {
 	d.tidyLocked(key)
 }
 
-// tidyLocked drops a place that nobody needs any more: it has no hold, no call may write its key, none is removing it,
-// no transaction is under way to it, and none can come late. It is called when one of those counts has been lowered.
-// The caller holds Driver.mu.
+// tidyLocked drops a place that is no longer needed: it has no hold, no call may write its key, no removal is under
+// way, no transaction is under way to it or can still write late. It is called when one of the counts has been
+// lowered. The caller holds Driver.mu.
 func (d *Driver) tidyLocked(key string) {
 	p := d.places[key]
 	if p == nil || p.hold != nil || p.calls > 0 || p.removals > 0 || p.flights > 0 || len(p.doubts) > 0 {
@@ -99,7 +99,7 @@ func (d *Driver) tidyLocked(key string) {
 	}
 }
 
-// settle gives a wish its key: the one that its request has in this driver, which is known then, or a free one. It
+// settle gives a wish its key: the key that its request has in this driver, which is known then, or a free one. It
 // counts as a call of the key, which endCall ends.
 func (d *Driver) settle(w *wish) (known bool) {
 	d.mu.Lock()
@@ -113,12 +113,12 @@ func (d *Driver) settle(w *wish) (known bool) {
 }
 
 // resettle gives a wish another key, because somebody else's stands there. The driver chooses another station for all
-// that comes later, since the other driver will be there for every name.
+// later requests, since the other driver will be there for every name.
 func (d *Driver) resettle(w *wish) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w.taken++
-	// The same request, sent twice at once, may have moved already: then both go to the same key.
+	// The same request, sent twice concurrently, may have moved already: then both use the same key.
 	key := d.requests[w.r.RequestID]
 	if key == w.key {
 		d.station = randomStation(w.taken)
@@ -136,7 +136,7 @@ func (d *Driver) settleAt(w *wish, key string) {
 	}
 }
 
-// moveCallLocked moves the call of a wish to another key. The earlier key is free if nothing else needs it.
+// moveCallLocked moves the call of a wish to another key. The earlier key is dropped if it is no longer needed.
 func (d *Driver) moveCallLocked(w *wish, key string) {
 	before := w.key
 	w.key = key
@@ -145,8 +145,8 @@ func (d *Driver) moveCallLocked(w *wish, key string) {
 	d.tidyLocked(before)
 }
 
-// known reports whether this driver has a hold on key or a call that may write it. What sweep and removeOne find and
-// this does not know may be deleted.
+// known reports whether this driver has a hold on key or a call that may write it. sweep and removeOne may delete
+// other keys.
 func (d *Driver) known(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -154,7 +154,7 @@ func (d *Driver) known(key string) bool {
 	return p != nil && (p.hold != nil || p.calls > 0)
 }
 
-// calling reports whether a call may write key. If so, a removal waits for what the call makes of it.
+// calling reports whether a call may write key. If so, a removal waits for the end of the call.
 func (d *Driver) calling(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,7 +162,7 @@ func (d *Driver) calling(key string) bool {
 	return p != nil && p.calls > 0
 }
 
-// vacant is true if there is no such key: etcd takes its create revision for 0.
+// vacant is true if there is no such key: etcd treats its create revision as 0.
 func vacant(key string) clientv3.Cmp { return created(key, 0) }
 
 // created is true if a key was created at that revision. No two lives of a key share one.

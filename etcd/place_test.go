@@ -217,8 +217,8 @@ func TestAnotherRequestIDMovesNothing(t *testing.T) {
 	}
 }
 
-// A request that was given up may have left nothing. What looks for it then ends, and does not ask for as long as the
-// driver lives.
+// An abandoned request may have left nothing. The removal that looks for it then ends, and does not run until the
+// driver closes.
 func TestRemovalOfNothingEnds(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

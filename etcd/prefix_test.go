@@ -86,7 +86,7 @@ func TestPrefixesNeverMeet(t *testing.T) {
 			t.Errorf("%s lists %d names, want %d", prefixes[i], listed, len(names))
 		}
 	}
-	if err := drivers[0].ForceRelease(t.Context(), "orders", "test"); err != nil {
+	if err := drivers[0].ForceRelease(t.Context(), backend.ForceRequest{Name: "orders", Reason: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	for i, d := range drivers {
@@ -100,7 +100,7 @@ func TestPrefixesNeverMeet(t *testing.T) {
 	}
 }
 
-// A user whose role covers the prefix and nothing else can do everything.
+// A user whose role covers only the prefix can do everything.
 func TestPrefixIsAllThatARoleNeeds(t *testing.T) {
 	t.Parallel()
 	server := secured(t)
@@ -115,7 +115,7 @@ func TestPrefixIsAllThatARoleNeeds(t *testing.T) {
 	}
 	for range d.List(t.Context(), "") {
 	}
-	if err := d.ForceRelease(t.Context(), "x", "test"); err != nil {
+	if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "test"}); err != nil {
 		t.Error(err)
 	}
 	second := mustGet(t, next)
@@ -154,7 +154,7 @@ func TestNobodySeesRequestIDs(t *testing.T) {
 	for info, err := range other.List(t.Context(), "") {
 		seen = append(seen, info, err)
 	}
-	if err := other.ForceRelease(t.Context(), "x", "test"); err != nil {
+	if err := other.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	for change, err := range other.Watch(t.Context(), "x", before.Revision) {
@@ -177,7 +177,7 @@ func TestNoClientIsAnError(t *testing.T) {
 		for call, err := range map[string]error{
 			"Ping": d.Ping(t.Context()), "Release": d.Release(t.Context(), request("x", false).Grant()),
 			"Renew":        d.Renew(t.Context(), make([]backend.Grant, 1))[0].Err,
-			"ForceRelease": d.ForceRelease(t.Context(), "x", ""),
+			"ForceRelease": d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x"}),
 			"Acquire":      func() error { _, err := d.Acquire(t.Context(), request("x", false)); return err }(),
 			"AcquireAll": func() error {
 				_, err := d.AcquireAll(t.Context(), []backend.Request{request("x", false)})

@@ -13,16 +13,17 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Who answers, and is it fit for locks. The first call of a driver asks (begin, ask): a linearizable read that shows
-// that a majority is there and that the user may read below the prefix, then the list of members, which tells a proxy
-// from etcd and a single server from a cluster, then the token space. A goroutine asks the servers for their versions
-// meanwhile, and only warns. Ping asks the same again at any time.
+// This file checks that the cluster is fit for locks. The first call of a driver asks (begin, ask): a linearizable
+// read that shows that a majority is there and that the user may read below the prefix, then the list of members,
+// which tells a proxy from etcd and a single server from a cluster, then the token space. Meanwhile a goroutine asks
+// the servers for their versions, and only warns. Ping repeats the check at any time.
 //
-// The rest of the file is how every request is made: with which bound, and whether it asks its server to have a leader.
+// The rest of the file makes the context of every request: its bound, and whether it requires its server to have a
+// leader.
 
 // Ping reports whether a majority of the cluster answers, with the past that the driver knows. It returns when ctx
-// ends; the first one learns the token space, or makes it in a cluster that has none. The error wraps
-// backend.ErrUnavailable, backend.ErrMisconfigured for a user without rights or a proxy, backend.ErrHistoryLost, or
+// ends; the first one reads the token space, or creates it. The error wraps backend.ErrUnavailable,
+// backend.ErrMisconfigured for a user without rights or a proxy, backend.ErrHistoryLost, or
 // backend.ErrClosed. Servers with known lease defects are reported to Options.Logger, not refused.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.enter(); err != nil {
@@ -32,8 +33,8 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.ask(ctx))
 }
 
-// ask is Ping for a call that is counted in. Every failure that is neither a setting nor the loss of the past counts as
-// ErrUnavailable, even if something was sent: what it did, if anything, locks nothing.
+// ask is Ping for a call that is counted in. Every failure except a wrong setting and the loss of the past counts as
+// ErrUnavailable, even if something was sent: a probe acquires no lock.
 func (d *Driver) ask(ctx context.Context) error {
 	ctx, cancel := d.gate.Bind(ctx)
 	defer cancel()
@@ -43,16 +44,16 @@ func (d *Driver) ask(ctx context.Context) error {
 	err := d.askSpace(ctx)
 	if err != nil && !forbidden(err) && !errors.Is(err, backend.ErrHistoryLost) &&
 		!errors.Is(err, backend.ErrMisconfigured) {
-		// What was done, if anything, locks nothing.
+		// The probe acquires no lock, whatever the server did.
 		return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 	}
 	return err
 }
 
-// askSpace is a linearizable read, which shows that there is a leader, and that a user who may lock may read here. The
-// first one goes on to learn what there is to know of the cluster.
+// askSpace is a linearizable read, which shows that there is a leader, and that a user who may lock may read here.
+// The first one goes on to probe the cluster.
 func (d *Driver) askSpace(ctx context.Context) error {
-	// Known before the read was sent: what another call has learnt or planted since need not be in the answer.
+	// Known before the read was sent: the answer need not have a space that another call has read or planted since.
 	known := d.history.tokenSpace().name != ""
 	resp, err := d.get(ctx, d.spaceKey())
 	if err != nil {
@@ -73,13 +74,14 @@ func (d *Driver) askSpace(ctx context.Context) error {
 	return nil
 }
 
-// askMembers learns whether a single server is all there is, and whether it is etcd that answers. It takes a second at
-// most. A client that gets no answer, or may not ask for the members, goes on as if there were several.
+// askMembers finds out whether the cluster is a single server, and whether etcd itself answers. It takes a second at
+// most. A client that gets no answer, or may not list the members, assumes several.
 func (d *Driver) askMembers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	resp, err := d.client.MemberList(ctx)
 	if err != nil {
+		d.members.again()
 		return nil
 	}
 	// A proxy names itself as the only member, and knows no cluster.
@@ -89,7 +91,9 @@ func (d *Driver) askMembers(ctx context.Context) error {
 			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
 		}
 	}
-	d.single.Store(len(voters(resp)) == 1)
+	vote := voters(resp)
+	d.single.Store(len(vote) == 1)
+	d.members.note(vote)
 	return nil
 }
 
@@ -98,11 +102,11 @@ func voters(resp *clientv3.MemberListResponse) []*pb.Member {
 	return slices.DeleteFunc(resp.Members, (*pb.Member).GetIsLearner)
 }
 
-// checkVersions asks each endpoint for its version, and warns. A server that does not answer within 2 s is not this
-// check's concern. It runs once for each driver, counted in at the gate, and ends with Close.
+// checkVersions asks each endpoint for its version, and warns. It skips a server that does not answer within 2 s. It
+// runs once for each driver, counted in at the gate, and ends with Close.
 func (d *Driver) checkVersions() {
 	for _, endpoint := range d.client.Endpoints() {
-		// One after the other, each with a bound of its own. It asks the endpoints that the client was given, not all
+		// One after the other, each with a separate bound, at the endpoints that the client was given, not at all
 		// members.
 		ctx, cancel := context.WithTimeout(d.ctx, 2*time.Second)
 		resp, err := d.client.Status(ctx, endpoint)
@@ -118,10 +122,10 @@ func (d *Driver) checkVersions() {
 }
 
 // leaseDefects reports whether a version has the fix for keys that are lost while their lease is renewed (etcd issue
-// 20590), and the version of its line that has it.
+// 20590), and the first version of its line with the fix.
 func leaseDefects(version string) (fixed string, ok bool) {
 	var major, minor, patch int
-	_, _ = fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch) // what it cannot read is 0
+	_, _ = fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch) // unreadable parts are 0
 	first, known := map[int]int{4: 38, 5: 23, 6: 5}[minor]
 	switch {
 	case major > 3 || major == 3 && minor > 6:
@@ -132,17 +136,17 @@ func leaseDefects(version string) (fixed string, ok bool) {
 	return "3.6.5", false
 }
 
-// troubleLasts is for how long after a failure every request asks its server to have a leader. It is longer than an
-// election.
+// troubleLasts is the time after a failure for which every request requires its server to have a leader. It is longer
+// than an election.
 const troubleLasts = 30 * time.Second
 
-// trouble remembers that something failed just now. What sends a request calls it when that fails or is given up: get,
-// commit, withdraw, and a session for its lease and its keepalives. It costs a store.
+// trouble remembers a recent failure. The senders of requests call it on failure or withdrawal: get, commit,
+// withdraw, and a session for its lease and its keepalives. It costs a store.
 func (d *Driver) trouble() { d.troubled.Store(int64(d.clock.Now().Add(troubleLasts))) }
 
-// request returns the context for one request. A server that lost its leader lets requests hang unless they ask it to
-// have one. Asking costs a tenth of a request on both sides, so it is done only after something has failed. Keepalives
-// and watches always ask, and notice first.
+// request returns the context for one request. A server that lost its leader lets requests hang unless they require a
+// leader. That costs a tenth of a request on both sides, so requests do it only after a failure. Keepalives and
+// watches always do, and notice first.
 func (d *Driver) request(ctx context.Context) context.Context {
 	if int64(d.clock.Now()) < d.troubled.Load() {
 		return clientv3.WithRequireLeader(ctx)
@@ -150,14 +154,14 @@ func (d *Driver) request(ctx context.Context) context.Context {
 	return ctx
 }
 
-// unhurried is a context without the deadline that it ends at. gRPC would send the deadline along, and the server would
-// run a timer for it too; the end of the context reaches it anyway.
+// unhurried is a context that hides its deadline. gRPC would send the deadline along, and the server would run a
+// timer for it too; the end of the context reaches the server anyway.
 type unhurried struct{ context.Context }
 
-// Deadline says that there is none.
+// Deadline reports no deadline.
 func (unhurried) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// bounded returns the context for one request that is repeated if it takes longer than callTime, and what frees it.
+// bounded returns the context for one request that is repeated after callTime, and its cancel function.
 func (d *Driver) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(d.request(ctx), callTime)
 	return unhurried{ctx}, cancel

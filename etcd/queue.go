@@ -16,25 +16,24 @@ import (
 )
 
 // Waiting. The keys of a name are its queue, in the order of their create revisions, and a request holds as soon as
-// nothing before its own key excludes it (use.go). A waiter writes its key, watches the key that keeps it out, and when
-// that goes reads again: not the whole queue, but its own key and the nearest ones that may exclude it, so that what a
-// hand-over sends does not grow with the queue. A release wakes one waiter. It costs 6 messages a grant, where a queue
-// by hand takes 7 (bench handoff16).
+// no earlier key excludes it (use.go). A waiter writes its key and watches its blocker's key. When that goes, it
+// reads its own key and the nearest keys that may exclude it, not the whole queue, so that a hand-over's traffic does
+// not grow with the queue. A release wakes one waiter. It costs 6 messages a grant, where a queue
 //
-// A watch can be lost without a sign, so every waiter looks for itself now and then. And a waiter may lose its place
-// while it waits: its lease ends, or somebody deletes its key. Nothing is granted by the event that woke it, only by
-// the read that follows, which shows the waiter's own key on a lease that lives.
+// A watch can be lost without a sign, so every waiter reads the queue now and then. And a waiter may lose its place
+// while it waits: its lease ends, or somebody deletes its key. The event that woke a waiter is no grant; only the
+// read that follows does, which shows the waiter's own key on a live lease.
 //
-// The second half of the file is how places are left: removeOne deletes the key of a caller who gave up.
+// The second half of the file removes places: removeOne deletes the key of a caller who stopped waiting.
 
-// How often a waiter looks for itself, spread at random around that. Watches make this unnecessary as long as none is
-// lost.
+// The intervals at which a waiter reads the queue, spread at random. Watches make these reads unnecessary unless one
+// is lost.
 const (
 	firstLook = time.Second
 	lookEvery = time.Minute // 200 waiters ask for less than 4 looks a second
 )
 
-// waitFor enters the queue, waits until nothing before its own key excludes it, and returns the create revision of that
+// waitFor enters the queue, waits until no earlier key excludes its own, and returns the create revision of that
 // key. If the key has gone it fails with errSessionLost: the place is lost, and the next try enters anew at the end.
 func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, error) {
 	revision, before, err := a.enter(ctx, s, w)
@@ -42,28 +41,28 @@ func (a *attempt) waitFor(ctx context.Context, s *session, w *wish) (int64, erro
 		// Only now: a request that got its turn in the transaction that wrote its key has not waited.
 		a.queued = true
 		if err = a.watch(ctx, s, w, revision, before); err == nil {
-			// What woke us does not count. The state does, read with our own key in it: that also proves that the key
-			// and the lease are there.
+			// The event that woke us does not count. The state does, read with our own key in it: that also proves
+			// that the key and the lease are there.
 			before, err = a.ahead(ctx, s, w, revision)
 		}
 	}
 	return revision, err
 }
 
-// enter puts the key, unless the name is in use otherwise, and returns its create revision and what keeps it out, of
-// which the same transaction tells. If there is nothing, it holds.
+// enter puts the key, unless the name is in use otherwise, and returns its create revision and its blockers, which
+// the same transaction reads. Without blockers the request holds.
 //
-// The transaction is two comparisons deep: free is "nothing keeps me out", which is all that an uncontended wait needs;
-// inside its other branch stands "what is there mixes with me, and my key is vacant", which puts the key and reads what
-// is ahead of it. Writing first and reading in a second request would cost everybody who has to wait another round
-// trip.
+// The transaction is two comparisons deep. The outer one, free, is "nothing blocks me": an uncontended wait needs no
+// other. Its else branch compares "the queue mixes with me, and my key is vacant", puts the key, and reads the
+// entries ahead of it. Writing first and reading in a second request would cost every waiter another round trip.
 func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, []entry, error) {
 	for {
 		// The key is put with the lease of this try. If it stands already, from an earlier try of this request or as
-		// somebody else's, vacant fails, and what was read decides below.
+		// somebody else's, vacant fails, and the queue that was read decides below.
+		w.vacate()
 		put, look := w.put(s.id), clientv3.OpGet(w.dir, clientv3.WithPrefix())
 		mixes := append(w.use.mixes(w.dir), vacant(w.key))
-		// Ours is the last one then, and only what may keep it out matters.
+		// Ours is the last one then, and only its possible blockers matter.
 		enter := clientv3.OpTxn(mixes, []clientv3.Op{put, w.use.ahead(w.dir, 0)}, []clientv3.Op{look})
 		resp, err := a.txn(ctx, w.use.free(w.dir, w.key), []clientv3.Op{put}, []clientv3.Op{enter})
 		if err != nil {
@@ -84,8 +83,8 @@ func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, []entr
 		key := w.key
 		same, before := a.sinceRead(w, entered.Responses[0].GetResponseRange().Kvs, revision)
 		if w.revision == 0 {
-			// Somebody else's key stands where ours would: another place, and again, without asking that nobody else
-			// comes. The loop ends, since each turn chooses among four times as many.
+			// Somebody else's key stands where ours would: choose another place and repeat, without comparing that
+			// nobody else comes. The loop ends, since each turn chooses among four times as many.
 			if w.key != key {
 				continue
 			}
@@ -100,13 +99,13 @@ func (a *attempt) enter(ctx context.Context, s *session, w *wish) (int64, []entr
 		if resp.Succeeded {
 			return cmp.Or(w.revision, resp.Header.Revision), w.use.blockers(before), nil
 		}
-		// Somebody came, or wrote our key, at the same moment: again.
+		// Somebody came, or wrote our key, at the same moment: repeat.
 	}
 }
 
-// before returns what keeps a key out that was created at revision, from what use.ahead read. hidden is true if a
-// foreign key was among that: use.ahead asks for the nearest few keys only, and a foreign one takes the place of one
-// that counts. The caller then reads the whole queue.
+// before returns the blockers of a key that was created at revision, from the result of use.ahead. hidden is true if
+// it contains a foreign key: use.ahead asks for the nearest few keys only, and a foreign key takes the place of a
+// request's key. The caller then reads the whole queue.
 func (a *attempt) before(w *wish, kvs []*mvccpb.KeyValue, revision int64) (before []entry, hidden bool) {
 	entries := a.d.entriesOf(kvs)
 	hidden = len(entries) < len(kvs)
@@ -114,10 +113,9 @@ func (a *attempt) before(w *wish, kvs []*mvccpb.KeyValue, revision int64) (befor
 	return w.use.blockers(entries), hidden
 }
 
-// ahead reads our key and returns what keeps it out, both at one revision, from a majority of the cluster. The revision
-// that is given is where our key was created: a key of the same name that was created later is another request's. If
-// our key has gone, since the lease ended or somebody deleted it, it fails with errSessionLost: nobody holds by this
-// try.
+// ahead reads our key and its blockers, both at one revision, from a majority of the cluster. revision is the create
+// revision of our key: a key of the same name that was created later is another request's. If our key has gone, since
+// the lease ended or somebody deleted it, it fails with errSessionLost: this try has no hold.
 func (a *attempt) ahead(ctx context.Context, s *session, w *wish, revision int64) ([]entry, error) {
 	bounded, cancel := a.d.bounded(ctx)
 	defer cancel()
@@ -135,7 +133,7 @@ func (a *attempt) ahead(ctx context.Context, s *session, w *wish, revision int64
 	if !hidden {
 		return before, nil
 	}
-	// A foreign key was among the few that were read: the whole queue tells.
+	// A foreign key was among the few that were read: read the whole queue.
 	queue, err := a.read(ctx, w)
 	if err != nil {
 		return nil, err
@@ -144,15 +142,14 @@ func (a *attempt) ahead(ctx context.Context, s *session, w *wish, revision int64
 	return w.use.blockers(queue), nil
 }
 
-// watch returns nil when what keeps us out may have gone, or our own key, and an error if the wait cannot go on.
+// watch returns nil when the blocker may have gone, or our own key, and an error if the wait cannot go on.
 //
 // It watches from now on and reads once more after the watch stands. Watching from the revision that was read, as the
-// client library's recipe does, puts the watch among those that lag behind, which the server serves every 100 ms.
+// client library's recipe does, puts the watch among the lagging ones, which the server serves every 100 ms.
 //
-// The own key is watched too, from the first look on: a waiter whose key an administrator deleted would otherwise learn
-// of it when its turn ought to have come (TestWaiterWhoseKeyIsDeletedQueuesAgain). Not earlier, because a lock that
-// changes hands quickly would pay for a watch that it never needs. The session's end and its being outgrown come by
-// channels.
+// The own key is watched too, from the first look on: otherwise a waiter whose key an administrator deleted would
+// learn that only at its turn (TestWaiterWhoseKeyIsDeletedQueuesAgain). Not earlier, because a lock that changes
+// hands quickly would pay for a watch that it never needs. Channels report the session's end and its being outgrown.
 //
 // Everything that watch started ends with it: the context of the watches is cancelled on return, and the timer stopped.
 func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64, before []entry) error {
@@ -163,7 +160,7 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 	if err != nil {
 		return err
 	}
-	// still reads the queue and reports whether the watch is on what keeps us out. If it is not, the wait is over, or
+	// still reads the queue and reports whether the watch is on our blocker. If it is not, the wait is over, or
 	// has to begin anew on another key.
 	still := func() (bool, error) {
 		now, err := a.ahead(ctx, s, w, revision)
@@ -219,8 +216,8 @@ func (a *attempt) watch(ctx context.Context, s *session, w *wish, revision int64
 	}
 }
 
-// deletes reports whether own, or the key of an entry, is among those that were deleted. A watch on a range of permits
-// shows other deletions too, which let nobody in.
+// deletes reports whether own, or the key of an entry, is among the deleted keys. A watch on a range of permits shows
+// other deletions too, which let nobody in.
 func deletes(deleted []*clientv3.Event, entries []entry, own string) bool {
 	return slices.ContainsFunc(deleted, func(e *clientv3.Event) bool {
 		key := string(e.Kv.Key)
@@ -228,8 +225,8 @@ func deletes(deleted []*clientv3.Event, entries []entry, own string) bool {
 	})
 }
 
-// follow watches for the deletion of a key, or of keys up to end, and returns when the server has confirmed the watch.
-// Until then an event may be missed, and the caller must not have made its last look. cancel ends a try that takes
+// follow watches for the deletion of a key, or of keys up to end, and returns when the server has confirmed the
+// watch. Until then an event may be missed, so the caller reads the queue after that. cancel ends a try that takes
 // longer than callTime, together with the caller's other watches; the library would wait for as long as no server
 // answers.
 func (a *attempt) follow(ctx context.Context, cancel context.CancelFunc, key, end string) (clientv3.WatchChan, error) {
@@ -248,7 +245,7 @@ func (a *attempt) follow(ctx context.Context, cancel context.CancelFunc, key, en
 }
 
 // calm pauses after a watch that failed, so that a broken server is not asked in a tight loop. Then the caller reads
-// again, unless the wait has ended.
+// the queue, unless the wait has ended.
 func (a *attempt) calm(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -257,9 +254,9 @@ func (a *attempt) calm(ctx context.Context, err error) error {
 }
 
 // remove deletes the keys of wishes that nobody waits for any more, in the background, each until it is known to be
-// gone or the same request, sent again, holds it. Close ends that: it revokes the lease, and the keys go with it. A
-// place counts its removals, so that its key is given to no other request meanwhile. Deleting in the caller's own time
-// would not do: its context has ended, and a waiter must return within 50 ms of that.
+// gone or the same request, repeated, holds it. Close ends that: it revokes the lease, and the keys go with it. A
+// place counts its removals, so that its key goes to no other request meanwhile. The caller cannot delete: its
+// context has ended, and a waiter must return within 50 ms of that.
 func (d *Driver) remove(wishes []wish) {
 	for _, w := range wishes {
 		if d.enter() != nil {
@@ -272,11 +269,11 @@ func (d *Driver) remove(wishes []wish) {
 	}
 }
 
-// removeOne first waits for the last transaction on the key, since what it may leave is known only then. It deletes the
-// key only as it was read, and only if no hold and no call of this driver has it.
+// removeOne first waits for the last transaction on the key, since only then the leftover key is known. It deletes
+// the key only as it was read, and only if no hold and no call of this driver has it.
 //
-// Finding nothing to delete ends it. Taking that for a failure was a bug: such removals asked the cluster about ten
-// times a second until Close (TestRemovalOfNothingEnds).
+// A missing key ends it. To count that as a failure was a bug: such removals asked the cluster about ten times a
+// second until Close (TestRemovalOfNothingEnds).
 func (d *Driver) removeOne(key, requestID string) {
 	defer d.gate.Leave()
 	defer func() {

@@ -12,25 +12,24 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// How a key is given back, and how somebody learns that it is gone. All deletions of requests' keys, except in
-// ForceRelease, come through deleteIf. None deletes a key blindly: each compares which life of the key it means
-// (created), or that nobody has written it since it was read (asRead). Hence a deletion that is carried out late spares
-// what came after it. etcd's own recipe unlocks by the name of the key, and a repeated unlock deletes the next lock of
-// the same session (TestRepeatedReleaseSparesTheNextHold).
+// Deletion of keys, and the reason of an end. All deletions of requests' keys, except in ForceRelease, go through
+// deleteIf. No deletion is unconditional: each compares the life of its key (created), or that nobody has written it
+// since it was read (asRead). Hence a late deletion spares later lives. etcd's own recipe unlocks by the name of the
+// key, and a repeated unlock deletes the next lock of
 
-// Release gives a hold back, in one transaction, and returns when etcd has confirmed it or ctx has ended. Request.Grant
-// names what a request has, be it its hold or its place in the queue; Release removes either, and reads the key first.
-// It is tried also in a cluster that has lost its past, where what a backup brought back may stand.
+// Release releases a hold, in one transaction, and returns when etcd has confirmed it or ctx has ended. Request.Grant
+// names a request; Release then reads the key first, and removes the request's hold or its place in the queue. It
+// also runs in a cluster that has lost its past, where a restored backup may have the key.
 //
-// Errors wrap backend.ErrNotHeld, with the reason, if the hold was over; ErrUnavailable or ErrUnknown, after which the
-// caller may try again; ErrUnsupported, ErrClosed, or ctx's error. A hold that was not given back goes on until its
+// Errors wrap backend.ErrNotHeld, with the reason, if the hold was over; ErrUnavailable or ErrUnknown, after which
+// the caller may retry; ErrUnsupported, ErrClosed, or ctx's error. A hold that was not released goes on until its
 // session ends.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, g))
 }
 
-// release forgets the hold only when its key is known to be gone. Until then the key may stand, so the hold stays a
-// user of the session, whose keepalives go on, and the caller may try again.
+// release forgets the hold when its key is known to be gone, or when etcd refuses to delete it. If ctx ends before the
+// answer the hold stays a user of the session, and the caller retries.
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits || g.Hierarchical {
 		return backend.ErrUnsupported
@@ -45,8 +44,8 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if revision == 0 {
 		err = d.deleteRequest(ctx, key, g)
 	} else {
-		// The create revision names the hold. Where the driver does not know the hold, the request id is compared too:
-		// a grant that was put together from what others can see of a hold must not end it.
+		// The create revision names the hold. If the driver does not know the hold, the request id is compared too: a
+		// grant that somebody forged from the public view of a hold must not end it.
 		cmps := []clientv3.Cmp{created(key, revision)}
 		if h == nil { // not known to be this request's
 			cmps = append(cmps, standsFor(key, g.RequestID)...)
@@ -54,7 +53,10 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		err = d.deleteIf(ctx, key, cmps...)
 	}
 	if err != nil && !errors.Is(err, backend.ErrNotHeld) {
-		// The key may stand: its session goes on, and the caller may try again.
+		// The key may stand, and the caller may retry.
+		if h != nil && ctx.Err() == nil {
+			d.abandon(key, h)
+		}
 		return err
 	}
 	if err != nil && revision != 0 {
@@ -64,11 +66,20 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// deleteRequest deletes the key of a request, which is "" if this driver knows of none, or returns ErrNotHeld if there
-// is no such key. It waits for the last transaction of the request first, because what that may leave is known only
-// when it has ended. A key that another driver wrote is looked for in the name's directory.
+// abandon forgets a hold whose key etcd refused to delete. The other holds of its lease move to another one with their
+// next renewal, and the lease ends with the last of them.
+func (d *Driver) abandon(key string, h *hold) {
+	if d.sessions.Abandon(h.session) {
+		h.session.outgrow()
+	}
+	d.dropHold(key, h)
+}
+
+// deleteRequest deletes the key of a request, which is "" if this driver knows no key, or returns ErrNotHeld if there
+// is no such key. It waits for the last transaction of the request first, because only its end shows whether it left
+// a key. A key that another driver wrote is looked for in the name's directory.
 func (d *Driver) deleteRequest(ctx context.Context, key string, g backend.Grant) error {
-	// What the request may leave is known only when it is answered.
+	// Only the answer shows whether the request left a key.
 	if err := d.landed(ctx, key); err != nil {
 		return err
 	}
@@ -91,9 +102,9 @@ func (d *Driver) deleteRequest(ctx context.Context, key string, g backend.Grant)
 }
 
 // deleteAsRead deletes a key as it reads it, if may allows that, and returns ErrNotHeld if there is no key or may does
-// not. It never deletes what is written later, however late its own request arrives: a request with the same id that is
-// sent again writes the key again (TestLateDeleteSparesTheSameRequestSentAgain). If somebody wrote between the read and
-// the deletion, it reads again.
+// It never deletes a later write, however late its own request arrives: a repeated request with the same id writes
+// the key again (TestLateDeleteSparesTheSameRequestSentAgain). If somebody wrote between the read and the deletion,
+// it repeats.
 func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
 	for {
 		resp, err := d.get(unhurried{d.request(ctx)}, key)
@@ -110,10 +121,10 @@ func (d *Driver) deleteAsRead(ctx context.Context, key string, may func(*mvccpb.
 	}
 }
 
-// anything is what deleteAsRead may delete where the key is known to be the caller's.
+// anything is the condition of deleteAsRead where the key is known to be the caller's.
 func anything(*mvccpb.KeyValue) bool { return true }
 
-// clear is deleteAsRead where a key that is not there is as good.
+// clear is deleteAsRead, but a missing key is success.
 func (d *Driver) clear(ctx context.Context, key string, may func(*mvccpb.KeyValue) bool) error {
 	err := d.deleteAsRead(ctx, key, may)
 	if errors.Is(err, backend.ErrNotHeld) {
@@ -122,8 +133,8 @@ func (d *Driver) clear(ctx context.Context, key string, may func(*mvccpb.KeyValu
 	return err
 }
 
-// deleteIf deletes a key if the comparisons hold, and returns ErrNotHeld if not. One of them must fail for a key that
-// is missing. When ctx ends first the deletion may be carried out nevertheless, unless it had not yet departed.
+// deleteIf deletes a key if the comparisons hold, and otherwise returns ErrNotHeld. One of them must fail for a key
+// that is missing. When ctx ends first the deletion may still be carried out, unless it had not yet departed.
 func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp) error {
 	name, _ := d.nameOf(key)
 	// A release travels in any token space, with the releases and acquires of other names. Once it has departed it goes
@@ -147,12 +158,15 @@ func (d *Driver) deleteIf(ctx context.Context, key string, cmps ...clientv3.Cmp)
 	return nil
 }
 
-// forced is what ForceRelease leaves behind for its victims: those created from Revision to Through. A victim learns of
-// its end as a key that is missing, and finds the reason here.
+// forced is the trace of a ForceRelease for its victims: the keys created from Revision to Through. A victim finds
+// its key missing, and the reason here.
 type forced struct {
 	Revision int64  `json:"revision"`
 	Through  int64  `json:"through,omitempty"` // missing: one victim
 	Reason   string `json:"reason"`
+	// Who called ForceRelease.
+	By        string `json:"by,omitempty"`
+	Principal string `json:"principal,omitempty"`
 }
 
 // names reports whether a hold was among the victims.
@@ -160,12 +174,12 @@ func (f forced) names(revision int64) bool {
 	return f.Revision <= revision && revision <= max(f.Revision, f.Through)
 }
 
-// notHeld tells why a hold is gone, as a *backend.NotHeldError. h is what the driver knew of it, or nil. It asks etcd
-// for the trace of a ForceRelease and for the token space, in one transaction, and takes a second at most: without an
-// answer the reason is less exact, and the hold as much gone.
+// notHeld returns the reason why a hold is gone, as a *backend.NotHeldError. h is the driver's hold, or nil. It asks
+// etcd for the trace of a ForceRelease and for the token space, in one transaction, and takes a second at most:
+// without an answer the reason is less exact, but the hold is gone all the same.
 //
-// A key that is missing while its session lives was taken away (ReasonEvicted). A hold that the driver did not know, or
-// has only just adopted, went with its session (ReasonSessionExpired).
+// A key that is missing while its session lives was removed by somebody (ReasonEvicted). A hold that the driver did
+// not know, or has only just adopted, went with its session (ReasonSessionExpired).
 func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
 	e := &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonEvicted}
 	if h == nil || h.adopted {
@@ -180,11 +194,11 @@ func (d *Driver) notHeld(ctx context.Context, g backend.Grant, h *hold) error {
 			var f forced
 			kvs := resp.Responses[0].GetResponseRange().Kvs
 			if len(kvs) == 1 && json.Unmarshal(kvs[0].Value, &f) == nil && f.names(incarnation(g)) {
-				e.Reason = backend.ReasonForceReleased
+				e.Reason, e.Text, e.By, e.Principal = backend.ReasonForceReleased, f.Reason, f.By, f.Principal
 			}
 		}
 	}
-	// The loss of the cluster's past explains any other, and may be what has just been found out.
+	// The loss of the cluster's past explains any other loss, and may have been detected just now.
 	if d.history.err() != nil {
 		e.Reason = backend.ReasonHistoryLost
 	}

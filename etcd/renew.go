@@ -14,32 +14,31 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renewals. What costs something is the lease, not the lock: one keepalive serves all holds on a session, and one
-// request tells which keys stand on it (keys). So a renewal of a thousand locks takes about four messages, and of ten
-// thousand as many (bench hold1k). Only keys that this does not name are read themselves (check).
+// Renewals. The lease costs requests, not the lock: one keepalive serves all holds on a session, and one request
+// lists the keys on it (keys). So a renewal of a thousand locks takes about four messages, and of ten thousand as
+// many (bench hold1k). Only keys that are missing from this list are read themselves (check).
 //
 // Two things make a hold move to another lease (move): it is renewed for another TTL than its session's, or the raft
 // term has changed and the session is outgrown. A move reads the keys, writes them on the other lease as they were
 // read, up to 100 in a transaction, and keeps create revisions, hence tokens and places. It writes no value, so a grant
-// is all that is needed, and a hold of another driver can be renewed here as well: that is Renew's part in
-// Description.KeepsHolds.
+// suffices, and a driver can renew the hold of another one, as Description.KeepsHolds promises.
 //
 // Grants are known by their numbers throughout, and parts of the call run side by side on disjoint sets of numbers. So
 // the results need no mutex.
 
-// Renew prolongs holds to a full TTL, and answers each grant in order. It is safe beside every other call, and beside
-// another Renew of the same grants.
+// Renew prolongs holds to a full TTL, and answers each grant in order. It is safe for concurrent use with every other
+// call, and with another Renew of the same grants.
 //
 // One keepalive proves the lease of all grants with one TTL, if the session's own loop has not done so within the last
 // sixth of the TTL. A lease that lives does not prove that a key does, so one more request asks for the keys on it.
-// Only those that it does not name are read themselves before they count as lost.
+// Keys that the answer does not name are read individually before they count as lost.
 //
-// A grant whose TTL differs from its session's moves to the session of that TTL: to a longer one at once, to a shorter
-// one when that cuts nothing short that was promised. A grant whose session was outgrown moves to its successor.
-// Renewal.TTL is what was granted, counted from Renewal.SentAt; it is never less than what was asked for.
+// A grant whose TTL differs from its session's moves to the session of that TTL: to a longer one immediately, to a
+// shorter one when that does not shorten an earlier promise. A grant whose session was outgrown moves to its
+// successor. Renewal.TTL is the granted TTL, counted from Renewal.SentAt; it is never below the requested one.
 //
-// Renewal.Err wraps backend.ErrNotHeld, with the reason, if the hold is over. Anything else says nothing about the
-// hold: ErrUnavailable, ErrUnknown, ErrClosed, or ctx's error.
+// Renewal.Err wraps backend.ErrNotHeld, with the reason, if the hold is over. After any other error the
+// hold may live or not: ErrUnavailable, ErrUnknown, ErrClosed, or ctx's error.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	r := &renewing{d: d, grants: grants, keys: make([]string, len(grants)), out: make([]backend.Renewal, len(grants))}
 	ctx, leave, err := d.beginBound(ctx)
@@ -62,7 +61,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return r.out
 }
 
-// renewing is one call of Renew. Its parts run side by side, each for grants of its own, which they know by their
+// renewing is one call of Renew. Its parts run concurrently, each for different grants, which they know by their
 // numbers: so keys, which is complete before they begin, and out need no mutex.
 type renewing struct {
 	d      *Driver
@@ -71,11 +70,11 @@ type renewing struct {
 	out    []backend.Renewal
 }
 
-// all renews every grant: those whose hold can stay where it is by session, the others by the TTL of the session that
-// they move to. Afterwards it notes what was promised, so that a later renewal for less cuts nothing short.
+// all renews every grant: holds that can stay by session, the others by the TTL of the session that they move to.
+// Afterwards it records the promises, so that a later, shorter renewal does not shorten them.
 func (r *renewing) all(ctx context.Context) {
-	// A grant of which the driver knows nothing moves as well: it is another driver's, or its session here has ended,
-	// and only its key tells whether it still stands.
+	// An unknown grant moves, too: it is another driver's, or its session here has ended, and only its key shows
+	// whether it still stands.
 	bySession, byTTL := map[*session][]int{}, map[time.Duration][]int{}
 	var work sync.WaitGroup
 	holds := make([]*hold, len(r.grants))
@@ -87,7 +86,7 @@ func (r *renewing) all(ctx context.Context) {
 		case h == nil, !h.stays(g.TTL):
 			byTTL[g.TTL] = append(byTTL[g.TTL], i)
 		case h.session.isOutgrown():
-			// Its successor is the session of the TTL that was asked for, whatever the grant says.
+			// Its successor is the session of the requested TTL, whatever the grant says.
 			ttl := h.session.asked
 			byTTL[ttl] = append(byTTL[ttl], i)
 		default:
@@ -106,7 +105,7 @@ func (r *renewing) all(ctx context.Context) {
 			continue
 		}
 		// A hold that was renewed for less, and could not move yet, stands on a lease with more. Its holder is promised
-		// only what it asked for, so that the hold can move once the earlier promise has passed.
+		// only the requested TTL, so that the hold can move once the earlier promise has passed.
 		if holds[i] != nil && g.TTL < r.out[i].TTL {
 			r.out[i].TTL = g.TTL
 		}
@@ -116,27 +115,27 @@ func (r *renewing) all(ctx context.Context) {
 	}
 }
 
-// hold returns the driver's hold of a grant, or nil if it knows of none.
+// hold returns the driver's hold of a grant, or nil if it has no hold.
 func (r *renewing) hold(i int) *hold { return r.d.hold(r.keys[i], r.grants[i]) }
 
-// fail notes what kept grants from being renewed, which says nothing of the holds.
+// fail records an error for grants that could not be renewed; their holds may live or not.
 func (r *renewing) fail(members []int, err error) {
 	for _, i := range members {
 		r.out[i].Err = err
 	}
 }
 
-// gone notes that the key of a grant is not there any more, or stands for another hold. The driver forgets its hold,
-// and the core is told why it is lost.
+// gone notes that the key of a grant is gone, or stands for another hold. The driver forgets its hold, and the core
+// gets the reason.
 func (r *renewing) gone(ctx context.Context, i int) {
 	h := r.hold(i)
 	r.out[i].Err = r.d.notHeld(ctx, r.grants[i], h)
 	r.d.dropHold(r.keys[i], h)
 }
 
-// stays reports whether a hold that is renewed for ttl stays on its lease. A renewal never shortens what was promised:
-// for less, it moves only when the shorter lease lasts until the end of that. A fresh proof of the shorter lease is at
-// most a third of its TTL old (provedSession), hence two thirds from now on are certain.
+// stays reports whether a hold that is renewed for ttl stays on its lease. A renewal never shortens a promise: for a
+// shorter TTL the hold moves only when the shorter lease lasts until the end of the promise. A fresh proof of the
+// shorter lease is at most a third of its TTL old (provedSession), hence two thirds from now on are certain.
 func (h *hold) stays(ttl time.Duration) bool {
 	s := h.session
 	if ttl == s.ttl || ttl.Truncate(time.Second) == s.asked {
@@ -146,8 +145,8 @@ func (h *hold) stays(ttl time.Duration) bool {
 	return ttl < s.ttl && int64(atLeast) < h.until.Load()
 }
 
-// promise notes that somebody may believe in a hold until then. It only ever rises, whatever the order in which
-// renewals that run beside each other come to it.
+// promise notes that somebody may rely on a hold until then. It only rises, whatever the order of concurrent
+// renewals.
 func (h *hold) promise(until backend.Instant) {
 	for {
 		before := h.until.Load()
@@ -157,8 +156,8 @@ func (h *hold) promise(until backend.Instant) {
 	}
 }
 
-// opsPerTxn stays below the 128 operations that a server allows in a transaction by default. For one that allows fewer
-// (--max-txn-ops) see inParts.
+// opsPerTxn stays below the 128 operations that a server allows in a transaction by default. For a server that allows
+// fewer (--max-txn-ops) see inParts.
 const opsPerTxn = 100
 
 // on renews the grants whose numbers are in members, all on one session. The instant of the proof is read before the
@@ -174,8 +173,8 @@ func (r *renewing) on(ctx context.Context, s *session, members []int) {
 	if err == nil {
 		attached, err = s.keys(ctx)
 	}
-	// keys may leave out what is there, so what it names is renewed, and what it does not name is read before it is
-	// told as lost.
+	// keys may omit keys that stand. So the keys that it names are renewed, and each other key is read before it is
+	// reported as lost.
 	var missing []int
 	for _, i := range members {
 		switch {
@@ -192,10 +191,10 @@ func (r *renewing) on(ctx context.Context, s *session, members []int) {
 	_ = inParts(missing, opsPerTxn, func(part []int) error { return r.check(ctx, s, sentAt, part) })
 }
 
-// inParts calls do with at most so many of the members at a time, side by side, until all have had their turn, and
-// returns what failed in the end. What fails for the sake of a part as a whole has done nothing, and its halves get
-// their turns: where the server allows fewer operations in a transaction, and where one of several keys has changed,
-// which keeps no other from its turn.
+// inParts calls do with at most that many of the members at a time, concurrently, until all have had their turn, and
+// returns the remaining errors. If a part fails as a whole it had no effect, and each half is tried: where the server
+// allows fewer operations in a transaction, and where one of several keys has changed, which does not affect the
+// others.
 func inParts[T any](members []T, most int, do func(part []T) error) error {
 	var work sync.WaitGroup
 	parts := slices.Collect(slices.Chunk(members, most))
@@ -213,8 +212,8 @@ func inParts[T any](members []T, most int, do func(part []T) error) error {
 }
 
 // keys returns the keys that stand on the lease, with the namespace of the client if it has one. It is answered by a
-// leader that may have been overtaken, so a key that is missing here may be there: the caller reads it. A lease that
-// this leader does not know is proved again: if that succeeds the answer was such a leader's.
+// leader that may have been overtaken, so a key that is missing here may stand: the caller reads it. If this leader
+// does not know the lease, the lease is proved once more: if that succeeds, an overtaken leader gave the answer.
 func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 	resp, err := s.d.client.TimeToLive(clientv3.WithRequireLeader(ctx), s.id, clientv3.WithAttachedKeys())
 	if err != nil {
@@ -236,8 +235,9 @@ func (s *session) keys(ctx context.Context) (map[string]bool, error) {
 	return keys, nil
 }
 
-// check reads the keys of the grants whose numbers are in part, and renews those that stand on the session's lease. It
-// also serves clients whose KV has a namespace and whose Lease has not: keys then names all keys differently.
+// check reads the keys of the grants whose numbers are in part, and renews the grants whose keys stand on the
+// session's lease. It also serves clients whose KV has a namespace and whose Lease has not: keys then names all keys
+// differently.
 func (r *renewing) check(ctx context.Context, s *session, sentAt backend.Instant, part []int) error {
 	return r.read(ctx, part, func(i int, e entry, found bool) {
 		if found && e.revision == incarnation(r.grants[i]) && e.lease == s.id {
@@ -251,12 +251,12 @@ func (r *renewing) check(ctx context.Context, s *session, sentAt backend.Instant
 // move puts the grants whose numbers are in members on the session of a TTL. The create revisions stay, and with them
 // the tokens.
 //
-// While it runs, the keys count as being called, and grants that the driver does not know are its holds (adopt). So
-// sweep spares them, and a release that overtakes the move finds them and leaves nothing behind
-// (TestRenewalThatIsOvertakenByAReleaseLeavesNothing). What was adopted and has not moved is dropped at the end.
+// While it runs, the keys count as being called, and unknown grants become holds of the driver (adopt). So sweep
+// spares them, and a release that overtakes the move finds them and leaves no key
+// (TestRenewalThatIsOvertakenByAReleaseLeavesNothing). An adopted grant that has not moved is dropped at the end.
 func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
-	// First it is found out which grants can move at all: those that name a key, for a TTL that a session can have, and
-	// whose keys stand as the grants say.
+	// First find the grants that can move at all: they name a key, have a TTL that a session can have, and their keys
+	// stand as the grants say.
 	failed := func(i int) bool { return r.out[i].Err != nil }
 	for _, i := range members {
 		if incarnation(r.grants[i]) == 0 || r.keys[i] == "" || ttl < minTTL || ttl%time.Second != 0 {
@@ -285,7 +285,7 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 		r.fail(members, err)
 		return
 	}
-	// The user that sessionFor added is this call; each hold that moves becomes one of its own.
+	// The user that sessionFor added is this call; each hold that moves becomes a separate user.
 	defer s.Leave(1)
 	if err := r.adopt(s, members); err != nil {
 		r.fail(members, err)
@@ -300,9 +300,9 @@ func (r *renewing) move(ctx context.Context, ttl time.Duration, members []int) {
 	}
 }
 
-// identify reads the keys of grants and returns them by number. Grants whose keys are gone, or of which this driver
-// knows nothing and whose keys stand for another request, are over: moving by name and revision alone would let a
-// client that has seen a hold, and not its request id, move it.
+// identify reads the keys of grants and returns them by number. A grant is over if its key is gone, or if this driver
+// does not know it and its key stands for another request: moving by name and revision alone would let a client that
+// has seen a hold, and not its request id, move it.
 func (r *renewing) identify(ctx context.Context, members []int) []entry {
 	stand := make([]entry, len(r.grants))
 	_ = inParts(members, opsPerTxn, func(part []int) error {
@@ -317,12 +317,12 @@ func (r *renewing) identify(ctx context.Context, members []int) []entry {
 	return stand
 }
 
-// read reads the keys of the grants whose numbers are in part, in one transaction, and calls see for each. If that
-// fails, so do all of them, and see is not called.
+// read reads the keys of the grants whose numbers are in part, in one transaction, and calls see for each. If the
+// read fails, all grants fail, and see is not called.
 func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry, found bool)) error {
 	ops := make([]clientv3.Op, len(part))
 	for n, i := range part {
-		// Not keys only: some versions leave out the lease then.
+		// Not keys only: some versions omit the lease then.
 		ops[n] = clientv3.OpGet(r.keys[i])
 	}
 	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), nil, ops, nil)
@@ -343,8 +343,8 @@ func (r *renewing) read(ctx context.Context, part []int, see func(i int, e entry
 	return nil
 }
 
-// provedSession is sessionFor with a proof that is at most a third of the TTL old. A session that turns out to be
-// outgrown is tried no further: its successor is.
+// provedSession is sessionFor with a proof that is at most a third of the TTL old. If a session turns out to be
+// outgrown, its successor takes its place.
 func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session, error) {
 	for {
 		s, err := d.sessionFor(ctx, ttl)
@@ -361,9 +361,8 @@ func (d *Driver) provedSession(ctx context.Context, ttl time.Duration) (*session
 	}
 }
 
-// adopt makes holds of those grants that the driver does not know, another driver's or such whose session has ended. A
-// release that comes while one moves finds it, so that nothing is left. Each is a user of s until it is dropped or has
-// moved.
+// adopt makes holds of grants that the driver does not know: another driver's, or grants whose session has ended. A
+// concurrent release finds the hold, so that no key is left. Each is a user of s until it is dropped or has moved.
 func (r *renewing) adopt(s *session, members []int) error {
 	for _, i := range members {
 		if r.hold(i) != nil {
@@ -378,26 +377,26 @@ func (r *renewing) adopt(s *session, members []int) error {
 	return nil
 }
 
-// errChanged: a key is not any more what it was when it was read. It may have gone, or an earlier transaction that was
+// errChanged: a key is no longer as it was read. It may have gone, or an earlier transaction that was
 // carried out late has moved it; the next renewal finds out.
 var errChanged = fmt.Errorf("%w: a key has changed since it was read", backend.ErrUnavailable)
 
-// moveTogether puts grants on a session in one transaction, all or none, if their keys are as they were read. Otherwise
-// it fails with errChanged.
+// moveTogether puts grants on a session in one atomic transaction, if their keys are as they were read; else it
+// fails with errChanged.
 //
 // The validity rests on the session's last proof before the transaction. It was sent before the keys stood on the
 // lease, and the lease lives at least a TTL from then on.
 func (r *renewing) moveTogether(ctx context.Context, s *session, stand []entry, part []int) error {
 	cmps, puts := make([]clientv3.Cmp, len(part)), make([]clientv3.Op, len(part))
-	// What the driver knew of each hold before the transaction, so that moveHold sees whether it was given back
-	// meanwhile; nil if it had been.
+	// The driver's hold of each grant before the transaction, so that moveHold sees a release meanwhile; nil if it
+	// was released before.
 	holds := make([]*hold, len(part))
 	for n, i := range part {
 		holds[n] = r.hold(i)
 		cmps[n] = asRead(r.keys[i], stand[i].modified)
 		puts[n] = clientv3.OpPut(r.keys[i], "", clientv3.WithIgnoreValue(), clientv3.WithLease(s.id))
 	}
-	// Read before the transaction: a later proof may be of a moment at which the key has gone again.
+	// Before the transaction: a later proof may be of a moment at which the key has gone.
 	sentAt := s.provedAt()
 	resp, err := r.d.commit(clientv3.WithRequireLeader(ctx), cmps, puts, nil)
 	switch {

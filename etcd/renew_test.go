@@ -54,7 +54,7 @@ func TestRenewalForLessCutsNothingShort(t *testing.T) {
 	}
 }
 
-// A renewal that moves a hold is answered after the hold was given back: nothing may stay behind in the driver.
+// A renewal moves a hold, and its answer comes after the release of the hold: nothing may stay behind in the driver.
 func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -97,7 +97,7 @@ func TestRenewalThatIsOvertakenByAReleaseLeavesNothing(t *testing.T) {
 			if e := (<-watch).Events[0]; e.Type != mvccpb.PUT || clientv3.LeaseID(e.Kv.Lease) == clientv3.LeaseID(0) {
 				t.Fatalf("%+v", e)
 			}
-			// The move is done and not answered. The release is what comes between in the driver.
+			// The move succeeds, but its answer is late. Meanwhile the driver releases the hold.
 			released := make(chan error, 1)
 			go func() { released <- d.Release(t.Context(), g) }()
 			if e := (<-watch).Events[0]; e.Type != mvccpb.DELETE {
@@ -128,7 +128,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 	for i := range grants {
 		rs[i] = request(fmt.Sprint("x", i), false)
 		rs[i].TTL = 30 * time.Second
-		rs[i].Lost = func(reason backend.Reason) { t.Errorf("lost: %v", reason) }
+		rs[i].Lost = func(loss backend.Loss) { t.Errorf("lost: %v", loss.Reason) }
 		grants[i] = mustAcquire(t, d, rs[i])
 	}
 	before := leaseOf(t, d, rs[0])
@@ -148,7 +148,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 		}
 		return leaseOf(t, d, rs[0]) != before && leaseOf(t, d, rs[holds-1]) != before
 	})
-	// One that is gone keeps no other from moving, and is told.
+	// A hold that is gone keeps no other hold from moving, and its renewal reports the loss.
 	if _, err := d.client.Delete(t.Context(), d.Key(grants[3])); err != nil {
 		t.Fatal(err)
 	}

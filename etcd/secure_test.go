@@ -36,7 +36,8 @@ func open(t testing.TB, rawURL string) (*Driver, error) {
 	return d, err
 }
 
-// TestTLS: a client that shows a certificate is served; one that shows none, or does not trust the server, is not.
+// TestTLS: the server accepts a client that shows a certificate; a client without one, or one that does not trust the
+// server, fails.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -119,13 +120,13 @@ func TestAuthTokenExpires(t *testing.T) {
 	}
 	r := request("auth", false)
 	r.TTL = 9 * time.Second // keepalives are further apart than a token lives
-	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+	r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 	g := mustAcquire(t, d, r)
 	later := request("auth", true)
 	later.TTL = r.TTL
 	waiter := acquireLater(t, d, later)
 
-	// The passing of time is what is tested: five lives of a token, without a request in most of them.
+	// The test is about time: five lifetimes of an auth token, most of them without a request.
 	select {
 	case got := <-waiter:
 		t.Fatalf("the waiter has got %+v beside a holder", got)

@@ -19,22 +19,22 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// A session is an etcd lease with its keepalive loop, and everything that happens to it: it is made when somebody needs
-// a lease of a TTL for which there is none (sessionFor, create), kept alive (keepAlive, and proof.go for what a
-// keepalive proves), given up when nobody has used it for a TTL, and declared lost when etcd does not know it any more
-// (end). Package kit counts its users and knows which session is the current one of a TTL.
+// A session is an etcd lease with its keepalive loop. It is made for the first user of a TTL (sessionFor, create),
+// kept alive (keepAlive; proof.go has the meaning of a keepalive), ended when nobody has used it for a TTL, and
+// declared lost when etcd no longer knows it (end). Package kit counts its users and knows the current session of a
+// TTL.
 //
-// One lease for all locks with one TTL was chosen because it makes a renewal cost the same for one lock and for ten
-// thousand: about four round trips in a renewal interval, with 1,000 holds (bench hold1k). A lease for each lock would
-// cost a grant, a keepalive and a revocation each, all of them log entries of the cluster but the keepalives. The price
-// is that a key which a late request writes does not end with its caller: see sweep.go.
+// All locks with one TTL share one lease, so that a renewal costs the same for one lock and for ten thousand: about
+// four round trips in a renewal interval, with 1,000 holds (bench hold1k). A lease for each lock would cost a grant,
+// a keepalive and a revocation each, all of them log entries of the cluster but the keepalives. The price: a key that
+// a late request writes does not end with its caller, see sweep.go.
 
 // session is one etcd lease with a keepalive loop of our own. All holds and waiters with one TTL share it, until the
 // cluster has another raft term than the one in which the lease was granted. Then the session is outgrown (see
 // prolong), and they move to its successor.
 //
-// The client library's own loop (KeepAlive, concurrency.Session) was rejected: it counts the lease from the receipt of
-// an answer and looks once a second, so it tells of the end after a rival has got the lock;
+// It does not use the client library's own loop (KeepAlive, concurrency.Session): that counts the lease from the
+// receipt of an answer and looks once a second, so it reports the end after a rival has got the lock;
 // TestLossIsToldBeforeTheRivalHolds logs by how much. Its KeepAliveOnce repeats without a pause while the server is
 // away.
 type session struct {
@@ -42,27 +42,28 @@ type session struct {
 	d *Driver
 	// Drawn by sessionFor, before the lease is asked for: see create.
 	id clientv3.LeaseID
-	// As asked for, which is the key in Driver.sessions, and as granted, which is more for TTLs below one and a half
-	// election timeouts.
+	// The requested TTL, which is the key in Driver.sessions, and the granted one, which is more for TTLs below one
+	// and a half election timeouts.
 	asked, ttl time.Duration
 
 	// The stream that the keepalives go out on. create stops it when the loop has ended.
 	keepAlives *keepAlives
 
-	// Where the lease comes from. A keepalive proves the lease in this term only, for the reasons given at prolong.
-	// term rises where nobody but the granter can have led since.
+	// The origin of the lease. A keepalive proves the lease in this term only, for the reasons given at prolong. term
+	// rises where nobody but the granter can have led since.
 	granter uint64        // the member that granted the lease, or handed the request on
 	term    atomic.Uint64 // of the grant, or a later one
 
-	// Closed by Driver.outgrow, at most once, when the lease can no longer be proved. Waiters select on it: they move
-	// to another session without being told by anybody else.
-	outgrown chan struct{}
+	// Closed by Driver.outgrow, at most once, when the lease can no longer be proved. Waiters select on it: they then
+	// move to another session.
+	outgrown   chan struct{}
+	outgrowing sync.Once // closes it
 	// Tells the loop that a request on this lease went unanswered, so that a key may appear on it that nobody knows:
 	// see sweep. It has room for one signal and is never closed.
 	doubted bell.Bell
 
 	mu sync.Mutex // protects the following fields
-	// Just before the last confirmed request was sent: what the validity of every hold counts from.
+	// Just before the last confirmed request was sent: the validity of every hold counts from it.
 	proved backend.Instant
 	// Not nil while a keepalive is in flight. keepAliveOnce closes it when that has ended, with its result below.
 	proving chan struct{}
@@ -70,16 +71,16 @@ type session struct {
 }
 
 // errSessionLost: the lease is gone, and with it every key on it. As an answer about a hold it is a loss; as the answer
-// to a request that was to write on the lease it says that nothing was done, and another session may do better.
+// to a request that was to write on the lease it says that it had no effect, and another session may succeed.
 var errSessionLost = fmt.Errorf("%w: the etcd lease is gone", backend.ErrUnavailable)
 
-// callTime bounds one request that is not bounded more tightly: long enough for an election, whose timeout is 1 s by
-// default, and short enough to reach the next endpoint within a lease. What it cut off is asked again with the same
-// key, which makes that harmless.
+// callTime bounds a request without a tighter bound: long enough for an election, whose timeout is 1 s by default,
+// and short enough to reach the next endpoint within a lease. A repetition uses the same key, which makes it
+// harmless.
 const callTime = 3 * time.Second
 
-// sessionFor returns the session for ttl, in whole seconds, and adds a user to it; the caller takes it away with Leave.
-// If there is none it is created, once for all callers that come meanwhile. Each waits for as long as its own ctx
+// sessionFor returns the session for ttl, in whole seconds, and adds a user to it; the caller removes it with Leave.
+// A missing session is created, once for all callers that come meanwhile. Each waits for as long as its own ctx
 // allows.
 //
 // No session is made after the cluster's past was lost, or after Close.
@@ -91,8 +92,8 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 			keepAlives: newKeepAlives(d), outgrown: make(chan struct{}), doubted: bell.New(),
 		}
 	}, func(s *session) {
-		// Under no mutex, once for each session. If this fails, everybody who waits for the session gets the error; it
-		// then has no lease, and nothing to give back.
+		// Under no mutex, once for each session. If this fails, everybody who waits for the session gets the error;
+		// it has no lease to revoke then.
 		err := d.history.err()
 		if err == nil {
 			err = d.enter()
@@ -106,17 +107,17 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	})
 }
 
-// create asks for the lease, lets in who waits for the session, and goes on as its keepalive loop. It runs in the
-// background because the end of one caller's context must not fail the others. It was counted in at the gate by
+// create asks for the lease, opens the session for its waiting callers, and goes on as its keepalive loop. It runs in
+// the background because the end of one caller's context must not fail the others. It was counted in at the gate by
 // sessionFor, and leaves when the loop has ended.
 //
 // The id of the lease is ours and not the server's, so that a lease whose grant was not answered can be revoked: a TTL
-// may be 30 days, and every repetition would leave another one. The library's Grant offers no such choice, hence the
-// request by hand. The validity counts from sent, which is read before the request leaves.
+// may be 30 days, and every repetition would leave another one. The library's Grant has no parameter for it, so
+// create builds the request itself. The validity counts from sent, which is read before the request leaves.
 //
 // The term is noted before the request is sent and not read from the answer, whose header bears the term that the
-// member had applied when it answered: an election after the grant could have raised it, and the lease would then be
-// believed to be of a later leader than the one who granted it. A term that is too low only costs a move.
+// member had applied when it answered: an election after the grant could have raised it, and the lease would be
+// attributed to a later leader than its granter. A term that is too low only costs a move.
 func (s *session) create() {
 	defer s.d.gate.Leave()
 	defer s.keepAlives.stop()
@@ -144,7 +145,7 @@ func (s *session) create() {
 }
 
 // discard revokes a lease that may have been granted, and on which no key stands, until etcd says that it is gone or
-// the driver closes. Close waits for the call under way only: such a lease hurts nobody, and ends by itself.
+// the driver closes. Close waits for the call under way only: such a lease is harmless, and expires.
 func (s *session) discard() {
 	for {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.d.ctx), callTime)
@@ -156,24 +157,24 @@ func (s *session) discard() {
 	}
 }
 
-// keepAlive is the loop of an open session. It sends a keepalive a third of the TTL after the last one that was
-// confirmed, and sooner after one that failed; after each it sweeps, if there is anything in doubt. It ends when the
+// keepAlive is the loop of an open session. It sends a keepalive a third of the TTL after the last confirmed one, and
+// sooner after a failure; after each it sweeps, if a request is in doubt. It ends when the
 // session has ended, when the driver closes (which revokes the lease), or when nobody has used the session for one TTL:
 // then it revokes the lease itself, so that an idle client leaves the cluster alone.
 //
 // A keepalive that fails does not end the session, not even for longer than the TTL: only etcd's own answer does.
-// Waiters would lose their places for nothing, since a cluster without a leader prolongs its leases, and holders do not
-// depend on it: the core stops believing in a hold at its deadline, whatever the session does.
+// Otherwise waiters would lose their places unnecessarily: a cluster without a leader prolongs its leases, and
+// holders do not depend on it, since the core ends a hold at its deadline, whatever the session does.
 func (s *session) keepAlive() {
 	timer := time.NewTimer(s.ttl / 3)
 	defer timer.Stop()
-	// How long after the last look for late keys the next one follows; 0 until a request goes unanswered.
+	// The pause until the next look for late keys; 0 until a request goes unanswered.
 	var look time.Duration
 	for {
 		select {
 		case <-timer.C:
-		// A new doubt begins the looks anew, at their shortest distance. Many doubts put nothing off: the first one
-		// after a look sets the timer.
+		// A new doubt restarts the sweeps at their shortest interval. Many doubts do not postpone a sweep: the first
+		// doubt after one sets the timer.
 		case <-s.doubted:
 			if look != firstSweep {
 				look = firstSweep
@@ -186,26 +187,26 @@ func (s *session) keepAlive() {
 			return // Close revokes
 		}
 		// Nobody joins between the look at the users and the end: kit does both under its mutex. The revocation may
-		// fail: without keepalives the lease ends by itself.
+		// fail: without keepalives the lease expires.
 		if s.d.sessions.Retire(s, s.ttl) {
 			ctx, cancel := context.WithTimeout(s.d.ctx, callTime)
 			_ = s.revoke(ctx)
 			cancel()
 			return
 		}
-		// Between keepalives, when only a look is due, it sends nothing: the proof is young enough.
+		// Between keepalives, when only a sweep is due, it sends no keepalive: the proof is young enough.
 		err := s.keep(s.d.ctx)
 		next := s.ttl / 3
 		switch {
 		case err == nil:
 			next = max(next-s.d.clock.Now().Sub(s.provedAt()), s.ttl/20)
-		// Only to keep the keys standing until they have moved.
+		// The keys have to stand until they have moved.
 		case errors.Is(err, errOutgrown):
 		// prolong has ended the session.
 		case errors.Is(err, errSessionLost):
 			return
 		default:
-			// Also beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their
+			// Even beyond the TTL: a cluster that had no leader for long prolongs its leases, and waiters keep their
 			// places.
 			timer.Reset(kit.RetryPause(s.ttl))
 			continue
@@ -219,25 +220,25 @@ func (s *session) keepAlive() {
 	}
 }
 
-// end declares the lease gone and tells the holder of every hold on it, once, in the goroutine that found out. The
-// functions of the core do not block. They are called without any mutex, since a holder may call back into the driver.
+// end declares the lease gone and notifies the holder of every hold on it, once, in the goroutine that found out. The
+// core's functions do not block. They are called without any mutex, since a holder may call back into the driver.
 func (s *session) end(reason backend.Reason) {
 	if !s.d.sessions.End(s) {
 		return
 	}
 	for _, lost := range s.d.forget(s) {
-		lost(reason)
+		lost(backend.Loss{Reason: reason})
 	}
 }
 
-// forget takes the holds of a session that has ended out of the driver, and returns the functions that tell the
-// holders. It walks over all places, which is the price of not keeping a list of holds for each session on the path of
-// every acquire and release. Places that were kept only because a late write on this lease was possible become free:
-// what comes late finds no lease.
-func (d *Driver) forget(s *session) []func(backend.Reason) {
+// forget removes the holds of an ended session from the driver, and returns the functions that notify the holders. It
+// walks over all places; the alternative, a list of holds for each session, would cost every acquire and release.
+// Places that were kept only because of a possible late write on this lease become free: the late write finds no
+// lease.
+func (d *Driver) forget(s *session) []func(backend.Loss) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var tell []func(backend.Reason)
+	var tell []func(backend.Loss)
 	for key, p := range d.places {
 		if p.hold != nil && p.hold.session == s {
 			if p.hold.lost != nil {
@@ -245,13 +246,13 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 			}
 			p.hold = nil
 		}
-		delete(p.doubts, s) // what comes late finds no lease
+		delete(p.doubts, s) // a late write finds no lease
 		d.tidyLocked(key)
 	}
 	return tell
 }
 
-// revoke ends the lease in etcd; every key on it goes with it. A lease that is gone already, or was never granted, is
+// revoke ends the lease in etcd; its keys go with it. A lease that is gone already, or was never granted, is
 // no error.
 func (s *session) revoke(ctx context.Context) error {
 	_, err := s.d.client.Revoke(ctx, s.id)

@@ -17,51 +17,52 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Servers that stand still. A process that is stopped, or a network that swallows everything, keeps its connections
-// open: of three servers it goes on being sent a third of all requests, and watches through it hear nothing. gRPC does
-// not ping more often than every 10 s, and gives up after 13 s. Then 12 hand-overs beside a frozen follower took 13.1
-// to 13.9 s; with the connections closed after 2 s of silence they take 2.7 s (TestSilentServerIsLeft).
+// Servers that stand still. A stopped process, or a network that drops all packets, keeps its connections open: one
+// of three such servers still gets a third of all requests, and watches through it receive no events. gRPC does not
+// ping more often than every 10 s, and closes the connection after 13 s. Then 12 hand-overs beside a frozen follower
+// took 13.1 to 13.9 s; with the connections closed after 2 s of silence they take 2.7 s (TestSilentServerIsLeft).
 //
-// So every connection notes since when it has been written to and not read from. Before each request a timer is set; if
-// it fires before the answer, connections that have owed one for long are closed. A connection on which nobody asks for
-// anything is left to gRPC's pings.
+// So every connection notes since when it has been written to and not read from. Before each request a timer is set;
+// if it fires before the answer, connections that have owed one for long are closed. gRPC's pings check a connection
+// without requests.
 
-// silence is for how long a request waits for an answer until the connections are looked at. It grows while a server is
+// silence is the time a request waits for an answer before the connections are checked. It grows while a server is
 // slow to check a password: see bearWith.
 const silence = 2 * time.Second
 
-// mostSilence bounds what silence may grow to, see bearWith. gRPC's own keepalive does not end it: a server that is
+// mostSilence bounds the growth of silence, see bearWith. gRPC's own keepalive does not end it: a server that is
 // busy answers its pings.
 const mostSilence = 8 * silence
 
-// maxBackoff is the longest pause between two attempts to connect. gRPC's own is two minutes, for which locks would
-// stay out of reach after a long outage.
+// maxBackoff is the longest pause between two attempts to connect. With gRPC's own two minutes, locks would stay
+// unreachable for that long after an outage.
 const maxBackoff = 3 * time.Second
 
-// connections are those of a client that Open has made. One on which a server owes an answer and says nothing is
-// closed. What waited on it fails, is repeated by its sender, and goes to another server; watches begin anew there. The
-// silent server is used again when it has answered gRPC's greeting. One that answers only some of what it is asked is
-// left too: see member.
+// connections are the connections of a client that Open has made. A connection is closed when its server owes an
+// answer and is silent. Its requests fail, and their senders repeat them at another server; watches start anew
+// there. The silent server is used again when it has answered gRPC's greeting. A server that answers only some of its
+// requests is left, too: see member.
 //
-// A nil *connections watches over nothing: it is what a driver has whose client New was given. Nothing here runs by
-// itself; every timer belongs to a request and is stopped when that has its answer.
+// A nil *connections does no checks: a driver that New made has it. There is no background work; every timer belongs
+// to a request and is stopped by its answer.
 type connections struct {
 	begun time.Time
-	// Why the last request that found no server found none: failure tells it, and Open.
+	// The error of the last request that found no server, for failure and Open.
 	failed atomic.Pointer[string]
 	// For how long a server may be silent, in nanoseconds: see bearWith.
 	bears atomic.Int64
 	// Nil without a user.
 	token *token
 
-	// Connections that stand, and what is known of the members by address. The mutex is held for a moment only, never
+	// Connections that stand, and the members by address. The mutex is held for a moment only, never
 	// while a connection is dialled or closed.
 	mu      sync.Mutex // protects the following fields
 	open    map[*connection]struct{}
 	members map[string]*member // by address
 }
 
-// newConnections returns the connections of a client that has made none yet. user is empty for one without a password.
+// newConnections returns the connections of a client before its first one. user is empty for a client without a
+// password.
 func newConnections(user string) *connections {
 	c := &connections{begun: time.Now(), open: map[*connection]struct{}{}, members: map[string]*member{}}
 	c.bears.Store(int64(silence))
@@ -71,8 +72,8 @@ func newConnections(user string) *connections {
 	return c
 }
 
-// options make a client use c. The interceptor of c comes after the token's, so that the requests for a token are
-// watched over as well.
+// options make a client use c. The interceptor of c comes after the token's, so that it covers the requests for a
+// token.
 func (c *connections) options() []grpc.DialOption {
 	var options []grpc.DialOption
 	if c.token != nil {
@@ -102,8 +103,8 @@ func (c *connections) options() []grpc.DialOption {
 	)
 }
 
-// noteFailure keeps what gRPC says of its connections when a request fails for want of one. The client library would
-// replace that by "context deadline exceeded".
+// noteFailure keeps gRPC's error about its connections when a request fails for want of one. The client library would
+// replace it by "context deadline exceeded".
 func (c *connections) noteFailure(err error) {
 	const before = "latest balancer error: "
 	s := status.Convert(err)
@@ -119,10 +120,10 @@ func (c *connections) noteFailure(err error) {
 	}
 }
 
-// bearWith is told how a request for a token has ended, and sets how long servers may be silent. Checking a password is
-// what takes a server long; one that is given up for it makes another one begin the same, until all are behind. So each
-// that fails gives the next one, and whatever else is asked meanwhile, twice the time, up to mostSilence; one that
-// succeeds ends that.
+// bearWith gets the result of a request for a token, and sets how long servers may be silent. Checking a password is
+// slow; a client that gives up and asks again starts another check, until all servers are behind. So each failure
+// doubles the time for the next request for a token, and for all other requests, up to mostSilence; a success resets
+// it.
 func (c *connections) bearWith(err error) {
 	switch status.Code(err) {
 	case codes.OK:
@@ -132,8 +133,8 @@ func (c *connections) bearWith(err error) {
 	}
 }
 
-// failure is why the last request that found no server found none, or nil. It is advice for the error of Open, and
-// decides nothing.
+// failure returns the error of the last request that found no server, or nil. It is advice for the error of Open, and
+// no decision depends on it.
 func (c *connections) failure() error {
 	if text := c.failed.Load(); text != nil {
 		return errors.New(*text)
@@ -141,8 +142,8 @@ func (c *connections) failure() error {
 	return nil
 }
 
-// dial is how gRPC connects. A member that was left a moment ago is refused here, without asking it, so that the
-// balancer turns to the others.
+// dial is gRPC's dialer. It refuses a member that was left a moment ago without asking it, so that the balancer turns
+// to the others.
 func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
 	if c.leftAlone(addr) {
 		return nil, errUnheard
@@ -158,7 +159,7 @@ func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, nil
 }
 
-// expectAnswer is called before a request is sent, and what it returns when the answer is there: that stops the timer.
+// expectAnswer is called before a request is sent, and answered when the answer is there: that stops the timer.
 func (c *connections) expectAnswer() (answered func() bool) {
 	if c == nil {
 		return func() bool { return true }
@@ -166,9 +167,10 @@ func (c *connections) expectAnswer() (answered func() bool) {
 	return time.AfterFunc(time.Duration(c.bears.Load()), c.closeSilent).Stop
 }
 
-// closeSilent closes the connections on which a server has owed an answer for half of what it may be silent. Half,
-// because the request that hangs was written a little after its timer was set. What a server need not answer counts
-// too: no harm is done by closing a connection on which it had nothing to say.
+// closeSilent closes the connections on which a server has owed an answer for half of the time it may be silent.
+// Half,
+// because the request that hangs was written a little after its timer was set. Frames that need no answer count, too:
+// closing a connection whose server owed no answer does no harm.
 func (c *connections) closeSilent() {
 	before := c.now() - c.bears.Load()/2
 	c.closeIf(func(conn *connection) bool {
@@ -177,7 +179,7 @@ func (c *connections) closeSilent() {
 	})
 }
 
-// closeIf closes the connections of which that is true. gRPC then fails what waits on them.
+// closeIf closes the connections for which leave is true. gRPC then fails the requests on them.
 func (c *connections) closeIf(leave func(*connection) bool) {
 	c.mu.Lock()
 	open := slices.Collect(maps.Keys(c.open))
@@ -191,16 +193,16 @@ func (c *connections) closeIf(leave func(*connection) bool) {
 }
 
 // now is the time since c was made, in nanoseconds and never zero, because zero means "not asked". It is the process's
-// own monotonic clock: what it measures is the network's business, not the validity of holds.
+// own monotonic clock: it times the network, not the validity of holds.
 func (c *connections) now() int64 { return 1 + int64(time.Since(c.begun)) }
 
-// connection knows since when its server owes an answer. Any byte that is read counts as one: the server lives, and
-// what it answers is not for this layer to judge. gRPC reads and writes from goroutines of its own, hence the atomic.
+// connection records since when its server owes an answer. Any byte that is read counts as an answer: the server
+// lives, and this layer does not judge answers. gRPC reads and writes from its own goroutines, hence the atomic.
 type connection struct {
 	net.Conn
 	addr string // that was dialled
 	all  *connections
-	// When the first bytes were written after those that were read last; zero if there were none.
+	// When the first bytes after the last read were written; zero if no bytes were.
 	asked atomic.Int64
 }
 
@@ -212,7 +214,7 @@ func (c *connection) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Read reads what the server says, after which it owes nothing.
+// Read reads from the server, which owes no answer afterwards.
 func (c *connection) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {

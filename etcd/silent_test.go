@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// A server that stands still takes connections and requests and says nothing. gRPC notices after 13 s; until then every
+// A stalled server accepts connections and requests but does not answer. gRPC notices after 13 s; until then every
 // third request and every watch through this server would hang.
 func TestSilentServerIsLeft(t *testing.T) {
 	deep.NotShort(t)
@@ -76,7 +76,7 @@ func TestSilentServerIsLeft(t *testing.T) {
 	}
 }
 
-// release gives back, again and again: a connection that is given up may take a request with it.
+// release retries the release until it succeeds: a connection that fails may lose a request.
 func release(ctx context.Context, d backend.FencingDriver, g backend.Grant) error {
 	for {
 		err := d.Release(ctx, g)

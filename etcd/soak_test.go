@@ -47,12 +47,14 @@ func TestSoak(t *testing.T) {
 				_, err := c.Status(ctx, node)
 				return "", err
 			},
-			Leader:    c.Leader,
-			Cut:       c.Cut,
-			Heal:      c.Heal,
-			Said:      c.Said,
-			Leftovers: func() ([]string, error) { return leftovers(admin, dialers["Open"].prefix) },
-			Logs:      c.Logs,
+			// No RefuseRelease: who may not delete keys may not put them either.
+			RefuseWrites: harness(t, dialers["Open"], c, c.Endpoints(), nil).Server.RefuseWrites,
+			Leader:       c.Leader,
+			Cut:          c.Cut,
+			Heal:         c.Heal,
+			Said:         c.Said,
+			Leftovers:    func() ([]string, error) { return leftovers(admin, dialers["Open"].prefix) },
+			Logs:         c.Logs,
 		}
 	})
 }

@@ -13,23 +13,22 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The token space is the name under which guards know this cluster's count of tokens. It cannot be derived from the
-// cluster: the id of a cluster that was wiped and made anew with the same flags is the same, and a guard once saw token
-// 2 after 302 in one space. So it is random, and a key holds it
-// (docs/decisions/2026-11-22-an-etcd-token-space-is-a-key.md).
+// The token space is the name under which guards know this cluster's count of tokens. The cluster id cannot serve: a
+// cluster that was wiped and made anew with the same flags has the same id, and a guard once saw token 2 after 302 in
+// one space. So the space is random, and a key holds it (docs/decisions/2026-11-22-an-etcd-token-space-is-a-key.md).
 //
-// The first call of a driver learns it, or plants it in a store that has none (learnSpace). From then on every
+// The first call of a driver reads it, or plants it in a store without it (learnSpace). From then on every
 // transaction that may grant compares the key (sameSpace), and every proof of a lease reads it (checkSpace). A
-// surviving client that plants the key again was rejected: then nobody would notice that it was gone.
+// surviving client never plants the key a second time: then nobody would notice that it was gone.
 
-// space is the token space: random, made once by the first driver that finds none, and kept in a key. A driver plants
-// it when it begins and never again: one that has seen the cluster's past must not name a new one after it.
+// space is the token space: random, made once by the first driver that does not find it, and kept in a key. A driver
+// plants it only at its beginning: a driver that has seen the cluster's past must not name a new space.
 type space struct {
 	name string // empty until it is known
 	text string // the whole value of its key
 }
 
-// spaceValue is what stands in the key of the token space. Cluster is where it was planted: a backup that is restored
+// spaceValue is the value of the token space's key. Cluster is where it was planted: a backup that is restored
 // as another cluster names another one, and the first driver there plants a new space.
 type spaceValue struct {
 	Format  int    `json:"fencelock"` // 1
@@ -48,13 +47,13 @@ func (h *history) tokenSpace() space {
 	return h.space
 }
 
-// learnSpace learns the token space from resp, which is a read of its key, or plants it if the store has none of this
-// cluster. Drivers that begin at once agree, because each plants only over what it has read. Only what drivers do first
-// calls it.
+// learnSpace reads the token space from resp, which is a read of its key, or plants it if the store has no space of
+// this cluster. Drivers that begin concurrently agree, because each plants only over the value it has read. Only a
+// driver's first calls use it.
 func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) error {
 	kvs, cluster := resp.Kvs, strconv.FormatUint(resp.Header.ClusterId, 16)
 	for {
-		// The revision at which what stands there was written; 0 if there is nothing. Planting compares it.
+		// The revision of the standing value; 0 without a value. Planting compares it.
 		var stands int64
 		if len(kvs) > 0 {
 			var v spaceValue
@@ -93,10 +92,10 @@ func (d *Driver) sameSpace() clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(d.spaceKey()), "=", d.history.tokenSpace().text)
 }
 
-// checkSpace compares what stands in the key of the token space with what is known of it, and ends all sessions if that
-// differs. Somebody who deletes the key, with all others for example, ends the time of those who knew it: they cannot
-// tell this from a cluster that was made anew. Going on where the revisions show that it is the same cluster was
-// rejected: that works until the next compaction only, and needs a second mechanism for those who were idle meanwhile.
+// checkSpace compares the token space's key with the known space, and ends all sessions if they differ. Deleting the
+// key, with all others for example, ends the drivers that knew it: they cannot tell this from a new cluster.
+// Revisions could show that it is the same cluster only until the next compaction, and idle drivers would need a
+// second mechanism.
 func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 	known, now := d.history.tokenSpace(), "gone"
 	if len(kvs) > 0 {

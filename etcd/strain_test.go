@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// Compaction under waiters and watchers takes nothing from them: both follow what is to come.
+// Compaction costs waiters and watchers nothing: both follow future revisions only.
 func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())
@@ -53,16 +53,16 @@ func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 	}
 }
 
-// A server whose quota is used up takes no writes but those that make room. Holds go on, and can be given back; a
-// client that wants one is told that the service is unavailable, and gets it when there is room. So it is also when the
-// only member was started again, for which the holds need not move.
+// A server whose quota is exhausted accepts only writes that make room. Holds continue, and clients can release them.
+// A new Acquire fails with ErrUnavailable, and succeeds once there is room. The same is true after a restart of the
+// only member, as the holds need not move.
 func TestFullServerKeepsHolds(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576"))
 	d := newDriver(t, server.Addr())
 	r := request("x", false)
 	r.TTL = 20 * time.Second // longer than the server is away
-	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+	r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 	held := mustAcquire(t, d, r)
 	other := request("other", false)
 	other.TTL = r.TTL
@@ -87,7 +87,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 		errors.Is(err, backend.ErrUnknown) {
 		t.Errorf("Acquire = %v, want ErrUnavailable", err)
 	}
-	for last := held.SentAt; last < held.SentAt.Add(held.TTL+held.TTL/4); { // longer than it would live by itself
+	for last := held.SentAt; last < held.SentAt.Add(held.TTL+held.TTL/4); { // longer than the hold lives without renewals
 		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
 		if renewal.Err != nil {
 			t.Fatalf("Renew = %v", renewal.Err)
@@ -134,8 +134,8 @@ func makeRoom(t *testing.T, c *clientv3.Client) {
 	}
 }
 
-// disarm takes the alarm back that there is no room. A member raises it for each write that it applies while it has
-// none, also for those that it applies late or again after a restart, and says so later: once is not enough.
+// disarm disarms the NOSPACE alarm. A member raises it for each write that it applies without room, also for late
+// ones and for those it applies again after a restart, and reports it later: disarming once is not enough.
 func disarm(t *testing.T, c *clientv3.Client) {
 	t.Helper()
 	if _, err := c.AlarmDisarm(t.Context(), &clientv3.AlarmMember{}); err != nil {
@@ -143,8 +143,9 @@ func disarm(t *testing.T, c *clientv3.Client) {
 	}
 }
 
-// In a full cluster of several members nothing can move after an election. Then nobody believes in a hold for longer
-// than the leader before has granted; its key is kept, and it goes on with its token when there is room in time.
+// In a full cluster of several members nothing can move after an election. Then nobody relies on a hold for longer
+// than the previous leader has granted; the key stays, and the hold continues with its token when there is room in
+// time.
 func TestFullClusterAfterAnElection(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
@@ -152,7 +153,7 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 	d := newDriver(t, c.Endpoints()...)
 	r := request("x", false)
 	r.TTL = 30 * time.Second
-	r.Lost = func(reason backend.Reason) { t.Errorf("the hold was lost: %v", reason) }
+	r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 	held := mustAcquire(t, d, r)
 	fill(t, d.client)
 	before := leaseOf(t, d, r)

@@ -9,24 +9,25 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// The stream that a session's keepalives go out on. The library's two ways would not do: KeepAlive decides by itself
-// when to send, and KeepAliveOnce opens a stream for each keepalive. Here one stream serves the session, and each
+// The stream for a session's keepalives. The library's two ways do not fit: KeepAlive itself decides when to send,
+// and KeepAliveOnce opens a stream for each keepalive. Here one stream serves the session, and each
 // answer belongs to the keepalive that was sent last, because there never is more than one under way.
 
-// keepAlives is that stream. Keepalives are sent one at a time, each answered before the next one is sent. One stream
-// each was rejected: with a user and a password a client that is given to New authenticates for every stream, which
-// costs the server a slow hash and the cluster a proposal (TestKeepalivesAuthenticateOnce).
+// keepAlives is that stream. Keepalives are sent one at a time, each answered before the next one is sent. They do
+// not use a stream each: with a user and a password a client that is passed to New authenticates for every stream,
+// which costs the server a slow hash and the cluster a proposal (TestKeepalivesAuthenticateOnce).
 //
-// A keepalive that is not answered in time takes its stream with it. So no late answer is taken for that to a later one
-// (TestSlowKeepaliveTakesItsStreamWithIt). Everything ends with stop, which the session calls when its loop has ended.
+// A keepalive without an answer in time ends its stream. So a late answer is never mistaken for a later keepalive's
+// (TestSlowKeepaliveTakesItsStreamWithIt). Everything ends with stop, which the session calls when its loop has
+// ended.
 type keepAlives struct {
 	d *Driver
 	// Ends with stop, and with Close of the driver. Every stream is opened under it.
 	ctx  context.Context
 	stop context.CancelFunc
 
-	// turn holds one token while a keepalive is under way, and protects the following fields. A channel and not a
-	// mutex, so that one who waits for the turn goes when its context ends.
+	// turn holds one token while a keepalive is under way, and protects the following fields. It is a channel and not
+	// a mutex, so that a waiting caller returns when its context ends.
 	turn   chan struct{}
 	stream pb.Lease_LeaseKeepAliveClient
 	// Not nil while the stream is opened. The result is put into it, once; it is never closed.
@@ -34,14 +35,14 @@ type keepAlives struct {
 	cancel  context.CancelFunc // ends stream, or the opening
 }
 
-// opened is how the opening of a stream has ended.
+// opened is the result of opening a stream.
 type opened struct {
 	stream pb.Lease_LeaseKeepAliveClient
 	err    error
 }
 
-// openTime bounds the opening of a stream, which is not bounded by the keepalive that wants it: a server that is slow
-// to check a password would be asked to begin anew again and again.
+// openTime bounds the opening of a stream. The keepalive that wants it does not: a server that is slow to check a
+// password would have to restart for every keepalive.
 const openTime = 3 * callTime
 
 // newKeepAlives returns a stream that is opened by the first keepalive. It asks its server to have a leader.
@@ -68,8 +69,8 @@ func (k *keepAlives) ask(ctx context.Context, lease clientv3.LeaseID) (*pb.Lease
 }
 
 // open makes sure that there is a stream. If ctx ends first, the next call finds the opening under way: it runs in a
-// goroutine of its own, counted in at the gate, which ends when the stream stands, openTime has passed, or stop is
-// called. Its result waits in a channel with room for it, whether anybody comes for it or not.
+// separate goroutine, counted in at the gate, which ends when the stream stands, openTime has passed, or stop is
+// called. Its result waits in a buffered channel, whether anybody receives it or not.
 func (k *keepAlives) open(ctx context.Context) error {
 	if k.stream != nil {
 		return nil
@@ -81,7 +82,7 @@ func (k *keepAlives) open(ctx context.Context) error {
 		streamCtx, cancel := context.WithCancel(k.ctx)
 		result := make(chan opened, 1)
 		k.opening, k.cancel = result, cancel
-		// Nobody stops this but openTime and stop: a caller that gives up leaves it to the next one.
+		// Only openTime and stop end this: a caller that gives up leaves it to the next one.
 		go func() {
 			defer k.d.gate.Leave()
 			defer time.AfterFunc(openTime, cancel).Stop()
@@ -108,8 +109,8 @@ func (k *keepAlives) exchange(ctx context.Context, lease clientv3.LeaseID) (*pb.
 	if err := k.open(ctx); err != nil {
 		return nil, err
 	}
-	// If ctx has ended, cancel may have been called although the answer came: the stream is given up then, whatever it
-	// says.
+	// If ctx has ended, cancel may have been called although the answer came: the stream is closed then, whatever the
+	// answer.
 	inTime := context.AfterFunc(ctx, k.cancel)
 	answer, err := k.sendAndReceive(lease)
 	if !inTime() || err != nil {

@@ -8,30 +8,29 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// Keys that late requests leave: leftovers. A request that nobody answered may be carried out long after its caller
-// gave up and after its key was looked for and not found: a node that was cut off hands it on when it is back. The key
-// then stands on a lease that the other locks keep alive, and would close the name for as long as they do: for good, in
-// a busy client (TestRequestThatANodeHandsOnLateClosesNothing). Exclusion and tokens are not in danger.
+// Keys that late requests write: leftovers. An unanswered request may be carried out long after its caller gave up
+// and after its key was looked for and not found: a node that was cut off forwards it when it is back. The key then
+// stands on a lease that the other locks keep alive, and would block the name for as long: for good, in a busy client
+// (TestRequestThatANodeHandsOnLateClosesNothing). Exclusion and tokens are not in danger.
 //
 // So once a request on a session went unanswered, the session's loop looks whether its lease has keys that nobody here
 // knows, and deletes them: soon, since most late requests are late by milliseconds (another node was faster), then
-// after each keepalive, for the rest of the session's life. A session without an unanswered request pays nothing.
+// after each keepalive, for the rest of the session's life. A session without an unanswered request has no such cost.
 //
-// Looking only for a while was rejected: nothing bounds how late a request arrives. So was a lease for each acquire,
-// which the late write would need and not find: every lock would cost two more writes and a keepalive. So was a
-// tombstone that each acquire compares: exact, but one more comparison for everybody, and a key that must be cleaned up
-// itself.
+// A bounded number of looks is not enough: a request may arrive arbitrarily late. A lease for each acquire, which
+// the late write would need and not find, would cost every lock two more writes and a keepalive. A tombstone that
+// each acquire compares is exact, but costs everybody one more comparison, and is itself a key to clean up.
 
-// firstSweep is how long after an unanswered request the first look follows; each further one takes twice as long,
+// firstSweep is the pause between an unanswered request and the first look; each further pause is twice as long,
 // until the keepalives take over.
 const firstSweep = 50 * time.Millisecond
 
-// doubt tells the loop that a request on the session was not answered. A signal that is there already is enough.
+// doubt tells the loop that a request on the session was not answered. One pending signal is enough.
 func (s *session) doubt() {
 	s.doubted.Ring()
 }
 
-// sweep deletes the keys on the lease that nobody here knows. What fails is tried again after the next keepalive. It
+// sweep deletes the keys on the lease that nobody here knows. The next keepalive retries failures. It
 // runs in the session's loop only, and in less time than the next keepalive has.
 func (s *session) sweep() {
 	// The next keepalive waits for it.
@@ -55,7 +54,7 @@ func (s *session) sweep() {
 
 // deleteUnknown deletes a key that nobody knows. The order matters: the revision is read first, then it is asked
 // whether somebody knows the key, and then it is deleted if nobody has written it since. A call that wrote it before
-// the reading is known, and one that writes it later is not undone.
+// the reading is known, and a later write is not undone.
 func (s *session) deleteUnknown(ctx context.Context, key string) error {
 	return s.d.clear(ctx, key, func(kv *mvccpb.KeyValue) bool {
 		e, ours := s.d.entryOf(kv)

@@ -13,26 +13,26 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Passwords. etcd gives a client a token for its password, and all members know it. The client library asks for a token
-// for every stream it opens, and a server checks a password with a slow hash, a tenth of a second of a processor. Busy
-// servers would fall behind by as many as there are streams, answer nobody in time, and be asked for more by those who
-// left them. So this client asks only if it has no token, or a server did not know the last one. One request at a time
-// asks for all, and it goes on when the context of a caller that waits for it ends.
+// Passwords. etcd gives a client a token for its password, and all members know it. The client library asks for a
+// token for every stream it opens, and a server checks a password with a slow hash, a tenth of a second of a
+// processor. Authenticating each stream would overload the servers, whose late answers make clients reconnect and
+// authenticate again. So this client asks only if it has no token, or a server did not know the last one. One request
+// at a time serves all callers, and it goes on when the context of a caller that waits for it ends.
 
-// token is what the servers have given a client for its password. It takes the place of the library's requests for one,
-// as interceptors of the client that Open makes.
+// token is the servers' token for a client's password. Its interceptors replace the library's own requests, in the
+// client that Open makes.
 type token struct {
 	conns *connections
 
 	mu sync.Mutex // protects the following fields
-	// The token; empty if there is none or a server did not know it. number counts those that were given.
+	// The token; empty without a token, or if a server did not know it. number counts the tokens.
 	text   string
 	number int
 	// The request under way, or nil.
 	asking *asking
 }
 
-// asking is one request for a token, for everybody who wants one meanwhile.
+// asking is one request for a token, for all concurrent callers.
 type asking struct {
 	done chan struct{} // closed when the answer is there
 	// Valid when done is closed.
@@ -40,12 +40,12 @@ type asking struct {
 	err    error
 }
 
-// askingTime bounds a request for a token, whose caller's context does not. A server that is silent is left before: see
+// askingTime bounds a request for a token, whose caller's context does not. A silent server is left before: see
 // connections.
 const askingTime = 30 * time.Second
 
-// authenticate takes the place of a request for a token: it answers with the one that is known, or waits for the
-// request under way, which it begins if there is none. ctx ends the wait only.
+// authenticate replaces a request for a token: it answers with the known token, or waits for the request under way,
+// which it begins if necessary. ctx ends the wait only.
 func (t *token) authenticate(
 	ctx context.Context, reply *pb.AuthenticateResponse, send func(context.Context, any) error,
 ) error {
@@ -71,7 +71,7 @@ func (t *token) authenticate(
 	}
 }
 
-// ask is that request, in a goroutine of its own that ends within askingTime. It is not counted at the gate: it belongs
+// ask is that request, in a separate goroutine that ends within askingTime. It is not counted at the gate: it belongs
 // to the client, and closing the client ends it.
 func (t *token) ask(ctx context.Context, a *asking, send func(context.Context, any) error) {
 	ctx, cancel := context.WithTimeout(ctx, askingTime)
@@ -88,15 +88,15 @@ func (t *token) ask(ctx context.Context, a *asking, send func(context.Context, a
 	close(a.done)
 }
 
-// inUse is the number of the token that a request bears which is sent now. Numbers tell an old refusal from a new one.
+// inUse returns the number of the token that a request sent now bears. Numbers tell an old refusal from a new one.
 func (t *token) inUse() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.number
 }
 
-// forget drops a token that a server does not know, unless another one has been given since: many requests that bore
-// the same token are refused at once, and shall ask for one new token between them.
+// forget drops a token that a server does not know, unless it has been replaced since: many requests with the same
+// token are refused together, and must ask for only one new token.
 func (t *token) forget(number int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -105,8 +105,8 @@ func (t *token) forget(number int) {
 	}
 }
 
-// unary is the interceptor of single requests. One that is refused for its token drops it; the client library then asks
-// for another, and sends the request again.
+// unary is the interceptor of single requests. A request that is refused for its token drops the token; the client
+// library then asks for another, and repeats the request.
 func (t *token) unary(
 	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
 	call grpc.UnaryInvoker, opts ...grpc.CallOption,
@@ -117,7 +117,7 @@ func (t *token) unary(
 		})
 	}
 	// Read before the request is sent: the token that it bears is this one or a later one. If it is a later one, the
-	// refusal drops nothing, and the next refusal does.
+	// refusal drops no token, and the next refusal does.
 	number := t.inUse()
 	err := call(ctx, method, request, reply, conn, opts...)
 	if ofToken(err) {
@@ -141,12 +141,12 @@ func (t *token) stream(
 	return &tokenStream{ClientStream: s, token: t, number: number, end: end}, nil
 }
 
-// ofToken reports whether a request was refused for its token, which says nothing of the password.
+// ofToken reports whether a request was refused for its token, which does not mean that the password is wrong.
 func ofToken(err error) bool {
 	return isOneOf(err, rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty)
 }
 
-// tokenStream was opened with a token, and ends when that is refused.
+// tokenStream is a stream that was opened with a token. It ends when the token is refused.
 type tokenStream struct {
 	grpc.ClientStream
 	token  *token
@@ -154,12 +154,12 @@ type tokenStream struct {
 	end    context.CancelFunc
 }
 
-// RecvMsg receives a message. It ends the stream also when a watch on it is refused for its token: the client library
-// would open more watches on the same stream, which are refused too. As it is, the library opens another stream for all
-// of them.
+// RecvMsg receives a message. It ends the stream even if only a watch on it is refused for its token: otherwise the
+// client library would open more watches on the same stream, which are refused too. Now the library opens another
+// stream for all of them.
 func (s *tokenStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
-	// A watch that is refused comes as a message that it was cancelled, with the reason as text.
+	// A refused watch comes as a message that it was cancelled, with the reason as text.
 	if watch, ok := m.(*pb.WatchResponse); ok && err == nil && watch.Canceled {
 		if why := errors.New(watch.CancelReason); ofToken(why) {
 			s.token.forget(s.number)

@@ -13,37 +13,37 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Members that answer, but not us. One that the leader does not hear, or that is far behind, is not silent: it greets,
-// and tells watchers what it learns. But it answers none of the requests that take a majority. A third of all would
-// hang beside it until they are given up, and what takes several would seldom come to its end: places in the queue
-// whose callers have left would become more than are removed. So a member that owes an answer is left when another one
-// has answered what was asked later. When nobody answers, as in an election, nobody is left for it
+// Members that answer others, but not us. A member that the leader does not hear, or that is far behind, is not
+// silent: it sends greetings, and events to watchers. But it answers no request that takes a majority. A third of all
+// requests would hang there until their timeout, and operations of several requests would rarely complete: leftover
+// places in the queue would grow faster than they are removed. So a member that owes an answer is left when another
+// one has answered a later request. When nobody answers, as in an election, no member is left
 // (TestNobodyIsLeftWhileNobodyAnswers).
 //
-// A bound on the time alone would not do: when the machine is busy, or the cluster elects, all members are slow at
-// once, and leaving them all helps nobody.
+// A bound on the time alone is not enough: when the machine is busy, or the cluster elects, all members are slow
+// together, and leaving them all helps nobody.
 
-// unheardOut is for how long no connection is made to a member that was left; twice as long each further time, up to
-// mostUnheardOut, until it answers again.
+// unheardOut is the time for which a member that was left gets no connections; it doubles each further time, up to
+// mostUnheardOut, until the member answers.
 const (
 	unheardOut     = 2 * time.Second
 	mostUnheardOut = 8 * unheardOut
 )
 
-// errUnheard is why a connection is refused meanwhile; gRPC tries again by itself.
+// errUnheard is the error of a connection refused meanwhile; gRPC retries.
 var errUnheard = errors.New("it owes an answer, and another server has answered a later request")
 
-// member is what is known of the server at an address. Times are those of connections.now, connections.mu protects
-// them. It is kept for the life of the client, one for each address that was ever dialled.
+// member is the state of the server at an address. Times are from connections.now, and connections.mu protects them.
+// It is kept for the life of the client, one for each address that was ever dialled.
 type member struct {
-	// When the latest request was sent that it has answered.
+	// When the latest request that it has answered was sent.
 	answered int64
 	// When it was left the last time, and for how long from then; out is zero if it has answered since.
 	left int64
 	out  time.Duration
 }
 
-// question is a request that takes a majority, from before it is sent until it is answered or given up.
+// question is a request that takes a majority, from before it is sent until it is answered or abandoned.
 type question struct {
 	sent int64
 	on   atomic.Pointer[connection] // nil until one stands
@@ -52,9 +52,9 @@ type question struct {
 // questionKey is where a context carries its question, for departed to find.
 type questionKey struct{}
 
-// asking begins a question, if a request of method is one. It has been answered, or given up, when end is called. In
-// between a timer looks, every eighth of what a server may be silent, whether the member that owes the answer is to be
-// left. From its first look on it is a goroutine, which ends with end, or when it has left the member.
+// asking begins a question, if a request of method is one; end ends it, answered or abandoned. In between a timer
+// checks, every eighth of the time a server may be silent, whether the member that owes the answer is to be left.
+// From its first check on it is a goroutine, which ends with end, or when it has left the member.
 func (c *connections) asking(ctx context.Context, method string) (asking context.Context, end func(error)) {
 	if !strings.HasPrefix(method, "/etcdserverpb.KV/") {
 		return ctx, func(error) {}
@@ -63,7 +63,7 @@ func (c *connections) asking(ctx context.Context, method string) (asking context
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, questionKey{}, q))
 	pause := time.Duration(c.bears.Load() / 8)
 	// Most requests are answered before the first look, and cost a timer. The condition of leave may come true at any
-	// later moment, by another member's answer, so it is looked at again and again.
+	// later moment, by another member's answer, so it is checked repeatedly.
 	timer := time.AfterFunc(pause, func() {
 		for !c.leave(q) && kit.Sleep(ctx, pause) == nil {
 		}
@@ -77,8 +77,8 @@ func (c *connections) asking(ctx context.Context, method string) (asking context
 	}
 }
 
-// noteAnswer notes that a member has answered a question. One that was left and answers what was asked since is like
-// any other again. A question on a connection that is not ours, or on none, says nothing.
+// noteAnswer notes that a member has answered a question. A member that was left and answers a later request is
+// admitted. A question without a connection, or on a foreign one, is ignored.
 func (c *connections) noteAnswer(q *question) {
 	conn := q.on.Load()
 	if conn == nil {
@@ -94,8 +94,8 @@ func (c *connections) noteAnswer(q *question) {
 }
 
 // leave closes the connections to the member that owes the answer to q, and reports whether it did. Three things must
-// be true. The member has owed the answer for half of what a server may be silent, or for an eighth if it was left
-// before and has not answered since. Another member has answered what was asked later. And this one has not: one slow
+// be true. The member has owed the answer for half of the time a server may be silent, or for an eighth if it was
+// left before and has not answered since. Another member has answered a later request. And this one has not: one slow
 // answer among others is no reason (TestServerThatIsSlowOnceIsKept).
 func (c *connections) leave(q *question) (left bool) {
 	conn := q.on.Load()
@@ -115,7 +115,7 @@ func (c *connections) leave(q *question) (left bool) {
 		c.mu.Unlock()
 		return false
 	}
-	// Several requests that hang together count once.
+	// Several hanging requests count once.
 	if q.sent > m.left {
 		m.left, m.out = now, min(max(2*m.out, unheardOut), mostUnheardOut)
 	}
@@ -124,7 +124,7 @@ func (c *connections) leave(q *question) (left bool) {
 	return true
 }
 
-// memberLocked returns what is known of the server at an address. The caller holds connections.mu.
+// memberLocked returns the member at an address. The caller holds connections.mu.
 func (c *connections) memberLocked(addr string) *member {
 	m := c.members[addr]
 	if m == nil {
@@ -134,8 +134,8 @@ func (c *connections) memberLocked(addr string) *member {
 	return m
 }
 
-// leftAlone reports whether no connection to a member is to be made now. gRPC asks again after its own pause, so that
-// nothing has to end the time.
+// leftAlone reports whether no connection to a member is to be made now. gRPC retries after its own pause, so no
+// timer has to end it.
 func (c *connections) leftAlone(addr string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,8 +143,8 @@ func (c *connections) leftAlone(addr string) bool {
 	return m.out > 0 && c.now() < m.left+int64(m.out)
 }
 
-// admit lets connections to all members be made again. It is called when no connection stands: then any member is
-// better than none.
+// admit allows connections to all members. It is called when no connection stands: then any member is better than
+// no member.
 func (c *connections) admit() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +153,8 @@ func (c *connections) admit() {
 	}
 }
 
-// local is the address of our side of a connection, by which gRPC's statistics tell which one a request goes out on.
+// local is the address of our side of a connection, which identifies the connection of a request in gRPC's
+// statistics.
 type local struct {
 	net.Addr
 	of *connection
@@ -162,11 +163,11 @@ type local struct {
 // LocalAddr returns the address with the connection in it. It is net.Conn's.
 func (c *connection) LocalAddr() net.Addr { return local{c.Conn.LocalAddr(), c} }
 
-// departed is told by gRPC which connection a request goes out on. It is a stats.Handler of which only HandleRPC does
-// anything.
+// departed is notified by gRPC of a request's connection. It is a stats.Handler, of which only HandleRPC has an
+// effect.
 type departed struct{}
 
-// HandleRPC notes at a question which connection it goes out on, when gRPC writes its header there.
+// HandleRPC notes at a question its connection, when gRPC writes its header there.
 func (departed) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	if out, ok := s.(*stats.OutHeader); ok {
 		q, asked := ctx.Value(questionKey{}).(*question)
@@ -176,11 +177,11 @@ func (departed) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	}
 }
 
-// TagRPC adds nothing to the context of a request.
+// TagRPC returns ctx unchanged.
 func (departed) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
-// TagConn adds nothing to the context of a connection.
+// TagConn returns ctx unchanged.
 func (departed) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn is told of connections that begin and end, which dial and Close know already.
+// HandleConn ignores the begin and end of connections, which dial and Close know.
 func (departed) HandleConn(context.Context, stats.ConnStats) {}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// mute is a server that answers reads unless it is told to be silent about them.
+// mute is a server that answers reads unless silent is set.
 type mute struct {
 	pb.UnimplementedKVServer
 	addr     string

@@ -1,7 +1,6 @@
 package etcd
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -12,17 +11,18 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// What a request wants of a name, as etcd can compare it. Package kit has the rule that decides who holds (Use,
-// Blockers, Holders); this file writes the same rule as comparisons and reads of key ranges, so that etcd applies it in
-// the transaction that writes the key. To make that possible the kind and the permits stand in the key: exclusive
-// requests directly below the name's directory, shared ones below +shared/, permits below +permits/<limit>/<permits>/.
-// Leaving them in the value would not do: a comparison orders values as a whole and cannot look into them.
+// The use that a request makes of a name, as etcd can compare it. Package kit has the rule that decides who holds
+// (Use, Blockers, Holders); this file writes the same rule as comparisons and reads of key ranges, so that etcd
+// applies it in the transaction that writes the key. To make that possible the kind and the permits stand in the key:
+// exclusive requests directly below the name's directory, shared ones below +shared/, permits below
+// +permits/<limit>/<permits>/.
+// The value cannot hold them: a comparison orders values as a whole and cannot look into them.
 //
-// Comparisons are on the safe side: where they fail for nothing (a foreign key, permits that would fit) the queue is
-// read and sinceRead decides; where they hold, nothing excludes the request.
+// Comparisons err on the safe side: where they fail without cause (a foreign key, permits that would fit) the queue
+// is read and sinceRead decides; where they hold, no key excludes the request.
 
-// use is what a request wants of a name, see kit.Use for the rule. Limit is 0 for exclusive and shared uses, which may
-// share a queue; permits share one only with permits of their own limit.
+// use is a request's kind, limit and permits; see kit.Use for the rule. Limit is 0 for exclusive and shared uses,
+// which may share a queue; permits share one only with permits of their own limit.
 type use kit.Use
 
 // The directories below a name's own.
@@ -45,7 +45,7 @@ func (u use) part() string {
 // limitDir is the directory of all permits of one limit.
 func (u use) limitDir() string { return permitsDir + strconv.Itoa(u.Limit) + "/" }
 
-// useOf reads what part wrote. What is not understood, a later version's kind for example, counts as exclusive: then
+// useOf parses the result of part. An unknown part, a later version's kind for example, counts as exclusive: then
 // nobody holds beside it, which is safe whatever it means.
 func useOf(part string) use {
 	if part == sharedDir {
@@ -63,24 +63,19 @@ func useOf(part string) use {
 	return use{}
 }
 
-// kitUse is the entry as kit.Blockers and kit.Holders want it.
+// kitUse converts the entry for kit.Blockers and kit.Holders.
 func (e entry) kitUse() kit.Use { return kit.Use(e.use) }
 
-// blockers returns which of the entries before a request keep it out: the nearest ones, of which at least one must go.
-// It is empty if the request holds.
+// blockers returns the entries that block a request: the nearest ones, of which at least one must go. It is empty if
+// the request holds.
 func (u use) blockers(before []entry) []entry { return kit.Blockers(before, entry.kitUse, kit.Use(u)) }
 
-// mismatch is an error that wraps ErrLimitMismatch, and names who is in the way, if the queue of a name has something
-// that the request does not mix with. It is asked of the whole queue: also waiters decide what a name is used for.
+// mismatch returns an error that wraps ErrLimitMismatch, and names the entry, if the queue of a name has an entry
+// that the request does not mix with. It takes the whole queue: waiters, too, fix the use of a name.
 func (u use) mismatch(name string, queue []entry) error {
 	for _, e := range queue {
-		switch {
-		case e.use.Limit == u.Limit:
-		case e.use.Limit == 0:
-			return fmt.Errorf("%w: %q is in use without permits, by %s", backend.ErrLimitMismatch, name, e.value.Owner)
-		default:
-			return fmt.Errorf("%w: %q has %d permits, of which %s asked for %d",
-				backend.ErrLimitMismatch, name, e.use.Limit, e.value.Owner, e.use.Permits)
+		if e.use.Limit != u.Limit {
+			return &backend.LimitError{Name: name, Kind: e.use.Kind, Limit: e.use.Limit, Holder: e.value.Owner}
 		}
 	}
 	return nil
@@ -89,10 +84,10 @@ func (u use) mismatch(name string, queue []entry) error {
 // holders returns the entries of a queue that hold, which are the first ones.
 func holders(queue []entry) []entry { return kit.Holders(queue, entry.kitUse) }
 
-// free returns comparisons that are true only if nothing in dir keeps the request out, and key is vacant. For a shared
-// request these are three: nothing before the directory of shared keys, nothing behind it, and the key. Every other
-// request asks for an empty directory: permits cannot be counted by comparisons, and what fits beside others takes a
-// second request.
+// free returns comparisons that are true only if no key in dir blocks the request, and key is vacant. For a shared
+// request these are three: no key before the directory of shared keys, no key behind it, and the key. Every other
+// request asks for an empty directory: comparisons cannot count permits, so permits beside others take a second
+// request.
 func (u use) free(dir, key string) []clientv3.Cmp {
 	if u.Kind == backend.KindShared {
 		return append(nothingBeside(dir, sharedDir), vacant(key))
@@ -100,7 +95,7 @@ func (u use) free(dir, key string) []clientv3.Cmp {
 	return []clientv3.Cmp{nothingBelow(dir)}
 }
 
-// mixes returns comparisons that are true only if nothing in dir is of a kind or limit that the request does not mix
+// mixes returns comparisons that are true only if no key in dir is of a kind or limit that the request does not mix
 // with.
 func (u use) mixes(dir string) []clientv3.Cmp {
 	if u.Kind == backend.KindPermits {
@@ -115,7 +110,7 @@ func nothingBelow(dir string) clientv3.Cmp {
 	return vacant(dir).WithPrefix()
 }
 
-// nothingBeside is true if all keys below dir are below its directory part: nothing before that range, nothing behind
+// nothingBeside is true if all keys below dir are below its directory part: no key before that range, no key behind
 // it.
 func nothingBeside(dir, part string) []clientv3.Cmp {
 	return []clientv3.Cmp{
@@ -130,12 +125,12 @@ func unchanged(dir string, revision int64) clientv3.Cmp {
 }
 
 // ahead reads what may keep the request out of dir: the latest keys before its own, and only as many as can matter.
-// That is one for an exclusive request, the last exclusive one for a shared request, and for permits as many as take
-// too many if each takes one. So the answer is as small in a queue of a thousand as in one of two, though etcd sorts
-// the range for it.
+// That is one for an exclusive request, the last exclusive one for a shared request, and for permits as many keys as
+// exceed the limit if each takes one permit. So the answer is as small in a queue of a thousand as in one of two,
+// though etcd sorts the range for it.
 //
 // revision is where its own key was created; 0 in the transaction that creates it, which reads that key too. Foreign
-// keys may hide what is looked for: see attempt.before.
+// keys may hide a blocker: see attempt.before.
 func (u use) ahead(dir string, revision int64) clientv3.Op {
 	from, end, nearest := dir, clientv3.GetPrefixRangeEnd(dir), 1
 	switch u.Kind {
@@ -144,7 +139,7 @@ func (u use) ahead(dir string, revision int64) clientv3.Op {
 		from = clientv3.GetPrefixRangeEnd(dir + sharedDir)
 	case backend.KindPermits:
 		from, end = u.permitsRange(dir)
-		// With one permit each, so many before it and its own are one more than the limit: the nearest blockers are
+		// With one permit each, that many before it and its own are one more than the limit: the nearest blockers are
 		// among them.
 		nearest = min(u.Limit-u.Permits, math.MaxInt32) + 1
 	}
@@ -164,10 +159,10 @@ func (u use) permitsRange(dir string) (from, end string) {
 	return dir + u.limitDir(), clientv3.GetPrefixRangeEnd(dir + u.limitDir())
 }
 
-// watched returns the key, or the range of keys, where the deletion of any of these blockers shows.
+// watched returns the key, or the range of keys, to watch for the deletion of any of these blockers.
 //
-// Where more than one keeps permits out, all who wait are told of the end of every hold, and those ask the server that
-// it may let in. Watching each blocker by itself was rejected: beside eight it cost five times the messages.
+// Where several requests block permits, the end of every hold wakes all waiters, and the waiters that may now hold
+// read the queue. Watching each blocker separately costs five times the messages beside eight.
 func (u use) watched(dir string, blockers []entry) (key, end string) {
 	if len(blockers) == 1 {
 		return blockers[0].key, ""

@@ -15,18 +15,18 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What happens to a name, as events. etcd's watch tells which keys came and went; a follower keeps the queue up to date
-// with that, revision by revision, and compares who holds before and after. A place in the queue that comes or goes is
+// Changes of a name, as events. etcd's watch reports created and deleted keys; a follower updates the queue with
+// them, revision by revision, and compares the holders before and after. A place in the queue that comes or goes is
 // no event, and neither is a hold that moves to another lease.
 
-// Watch yields what happens to a name from now on (since 0), or after any revision that etcd has not compacted; one
-// that it has is backend.ErrCompacted. A hold that ended is told as released while its lease lives, as expired when the
-// lease has gone too, and as force-released, with the reason, after a ForceRelease. Within one revision the ends come
-// before the beginnings.
+// Watch yields the changes of a name from now on (since 0), or after any revision that etcd has not compacted; a
+// compacted one is backend.ErrCompacted. An ended hold is reported as released while its lease lives, as expired when
+// the lease has gone too, and as force-released, with the reason, after a ForceRelease. Within one revision the ends
+// come before the beginnings.
 //
 // The loop ends with an error: ctx's, backend.ErrClosed, ErrHistoryLost, or ErrUnavailable when the watch was cut off,
 // after which the caller goes on from the last revision it has seen. The body of the loop may call the driver, and may
-// close it. A body that is slow delays nobody else; the client library keeps the events meanwhile.
+// close it. A slow body delays nobody else; the client library keeps the events meanwhile.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		if err := d.watch(ctx, name, int64(since), yield); err != nil {
@@ -36,7 +36,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 }
 
 // watch follows a name until ctx or the driver ends, or yield returns false. While yield runs the call is not counted
-// in, since the body of the caller's loop may call Close, which waits for all that are.
+// in, since the body of the caller's loop may call Close, which waits for all counted calls.
 func (d *Driver) watch(ctx context.Context, name string, since int64, yield func(backend.Change, error) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 		return err
 	}
 	// The call is counted in while it waits, and out while the caller's loop runs. Between the two Close may have
-	// happened: then it is not counted in again, and the context has ended.
+	// happened: then it stays out, and the context has ended.
 	working := true
 	defer func() {
 		if working {
@@ -79,13 +79,13 @@ func (d *Driver) watch(ctx context.Context, name string, since int64, yield func
 // errLeft: the caller left its loop.
 var errLeft = errors.New("the loop was left")
 
-// follow reads the queue as it was at the revision since, and lets f apply what the watch tells from then on. It
+// follow reads the queue as it was at the revision since, and lets f apply the events of the watch from then on. It
 // returns only with an error, errLeft included.
 func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
-	// The queue as it was at that revision is what the events change. Reading it as it is now, and watching from then
-	// on, would tell nothing of what happened in between.
+	// The events apply to the queue as it was at that revision. Reading the present queue, and watching from then on,
+	// would miss the changes in between.
 	resp, err := d.get(ctx, d.dir(f.name), clientv3.WithPrefix(), clientv3.WithRev(since))
-	// The caller has the revision from a cluster that had come further than this one.
+	// The caller has the revision from a cluster that was ahead of this one.
 	if isOneOf(err, rpctypes.ErrFutureRev) {
 		return &backend.HistoryError{What: "revision", Was: strconv.FormatInt(since, 10), Now: "less"}
 	}
@@ -98,7 +98,7 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	}
 	// A copy: step changes the queue in place.
 	f.holders = slices.Clone(holders(f.queue))
-	// From the revision after it, with the values of before, so that no event is missed or told twice. A server that
+	// From the revision after it, with the values of before, so that no event is missed or repeated. A server that
 	// loses its leader ends the watch instead of keeping it silent.
 	watch := d.client.Watch(clientv3.WithRequireLeader(ctx), d.dir(f.name), clientv3.WithPrefix(),
 		clientv3.WithRev(since+1), clientv3.WithPrevKV())
@@ -119,7 +119,7 @@ func (d *Driver) follow(ctx context.Context, f *follower, since int64) error {
 	return errWatch
 }
 
-// byRevision groups events, which come in order, by their revision. A group is what one transaction did.
+// byRevision groups events, which come in order, by their revision. A group is one transaction.
 func byRevision(events []*clientv3.Event) [][]*clientv3.Event {
 	var steps [][]*clientv3.Event
 	for _, e := range events {
@@ -141,15 +141,15 @@ type follower struct {
 	yield   func(backend.Change) bool
 }
 
-// step applies the events of one revision to the queue, and tells who holds no longer and who does now. It fails rather
-// than guess: how a hold ended is asked of etcd, and no answer ends the watch.
+// step applies the events of one revision to the queue, and yields the ended and the new holds. It does not guess: it
+// asks etcd how a hold ended, and without an answer the watch ends.
 func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 	revision := uint64(events[0].Kv.ModRevision)
 	var forcedAway *forced
 	for _, e := range events {
 		key := string(e.Kv.Key)
-		// A key that is deleted leaves the queue; one that is new joins it at the end, since its create revision is the
-		// greatest; one that stands and is written again has moved to another lease. The trace of a ForceRelease is
+		// A deleted key leaves the queue; a new key joins it at the end, since its create revision is the greatest; a
+		// standing key that is written has moved to another lease. The trace of a ForceRelease is
 		// written in the transaction that deletes its victims, so it is among the events of the same revision.
 		switch at := indexOfKey(f.queue, key); {
 		case e.Type == clientv3.EventTypeDelete && at >= 0:
@@ -169,7 +169,7 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 			}
 		}
 	}
-	// Only holds are told of, not places: a request that a deletion lets in holds from the same revision on.
+	// Only holds are reported, not places: a request that a deletion lets in holds from the same revision on.
 	before, now := f.holders, slices.Clone(holders(f.queue))
 	f.holders = now
 	gone := map[clientv3.LeaseID]bool{}
@@ -180,8 +180,9 @@ func (f *follower) step(ctx context.Context, events []*clientv3.Event) error {
 		e := f.event(backend.ChangeReleased, x, revision)
 		if forcedAway != nil && forcedAway.names(x.revision) {
 			e.Type, e.Reason = backend.ChangeForceReleased, forcedAway.Reason
+			e.By, e.Principal = forcedAway.By, forcedAway.Principal
 		} else if expired, err := f.leaseGone(ctx, x.lease, gone); err != nil {
-			// A guess would be told as the truth.
+			// A guess would look like a fact.
 			return err
 		} else if expired {
 			e.Type = backend.ChangeExpired
@@ -207,7 +208,7 @@ func standsIn(entries []entry, x entry) bool {
 	return found
 }
 
-// tell yields e, unless the watch has ended while the caller was busy with the event before.
+// tell yields e, unless the watch has ended while the caller was busy with the last event.
 func (f *follower) tell(ctx context.Context, e backend.Change) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -226,7 +227,7 @@ func (f *follower) event(typ backend.ChangeType, e entry, revision uint64) backe
 }
 
 // leaseGone reports whether a lease has ended. It asks for each lease once a step: known remembers. A lease that was
-// revoked, by Close for example, counts like one that ran out: etcd keeps nothing by which to tell them apart.
+// revoked, by Close for example, counts as expired: etcd keeps no record that tells them apart.
 func (f *follower) leaseGone(
 	ctx context.Context, lease clientv3.LeaseID, known map[clientv3.LeaseID]bool,
 ) (bool, error) {

@@ -1,7 +1,7 @@
 package fencing
 
-// Claims: what a write says of itself, one or several of them, and how they travel with a context. All guards check and
-// sort claims with the functions here, so that what one guard can remember every guard can.
+// Claims of writes, alone or in sets, and their transport in a context. All guards check and sort claims with the
+// functions here, so that every guard accepts the same claims.
 
 import (
 	"context"
@@ -12,34 +12,47 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of what guards remember, so that every store has room for it.
+// Bounds of a guard's memory, so that every store has room for it.
 const (
 	// MaxResourceBytes bounds Claim.Resource, MaxSpaceBytes Claim.Space, in bytes of UTF-8.
 	MaxResourceBytes = 512
 	MaxSpaceBytes    = 255
 
-	// MaxToken is the greatest token that a guard admits. No lock service comes near it; a token that is greater would
+	// MaxToken is the greatest token that a guard admits. No lock service comes near it; a greater token would
 	// lock everybody else out for good.
 	MaxToken Token = 1 << 62
 	// MaxSequence is the greatest Claim.Sequence.
 	MaxSequence = 1<<63 - 1
 )
 
-// Claim is what a write says of itself: Lease.Claim makes one. It is a value, and never changes. It is no secret and no
-// proof: anybody can make one. Who may call is a question of authentication.
+// Claim accompanies a write and names its hold: Lease.Claim makes one. It is a value, and never changes. It is no
+// secret and no proof: any program can make one. Authentication decides who may call.
 type Claim struct {
-	Resource string // what is written to: the name under which the guard remembers tokens, often the lock's
+	Resource string // the target of the write: the name under which the guard remembers tokens, often the lock's
 	Token    Token  // Lease.Token
 	Space    string // Lease.TokenSpace; empty if not told
 	Sequence uint64 // orders the writes of one hold; zero: they need no order. See At
+
+	Generation Generation // Lease.Generation; zero if the lock service was never restored
+	Nonce      Nonce      // Lease.Nonce: distinguishes two holds with one token; zero if the driver draws no nonces
 }
 
-// At returns the claim of the hold's nth write. A guard remembers n with the token: the same write again is ErrRepeated
-// and is not carried out twice, one that comes after a later one is ErrReordered. Numbers start at 1 and may have gaps;
-// 0 is a write that needs no order. The numbers belong to one hold, so a new holder begins at 1 again.
+// At returns the claim of the hold's nth write. A guard remembers n with the token: a repeated write is ErrRepeated
+// and is not carried out twice, and a write that arrives after a later write is ErrReordered. Numbers start at 1 and
+// may have gaps; 0 is a write that needs no order. The numbers belong to one hold, so a new holder begins at 1.
 func (c Claim) At(n uint64) Claim { c.Sequence = n; return c }
 
-// Claims is what a guard is asked about: one Claim, or a Set of them for a write to several resources.
+// Unordered returns the claims without their sequences, as a check shows them that makes no write: only a step that
+// writes may remember a sequence.
+func Unordered(claims []Claim) Set {
+	set := make(Set, len(claims))
+	for i, c := range claims {
+		set[i] = c.At(0)
+	}
+	return set
+}
+
+// Claims is the argument of a guard: one Claim, or a Set of them for a write to several resources.
 type Claims interface {
 	// List returns the claims one by one. The caller does not change the slice.
 	List() []Claim
@@ -48,7 +61,8 @@ type Claims interface {
 // List returns the claim alone.
 func (c Claim) List() []Claim { return []Claim{c} }
 
-// Set is several claims of one write, for example those of the leases of AcquireAll. All are admitted or none is.
+// Set is several claims of one write, for example of the leases of AcquireAll. A guard admits all of them or refuses
+// all.
 //
 //	guard.Check(ctx, fencing.Set{a.Claim("accounts/1"), b.Claim("accounts/2")})
 type Set []Claim
@@ -61,11 +75,11 @@ func (s Set) List() []Claim { return s }
 // or if two name one resource and differ otherwise; of equal ones it returns one.
 func Sorted(claims Claims) ([]Claim, error) {
 	if claims == nil {
-		return nil, &InvalidError{What: "claims", Why: "there is none"}
+		return nil, &InvalidError{What: "claims", Why: "at least one is required"}
 	}
 	list := slices.Clone(claims.List())
 	if len(list) == 0 {
-		return nil, &InvalidError{What: "claims", Why: "there is none"}
+		return nil, &InvalidError{What: "claims", Why: "at least one is required"}
 	}
 	for _, c := range list {
 		if err := c.Validate(); err != nil {
@@ -85,7 +99,8 @@ func Sorted(claims Claims) ([]Claim, error) {
 
 // Validate returns an *InvalidError for a claim that no guard can remember: the resource must be valid UTF-8 of 1 to
 // MaxResourceBytes bytes, the space of 0 to MaxSpaceBytes, both without control characters; an exclusive token is at
-// most MaxToken, the sequence at most MaxSequence. It does not judge whether the token may write.
+// most MaxToken, the sequence at most MaxSequence, and the generation has a number and an id or neither. It does not
+// judge whether the token may write.
 func (c Claim) Validate() error {
 	switch {
 	case c.Resource == "":
@@ -97,6 +112,9 @@ func (c Claim) Validate() error {
 		return &InvalidError{
 			What: "sequence", Value: fmt.Sprint(c.Sequence),
 			Why: fmt.Sprintf("it is greater than %d", uint64(MaxSequence))}
+	case c.Generation.Number > MaxSequence || (c.Generation.Number == 0) != (c.Generation.ID == Nonce{}):
+		return &InvalidError{
+			What: "generation", Value: c.Generation.String(), Why: "want a number below 1<<63 and an id, or neither"}
 	}
 	if err := validateText("resource", c.Resource, MaxResourceBytes); err != nil {
 		return err
@@ -107,7 +125,7 @@ func (c Claim) Validate() error {
 // ValidateSpace returns an *InvalidError unless the space can be remembered; see Claim.Validate.
 func ValidateSpace(space string) error { return validateText("space", space, MaxSpaceBytes) }
 
-// validateText refuses what some store could not give back as it was: too many bytes, text that is not UTF-8, and
+// validateText refuses text that some store could not return unchanged: too many bytes, text that is not UTF-8, and
 // control characters. Empty text passes; Validate refuses an empty resource itself.
 func validateText(what, s string, most int) error {
 	why := ""
@@ -135,25 +153,25 @@ type incomingKey struct{}
 
 type outgoingKey struct{}
 
-// NewOutgoingContext returns a context whose claims the clients of packages httpguard and grpcguard send along. A
-// holder makes it for calls to the service that guards the resource, and for no others.
+// NewOutgoingContext returns a context with claims that the clients of packages httpguard and grpcguard send along.
+// Use it only for calls to the service that guards the resource.
 func NewOutgoingContext(ctx context.Context, claims Claims) context.Context {
 	return context.WithValue(ctx, outgoingKey{}, claims)
 }
 
-// FromOutgoingContext returns what NewOutgoingContext put there.
+// FromOutgoingContext returns the claims that NewOutgoingContext put there.
 func FromOutgoingContext(ctx context.Context) (Claims, bool) {
 	c, ok := ctx.Value(outgoingKey{}).(Claims)
 	return c, ok
 }
 
 // NewIncomingContext returns a context that carries the claims of a request to its handler. Calls that the handler
-// makes with it carry none: the claims are about this service's resources.
+// makes with it do not carry the claims, which are about this service's resources.
 func NewIncomingContext(ctx context.Context, claims Claims) context.Context {
 	return context.WithValue(ctx, incomingKey{}, claims)
 }
 
-// FromIncomingContext returns what NewIncomingContext put there.
+// FromIncomingContext returns the claims that NewIncomingContext put there.
 func FromIncomingContext(ctx context.Context) (Claims, bool) {
 	c, ok := ctx.Value(incomingKey{}).(Claims)
 	return c, ok

@@ -48,6 +48,116 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// Generations compare before tokens, and nonces tell two holds with one token apart.
+func TestJudgeGenerationAndNonce(t *testing.T) {
+	type seen = fencing.Seen
+	x, y := fencing.NewNonce(), fencing.NewNonce()
+	first, second := fencing.Generation{Number: 1, ID: x}, fencing.Generation{Number: 2, ID: y}
+	rival := fencing.Generation{Number: 2, ID: x}
+	of := func(g fencing.Generation, token fencing.Token, n fencing.Nonce) fencing.Claim {
+		return fencing.Claim{Resource: "a", Generation: g, Token: token, Nonce: n}
+	}
+	none := fencing.Generation{}
+	for what, c := range map[string]struct {
+		claim fencing.Claim
+		seen  seen
+		want  error
+		after seen
+	}{
+		"the first with a generation": {of(first, 5, x), seen{Token: 9}, nil, seen{Generation: first, Token: 5, Nonce: x}},
+		"a later generation": {
+			of(second, 5, x), seen{Generation: first, Token: 9, Nonce: y, Sequence: 3}, nil,
+			seen{Generation: second, Token: 5, Nonce: x},
+		},
+		"an earlier generation": {
+			of(first, 99, x), seen{Generation: second, Token: 5}, fencing.ErrStale, seen{Generation: second, Token: 5},
+		},
+		"no generation, after one": {
+			of(none, 99, x), seen{Generation: first, Token: 5}, fencing.ErrStale, seen{Generation: first, Token: 5},
+		},
+		"a generation with the same number": {
+			of(rival, 99, x), seen{Generation: second, Token: 5}, fencing.ErrSpace, seen{Generation: second, Token: 5},
+		},
+		"a lower token of the same generation": {
+			of(first, 4, x), seen{Generation: first, Token: 5}, fencing.ErrStale, seen{Generation: first, Token: 5},
+		},
+		"the same hold":        {of(none, 5, x), seen{Token: 5, Nonce: x}, nil, seen{Token: 5, Nonce: x}},
+		"another hold":         {of(none, 5, y), seen{Token: 5, Nonce: x}, fencing.ErrHold, seen{Token: 5, Nonce: x}},
+		"no nonce, after one":  {of(none, 5, fencing.Nonce{}), seen{Token: 5, Nonce: x}, fencing.ErrHold, seen{Token: 5, Nonce: x}},
+		"a nonce, after none":  {of(none, 5, x), seen{Token: 5, Sequence: 2}, nil, seen{Token: 5, Nonce: x, Sequence: 2}},
+		"no nonce, after none": {of(none, 5, fencing.Nonce{}), seen{Token: 5}, nil, seen{Token: 5}},
+		"the next token":       {of(none, 6, y), seen{Token: 5, Nonce: x}, nil, seen{Token: 6, Nonce: y}},
+		"the next token without a nonce": {
+			of(none, 6, fencing.Nonce{}), seen{Token: 5, Nonce: x}, nil, seen{Token: 6},
+		},
+		"a later epoch": {of(none, 6, x), seen{Epoch: 1}, fencing.ErrTermsLost, seen{Epoch: 1}},
+	} {
+		if after, err := fencing.Judge(c.claim, fencing.Terms{}, c.seen); !errors.Is(err, c.want) || after != c.after {
+			t.Errorf("%s: Judge(%+v) after %v = %v, %v, want %v, %v", what, c.claim, c.seen, after, err, c.after, c.want)
+		}
+	}
+}
+
+// The texts are read as they were written, and nothing else is.
+func TestTexts(t *testing.T) {
+	n := fencing.NewNonce()
+	for _, want := range []fencing.Seen{
+		{}, {Token: 33}, {
+			Epoch: 1<<63 - 1, Generation: fencing.Generation{Number: 1<<63 - 1, ID: n}, Token: fencing.MaxToken, Nonce: n,
+			Sequence: fencing.MaxSequence,
+		},
+	} {
+		if got, err := fencing.ParseSeen(want.String()); err != nil || got != want {
+			t.Errorf("%q is read as %+v, %v", want, got, err)
+		}
+	}
+	for _, want := range []fencing.Terms{
+		{}, fencing.NewTerms(), {ID: n, Epoch: 7, Pinned: true, Floor: 9}, {Pinned: true, Space: "= a  -é "},
+	} {
+		if got, err := fencing.ParseTerms(want.String()); err != nil || got != want {
+			t.Errorf("%q is read as %+v, %v", want, got, err)
+		}
+	}
+	for _, bad := range []string{"", "0 33 7", "0 0 33 - 7 ", "0 0 33 - -7", "00 0 33 - 7", "0 1 33 - 7", "0 0 33s - 7", "0 0 33  7"} {
+		if got, err := fencing.ParseSeen(bad); !errors.Is(err, fencing.ErrGuardVersion) {
+			t.Errorf("%q is read as %+v, %v, want ErrGuardVersion", bad, got, err)
+		}
+	}
+	for _, bad := range []string{"", "0 0 etcd-1", "1 - 0 0 -", "3 - 0 0 -", "2 - 0 0 x", "2 - 0 0", "2 - 0 -1 -"} {
+		if got, err := fencing.ParseTerms(bad); !errors.Is(err, fencing.ErrGuardVersion) {
+			t.Errorf("%q is read as %+v, %v, want ErrGuardVersion", bad, got, err)
+		}
+	}
+}
+
+// Of a set of claims all that have a sequence are repeated, or it is another write.
+func TestJudgeAllOfMixedSets(t *testing.T) {
+	of := func(resource string, sequence uint64) fencing.Claim {
+		return fencing.Claim{Resource: resource, Token: 5}.At(sequence)
+	}
+	recall := func(string) (fencing.Seen, error) { return fencing.Seen{Token: 5, Sequence: 3}, nil }
+	for what, c := range map[string]struct {
+		claims []fencing.Claim
+		want   error
+		mixed  []string
+	}{
+		"all":                   {[]fencing.Claim{of("a", 3), of("b", 3)}, fencing.ErrRepeated, nil},
+		"all that count":        {[]fencing.Claim{of("a", 3), of("b", 0)}, fencing.ErrRepeated, nil},
+		"some":                  {[]fencing.Claim{of("a", 3), of("b", 4), of("c", 3)}, fencing.ErrReordered, []string{"a", "c"}},
+		"some, and one earlier": {[]fencing.Claim{of("a", 3), of("b", 2)}, fencing.ErrReordered, nil},
+		"none":                  {[]fencing.Claim{of("a", 4), of("b", 0)}, nil, nil},
+	} {
+		_, err := fencing.JudgeAll(c.claims, fencing.Terms{}, recall)
+		var order *fencing.SequenceError
+		if !errors.Is(err, c.want) || errors.As(err, &order) && !slices.Equal(order.Mixed, c.mixed) {
+			t.Errorf("%s: %v, want %v for %v", what, err, c.want, c.mixed)
+		}
+		if errors.Is(err, fencing.ErrRepeated) && errors.Is(err, fencing.ErrReordered) {
+			t.Errorf("%s: %v is both", what, err)
+		}
+	}
+}
+
 // A write that was repeated may be so only if none of its claims is refused.
 func TestJudgeAll(t *testing.T) {
 	a, b := fencing.Claim{Resource: "a", Token: 5}.At(3), fencing.Claim{Resource: "b", Token: 5}
@@ -75,6 +185,8 @@ func TestClaimValidate(t *testing.T) {
 	for _, bad := range []fencing.Claim{
 		{}, {Resource: "a\x00"}, {Resource: "a\n"}, {Resource: "\xff"}, {Resource: strings.Repeat("a", 513)},
 		{Resource: "a", Token: fencing.MaxToken + 1}, {Resource: "a", Token: 1, Sequence: fencing.MaxSequence + 1},
+		{Resource: "a", Generation: fencing.Generation{Number: 1}},
+		{Resource: "a", Generation: fencing.Generation{ID: fencing.NewNonce()}},
 		{Resource: "a", Space: "\t"}, {Resource: "a", Space: strings.Repeat("s", 256)},
 	} {
 		err := bad.Validate()

@@ -1,39 +1,56 @@
 package fencing
 
-// The rule that all guards share. It is a function of what is remembered and what is shown, without any store, so that
-// each guard only has to read, call it and write in one atomic step; a guard whose store decides by itself uses it to
+// The rule that all guards share. It is a function of the memory and the claims, without a store, so that each guard
+// only has to read, call it and write in one atomic step; a guard with a store that decides on its side uses it to
 // name the reason of a refusal.
 
 import "errors"
 
-// Terms is what a guard remembers as a whole, beside what it remembers of each resource. The first claim sets them;
-// later only an operator does (Keeper). They are a value of their own, because an operator has to be able to forget all
-// tokens, or to raise them all, without visiting every resource.
+// Terms is the part of a guard's memory that applies to all resources. Create writes the terms, and the first claim
+// sets the space; later only an operator changes them (Keeper). They are stored separately, so that an operator can
+// forget all tokens, or raise them all, without visiting every resource.
 type Terms struct {
-	// Epoch counts how often an operator made the guard begin anew. What was seen in an earlier epoch is forgotten.
+	// ID is random, and drawn when the guard's memory was created: a store that was dropped and created anew has
+	// another one. Zero for a Memory, which lives no longer than the process.
+	ID Nonce
+	// Epoch counts the times that an operator has reset the guard. Claims seen in an earlier epoch are forgotten.
 	Epoch uint64
-	// Space is the only one whose tokens are admitted. Empty: the first claim did not tell one, and none is compared.
+	// Pinned: the first claim, or an operator, has set Space.
+	Pinned bool
+	// Space is the only token space that the guard admits. Empty: the first claim had no space, and spaces are not
+	// compared.
 	Space string
-	// Floor is the smallest token that is admitted, whatever was seen.
+	// Floor is the smallest admitted token, whatever was seen.
 	Floor Token
 }
 
-// Seen is what a guard remembers of one resource. The zero value stands for a resource that it does not know. It only
-// grows: token within an epoch, sequence within a token.
+// Seen is a guard's memory of one resource. The zero value is an unknown resource. Its values only grow: generation
+// within an epoch, token within a generation, sequence within a token.
 type Seen struct {
 	Epoch uint64
-	// Token is the highest one admitted.
-	Token Token
-	// Sequence is the last one admitted with that token; zero if none had one.
+	// Generation and Token are from the highest claim admitted: generations compare first, then tokens.
+	Generation Generation
+	Token      Token
+	// Nonce is that of the hold with this token; zero if no claim named one.
+	Nonce Nonce
+	// Sequence is from the last write with that token that had one; zero without such a write.
 	Sequence uint64
 }
 
-// First returns the terms that the first claim of all sets: its space is trusted from then on, until an operator
-// accepts another one. A first claim without a space sets none, and none is compared.
-func First(c Claim) Terms { return Terms{Space: c.Space} }
+// NewTerms returns the terms of a memory that was created now, with a random ID.
+func NewTerms() Terms { return Terms{ID: NewNonce()} }
 
-// Judge is the rule that all guards share. It returns what to remember of the claim's resource if the guard admits the
-// claim, and otherwise the error that says why not. The claim has to be valid, see Claim.Validate.
+// Pin returns the terms after a claim is admitted: the first claim sets the space, which is trusted from then on,
+// until an operator accepts another space. If the first claim has no space, spaces are not compared.
+func (t Terms) Pin(c Claim) Terms {
+	if !t.Pinned && t.Space == "" {
+		t.Pinned, t.Space = true, c.Space
+	}
+	return t
+}
+
+// Judge is the rule that all guards share. It returns the new memory of the claim's resource if the guard admits the
+// claim, and otherwise the refusal. The claim has to be valid, see Claim.Validate.
 //
 //	token   highest   sequence, last     answer
 //	0                                    *NoTokenError
@@ -45,54 +62,94 @@ func First(c Claim) Terms { return Terms{Space: c.Space} }
 //	33      33        6, last 6          *SequenceError, ErrRepeated: the write is there already
 //	33      33        5, last 6          *SequenceError, ErrReordered
 //
-// An exclusive token of another space than the guard's is a *SpaceError, whatever its number: tokens of two spaces do
-// not compare.
+// This applies within one generation of the lock service. A claim of a later generation than seen is admitted with any
+// token; a claim of an earlier generation is a *StaleError. A claim without a generation has generation 0. An equal
+// token with another nonce is another hold: *HoldError. The nonce is remembered from the first claim that has it;
+// from then on a claim without a nonce is a *HoldError as well.
 //
-// Judging, and remembering what was admitted, must be one atomic step of the store: Judge is for guards that hold a
-// lock on what they remember, or translate what the store has decided.
+// An exclusive token of another space than the guard's is a *SpaceError, with any number: tokens of two spaces do
+// not compare. Neither do tokens of two generations with one number, which come from two independent restores.
+//
+// ErrTermsLost is returned if the resource was seen in a later epoch than that of the terms.
+//
+// Judging and remembering must be one atomic step of the store: Judge is for guards that hold a lock on their memory,
+// or translate the store's decision.
 func Judge(c Claim, t Terms, seen Seen) (Seen, error) {
 	if seen.Epoch < t.Epoch {
 		seen = Seen{Epoch: t.Epoch}
 	}
-	highest := max(seen.Token, t.Floor)
+	t = t.Pin(c)
+	order, ordered := c.Generation.Compare(seen.Generation)
+	stale := &StaleError{
+		Resource: c.Resource, Token: c.Token, Highest: max(seen.Token, t.Floor),
+		Generation: c.Generation, HighestGeneration: seen.Generation,
+	}
 	switch {
+	case seen.Epoch > t.Epoch:
+		return seen, ErrTermsLost
 	case !c.Token.Valid():
-		return seen, &NoTokenError{Resource: c.Resource, Highest: highest}
+		return seen, &NoTokenError{Resource: c.Resource, Highest: stale.Highest}
 	case !c.Token.Exclusive():
-		return seen, &NotExclusiveError{Resource: c.Resource, Token: c.Token, Highest: highest}
-	case t.Space != "" && c.Space != t.Space:
-		return seen, &SpaceError{Resource: c.Resource, Token: c.Token, Highest: highest, Space: c.Space, Want: t.Space}
-	case c.Token < highest:
-		return seen, &StaleError{Resource: c.Resource, Token: c.Token, Highest: highest}
-	case c.Token > seen.Token:
-		return Seen{Epoch: t.Epoch, Token: c.Token, Sequence: c.Sequence}, nil
-	case c.Sequence == 0:
-		return seen, nil
-	case c.Sequence <= seen.Sequence:
+		return seen, &NotExclusiveError{Resource: c.Resource, Token: c.Token, Highest: stale.Highest}
+	case t.Space != "" && c.Space != t.Space || !ordered:
+		return seen, &SpaceError{
+			Resource: c.Resource, Token: c.Token, Highest: stale.Highest, Space: c.Space, Want: t.Space,
+			Generation: c.Generation, WantGeneration: seen.Generation,
+		}
+	case c.Token < t.Floor || order < 0 || order == 0 && c.Token < seen.Token:
+		return seen, stale
+	case order > 0 || c.Token > seen.Token:
+		return Seen{
+			Epoch: t.Epoch, Generation: c.Generation, Token: c.Token, Nonce: c.Nonce, Sequence: c.Sequence,
+		}, nil
+	case seen.Nonce != Nonce{} && c.Nonce != seen.Nonce:
+		return seen, &HoldError{Resource: c.Resource, Token: c.Token, Nonce: c.Nonce, Want: seen.Nonce}
+	case c.Sequence != 0 && c.Sequence <= seen.Sequence:
 		return seen, &SequenceError{Resource: c.Resource, Token: c.Token, Sequence: c.Sequence, Last: seen.Sequence}
 	}
-	seen.Sequence = c.Sequence
+	seen.Nonce = c.Nonce
+	seen.Sequence = max(seen.Sequence, c.Sequence)
 	return seen, nil
 }
 
-// JudgeAll is Judge for the claims of one write, in the order of Sorted. Recall answers what is remembered of a
-// resource; an error of it ends the judging and is returned as it is. JudgeAll returns what to remember of each, if all
-// are admitted, and else a refusal, and nothing to remember: all are admitted or none is.
+// JudgeAll is Judge for the claims of one write, in the order of Sorted. Recall returns the memory of a resource;
+// JudgeAll stops at its first error and returns it unchanged. If all claims are admitted JudgeAll returns the new
+// memory of each resource, and otherwise a refusal and no memory.
 //
-// ErrRepeated is returned only if nothing else refuses: the write was made before, and its caller may answer success.
+// ErrRepeated is returned only if there is no other refusal and every claim with a sequence is repeated: the write
+// was made before, and its caller may report success. If only some are repeated, the set is another write than the
+// earlier one: the error is ErrReordered, and names the repeated claims. Claims without a sequence do not count.
 func JudgeAll(claims []Claim, t Terms, recall func(resource string) (Seen, error)) ([]Seen, error) {
 	remember := make([]Seen, len(claims))
-	var repeated error
+	if len(claims) > 0 {
+		t = t.Pin(claims[0])
+	}
+	var repeated []*SequenceError
+	news := false
 	for i, c := range claims {
 		seen, err := recall(c.Resource)
 		if err != nil {
 			return nil, err
 		}
-		if remember[i], err = Judge(c, t, seen); errors.Is(err, ErrRepeated) {
-			repeated = err
-		} else if err != nil {
+		remember[i], err = Judge(c, t, seen)
+		var again *SequenceError
+		switch {
+		case errors.Is(err, ErrRepeated) && errors.As(err, &again):
+			repeated = append(repeated, again)
+		case err != nil:
 			return nil, err
+		case c.Sequence != 0:
+			news = true
 		}
 	}
-	return remember, repeated
+	if len(repeated) == 0 {
+		return remember, nil
+	}
+	first := repeated[0]
+	if news {
+		for _, each := range repeated {
+			first.Mixed = append(first.Mixed, each.Resource)
+		}
+	}
+	return nil, first
 }

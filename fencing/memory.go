@@ -1,7 +1,7 @@
 package fencing
 
-// The guard of resources that live in one process, and the reference for guards of other stores: it applies Judge under
-// a mutex and does nothing else.
+// The guard of resources that live in one process, and the reference for guards of other stores: it only applies
+// Judge under a mutex.
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 // zero value is ready to use. It is safe for concurrent use; it grows by one entry for each resource, until Clean.
 type Memory struct {
 	mu    sync.Mutex // protects the following fields
-	known bool       // the terms are set
 	terms Terms
 	seen  map[string]Seen
 }
@@ -25,22 +24,30 @@ var (
 	_ Keeper = (*Memory)(nil)
 )
 
-// Check admits the claims or refuses them; see Guard. It does not wait, but an ended ctx is its error, and nothing is
-// remembered then.
-func (g *Memory) Check(ctx context.Context, claims Claims) error { return g.Do(ctx, claims, nil) }
+// Check admits the claims or refuses them; see Guard. It does not block, but returns the error of an ended ctx
+// without remembering the claims.
+func (g *Memory) Check(ctx context.Context, claims Claims) error { return g.do(ctx, claims, nil) }
 
 // Do is Check, and calls write if the claims are admitted, so that check and write are one step for everybody else who
-// uses the guard. It returns what write returns. The tokens are remembered whatever that is.
+// uses the guard. It returns write's error. The tokens are remembered in any case, the sequences
+// (Claim.Sequence) only if the error is nil: a failed write may be repeated.
 //
-// Where the hold has made the write before (ErrRepeated) write is not called again, and Do returns nil: a request that
-// was repeated after a lost answer succeeds. write runs under the guard's mutex; it must not use the guard, and keeps
-// all other writers waiting.
+// Where the hold has made the write before (ErrRepeated) write is not called a second time, and Do returns nil: a
+// request repeated after a lost answer succeeds. write runs under the guard's mutex; it must not use the guard, and
+// keeps all other writers waiting.
 //
 //	err := guard.Do(ctx, lease.Claim("accounts/42"), func() error {
 //		balance["42"] -= amount
 //		return nil
 //	})
 func (g *Memory) Do(ctx context.Context, claims Claims, write func() error) error {
+	if write == nil {
+		return fmt.Errorf("fencing: do: %w", &InvalidError{What: "function", Why: "it is nil"})
+	}
+	return g.do(ctx, claims, write)
+}
+
+func (g *Memory) do(ctx context.Context, claims Claims, write func() error) error {
 	list, err := Sorted(claims)
 	if err != nil {
 		return err
@@ -50,43 +57,58 @@ func (g *Memory) Do(ctx context.Context, claims Claims, write func() error) erro
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	terms := g.terms
-	if !g.known {
-		terms = First(list[0])
-	}
-	remember, err := JudgeAll(list, terms, func(resource string) (Seen, error) { return g.seen[resource], nil })
-	if write != nil && errors.Is(err, ErrRepeated) {
+	recall := func(resource string) (Seen, error) { return g.seen[resource], nil }
+	remember := func(claims []Claim) error {
+		seen, err := JudgeAll(claims, g.terms, recall)
+		if err != nil {
+			return err
+		}
+		g.setLocked(g.terms.Pin(claims[0]))
+		for i, c := range claims {
+			g.seen[c.Resource] = seen[i]
+		}
 		return nil
-	}
-	if err != nil {
-		return err
-	}
-	g.setLocked(terms)
-	for i, c := range list {
-		g.seen[c.Resource] = remember[i]
 	}
 	if write == nil {
-		return nil
+		return remember(Unordered(list))
 	}
-	return write()
+	if _, err := JudgeAll(list, g.terms, recall); err != nil {
+		if errors.Is(err, ErrRepeated) {
+			return nil
+		}
+		return err
+	}
+	if err := remember(Unordered(list)); err != nil {
+		return err
+	}
+	if err := write(); err != nil {
+		return err
+	}
+	return remember(list)
 }
 
-// setLocked makes the terms those of the guard. The caller holds mu.
+// setLocked sets the terms of the guard. The caller holds mu.
 func (g *Memory) setLocked(t Terms) {
-	g.known, g.terms = true, t
+	g.terms = t
 	if g.seen == nil {
 		g.seen = map[string]Seen{}
 	}
 }
 
-// Terms returns what the guard remembers as a whole; the zero value before the first claim. It never fails.
+// Create has no effect, and never fails: the memory exists as long as the guard, and has no ID.
+func (g *Memory) Create(context.Context) error { return nil }
+
+// Migrate has no effect, and never fails.
+func (g *Memory) Migrate(context.Context) error { return nil }
+
+// Terms returns the guard's terms; the zero value before the first claim. It never fails.
 func (g *Memory) Terms(context.Context) (Terms, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.terms, nil
 }
 
-// Seen returns what the guard remembers of a resource; the zero value if it does not know it. It never fails.
+// Seen returns the guard's memory of a resource; the zero value for an unknown resource. It never fails.
 func (g *Memory) Seen(_ context.Context, resource string) (Seen, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -117,7 +139,7 @@ func (g *Memory) Raise(_ context.Context, floor Token) error {
 	return nil
 }
 
-// Clean forgets what the floor and the epoch make needless; see Keeper. It never fails.
+// Clean removes entries that the floor and the epoch make needless; see Keeper. It never fails.
 func (g *Memory) Clean(context.Context) (int64, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

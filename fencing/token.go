@@ -1,6 +1,5 @@
-// Package fencing is the resource's side of a lock: tokens, and guards that refuse the writes of a holder who has lost
-// its lock and does not know it. It imports the standard library only, so that a service which takes no locks can use
-// it.
+// Package fencing is the resource's side of a lock: tokens, and guards that refuse the writes of a holder that has lost
+// its lock and has not noticed. It imports only the standard library, for services that take no locks.
 //
 // A lock service alone cannot protect data. A holder may be paused between its last look at the lock and its write, for
 // longer than any lease, and wake up as the second writer. The remedy is a number that grows with every grant of the
@@ -11,11 +10,11 @@
 //	holder B ── token 34 ──► guard: highest is 34
 //	holder A ── token 33 ──► guard: ErrStale
 //
-// A Claim says who writes, and to what (claim.go). A Guard stands in front of the resource and admits claims in the
-// order of their tokens (guard.go); Judge is the rule that all guards share (judge.go), Keeper what an operator does
-// with one (keeper.go), and Memory the guard of what lives in this process (memory.go). The sub-packages have guards
-// for databases and protocols. docs/FENCING.md tells where a guard is needed, docs/FENCING-SPEC.md how writers in other
-// languages take part.
+// A Claim names the hold and the resource that it writes (claim.go). A Guard admits the claims on a resource in the order
+// of their tokens (guard.go). Judge is the rule that all guards share (judge.go), Keeper has the calls for operators
+// (keeper.go), and Memory guards data in this process (memory.go). The sub-packages have guards for databases and
+// protocols. docs/FENCING.md explains where a guard is needed, docs/FENCING-SPEC.md the protocol for writers in other
+// languages.
 package fencing
 
 import (
@@ -29,8 +28,8 @@ import (
 // Tokens of exclusive holds stay below 1<<63, so that they fit a signed 64-bit column. Shared holds and permits carry
 // tokens too, for ordering only, with the highest bit set as a mark: they do not exclude other writers, so guards
 // refuse them. The mark is a bit of the number, and not a second field, because every guard, column and header would
-// have to carry both, and forgetting one would fail open; a signed column refuses a marked token by itself (see
-// docs/decisions, shared-tokens-are-marked).
+// have to carry both, and forgetting one would fail open; a signed column refuses a marked token (see docs/decisions,
+// shared-tokens-are-marked).
 //
 // Tokens of two names do not compare, nor do tokens of two spaces.
 type Token uint64
@@ -38,7 +37,7 @@ type Token uint64
 // notExclusive is the mark.
 const notExclusive Token = 1 << 63
 
-// Valid reports whether t is a token at all, that is, not zero.
+// Valid reports whether t is a token, so not zero.
 func (t Token) Valid() bool { return t != 0 }
 
 // Exclusive reports whether t came from an exclusive hold. Only such a token fences writes.
@@ -50,7 +49,7 @@ func (t Token) NotExclusive() Token { return t | notExclusive }
 // Order returns the number without the mark, for comparing a shared token with others of the same name.
 func (t Token) Order() uint64 { return uint64(t &^ notExclusive) }
 
-// String returns the token as decimal digits; a token that is not exclusive as digits followed by "s".
+// String returns the token as decimal digits; a non-exclusive token as digits followed by "s".
 //
 //	Token(33)                  "33"
 //	Token(33).NotExclusive()   "33s"
@@ -63,8 +62,8 @@ func (t Token) String() string {
 	return s
 }
 
-// ParseToken reads what String wrote, and nothing else: no sign, no blanks, nothing beyond 63 bits. "0" is read as the
-// zero Token. Leading zeros are accepted.
+// ParseToken parses the result of String: no sign, no blanks, at most 63 bits. "0" is the zero Token. Leading zeros
+// are accepted.
 func ParseToken(s string) (Token, error) {
 	digits, mark := s, Token(0)
 	if n := len(s); n > 0 && s[n-1] == 's' {
@@ -78,10 +77,10 @@ func ParseToken(s string) (Token, error) {
 	return Token(n) | mark, nil
 }
 
-// MarshalText writes what String returns; in JSON a token is a string, since many languages keep numbers in 53 bits.
+// MarshalText returns the text of String; in JSON a token is a string, since many languages keep numbers in 53 bits.
 func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote. After an error t is what it was.
+// UnmarshalText parses the result of MarshalText. After an error t is unchanged.
 func (t *Token) UnmarshalText(text []byte) error {
 	parsed, err := ParseToken(string(text))
 	if err == nil {

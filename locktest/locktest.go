@@ -1,5 +1,5 @@
-// Package locktest tests applications that take locks: a lock service in this process, contenders that share one
-// clock, and what goes wrong with locks, on demand.
+// Package locktest tests applications that use locks: a lock service in this process, contenders that share one
+// clock, and faults on demand.
 //
 //	func TestStopsWithoutItsLock(t *testing.T) {
 //		synctest.Test(t, func(t *testing.T) { // time is simulated: a TTL of 30 s passes at once
@@ -18,15 +18,17 @@
 //	}
 //
 // The leases are those of package fencelock, and the service is that of package backend/memory: FIFO queues, fencing
-// tokens, TTLs, and answers that get lost. So what passes here meets the same errors in production. What a test can
-// bring about:
+// tokens, TTLs, and lost answers. So tests meet the same errors as programs in production. A test can cause these
+// faults:
 //
-//   - Expire, Evict, Steal: the lease of a name ends, by its TTL, by a deletion, or because somebody else has the name.
+//   - Expire, Evict, Steal: the lease of a name ends, by its TTL, by a deletion, or because another contender has the
+//     name.
 //   - Contender.Cut, Refuse, Delay and Heal: the network of one contender.
 //   - Service.Store: Pause, Stop, Restart and Wipe of the service.
 //
-// It works in real time too; only then a test waits for its TTLs. All contenders, and the service, measure with
-// backend.GoClock, which package testing/synctest simulates. A Service and its contenders are safe for concurrent use.
+// It works in real time too; then a test has to wait for its TTLs. All contenders, and the service, measure with
+// backend.GoClock, which package testing/synctest simulates. A Service and its contenders are safe for concurrent
+// use.
 package locktest
 
 import (
@@ -63,14 +65,14 @@ func New(tb testing.TB, o *fencelock.Options) *Service {
 // Store returns the server itself, to stop, pause, restart or wipe it.
 func (s *Service) Store() *memory.Store { return s.store }
 
-// Contender is a client of the service, in the correctness tier, over a network of its own. It is a fencelock.Locker.
+// Contender is a client of the service, in the correctness tier, with its own network. It is a fencelock.Locker.
 type Contender struct {
 	*fencelock.Client
 	network *memory.Network
 }
 
-// Contender returns one more client, which stands for a process of its own. It fails the test at once if the options
-// of the service are refused.
+// Contender returns a new client, which stands for a separate process. It fails the test if the options of the
+// service are invalid.
 func (s *Service) Contender() *Contender {
 	s.tb.Helper()
 	d, o := s.store.Driver(), s.options
@@ -103,8 +105,8 @@ func (c *Contender) Delay(d time.Duration) { c.network.Delay(memory.Both, d) }
 func (c *Contender) Heal() { c.network.Pass() }
 
 // Expire ends the hold of name, as if its TTL had passed without a renewal: its lease is lost with
-// fencelock.ReasonExpired, and the first who waits gets the name. It reports whether somebody held it. Here and below
-// names are those that Acquire is given, without Options.Namespace.
+// fencelock.ReasonExpired, and the first waiter gets the name. It reports whether the name was held. Here and below
+// names are as for Acquire, without Options.Namespace.
 func (s *Service) Expire(name string) bool { return s.store.Expire(s.full(name)) }
 
 // Evict deletes the hold of name, as a server that runs out of memory or a careless operator does: its lease is lost

@@ -1,19 +1,19 @@
 // This file takes locks: one name (Acquire) or several in one commit (AcquireAll), from the check of the request to
-// the grant or to what is known about its failure.
+// the grant or its error.
 //
 // The path of an acquire is admit, which counts it in; acquire, which asks until there is a definite answer;
 // acquireOn, which asks once and waits for its turn (wait.go); put, which lets the statement outlive its caller; and
-// granted, which reads the server's answer. together.go decides whether the statement is shared with others. Who holds
-// and who waits is decided in SQL, in the functions of migrations/0001_locks.sql, under the lock of the name's row;
-// nothing here takes part in that.
+// granted, which reads the server's answer. together.go decides whether the statement is shared with others. The
+// functions of migrations/0001_locks.sql decide who holds and who waits, under the lock of the name's row; this file
+// does not take part in that.
 //
-// A statement that was sent may commit although its answer never arrives. What becomes of such a hold:
+// A statement that was sent may commit although its answer never arrives. The end of such a hold:
 //
-//   - the caller, or the core, asks again with the same request id and gets the same hold;
-//   - or the call's own end, giveUp, or the core's Release with that id gives it back, after waiting for the answer
+//   - the caller, or the core, repeats the request id and gets the same hold;
+//   - or the call's own end, giveUp, or the core's Release with that id releases it, after waiting for the answer
 //     (answered);
-//   - or nobody does: the session is in doubt then, and after its next renewal, which comes about three times per TTL,
-//     sweep ends whatever no call and no holder of this client knows;
+//   - or nobody does: the session is then in doubt, and after its next renewal, which comes about three times per TTL,
+//     sweep ends every hold that no call and no holder of this client knows;
 //   - or the client is gone, and the hold ends with its session.
 
 package postgres
@@ -35,17 +35,16 @@ import (
 )
 
 // Acquire takes a lock: one statement and one commit for a free name, or a place in the name's queue. The release
-// before grants to the head of the queue in its own transaction and then notifies it. Without r.Wait a name that is
-// held is answered at once, with a holder and, as RetryAfter, the time after which its hold ends if nobody renews it.
+// before grants to the head of the queue in its own transaction and then notifies it. Without r.Wait the error for a
+// held name comes immediately, with a holder and, as RetryAfter, the time after which its hold ends unless renewed.
 //
 // r.TTL is between 1 s and 24 h, in milliseconds. The grant's validity counts from the instant at which the session
-// was last proved to live. The same RequestID again gets the same hold with the same token. If ctx ends, Acquire
-// returns within about 30 ms; what the request has or gets is given back in the background.
+// was last proved to live. A repeated RequestID gets the same hold with the same token. If ctx ends, Acquire
+// returns within about 30 ms; the hold or place of the request is released in the background.
 //
-// Errors wrap backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (nothing was sent, or the server took it back),
-// ErrUnknown (the commit may have happened, and what it left could not be given back in time), ErrMisconfigured,
-// ErrHistoryLost, ErrClosed, or ctx's error. Acquire is safe for concurrent use; calls that come together may share a
-// statement.
+// Errors wrap backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (not sent, or the server rolled it back), ErrUnknown
+// (the commit may have happened, and the hold could not be released in time), ErrMisconfigured, ErrHistoryLost,
+// ErrClosed, or ctx's error. Acquire is safe for concurrent use; calls that come together may share a statement.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	if err := d.admit(ctx, r); err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
@@ -59,17 +58,17 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return g, nil
 }
 
-// admit counts a call in, if there is nothing wrong with its requests. gate.Leave follows unless it fails.
+// admit counts a call in, if its requests are valid. gate.Leave follows unless it fails.
 func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
-	// Without the server: what cannot be meant is refused also while nothing answers.
+	// Without the server: invalid requests are refused even while no server answers.
 	if err := d.validate(rs...); err != nil {
 		return err
 	}
 	return d.enter(ctx)
 }
 
-// calling marks requests as ones that somebody asks for, until done is called: a sweep ends what nobody knows of, and
-// must not end what such a call is about to get.
+// calling marks requests of calls in progress, until done is called: a sweep ends holds that nobody knows, and must not
+// end a hold that such a call is about to get.
 func (d *Driver) calling(ids ...string) (done func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -91,29 +90,28 @@ func (d *Driver) calling(ids ...string) (done func()) {
 // acquire asks until there is a definite answer: the request id makes a repetition the same request. w is entered
 // before the first statement is sent, since the notification of a grant can overtake the answer that says "waiting".
 //
-// Whether anything may have been done is remembered over all tries, in sent: an error of the last try that promises
-// nothing was done says nothing about the tries before.
+// sent remembers over all tries whether a request may have been carried out: the error of the last try covers only that
+// try.
 func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant, error) {
 	var w *waiter
 	if r.Wait {
 		w = d.waitFor(r)
 		defer w.stop()
 	}
-	// A request may have been carried out without an answer.
-	sent := false
+	// A request may have been carried out without an answer. lapsed: its session ended, and its minimum may go on.
+	sent, lapsed := false, false
 	for {
-		// A session that lives, and that was proved within the last half of its TTL.
-		s, err := d.join(ctx, r.TTL)
+		err := d.dropLapsed(ctx, lapsed, *r)
 		if err == nil {
+			lapsed = false
 			var g backend.Grant
-			g, err = d.acquireOn(ctx, s, r, w)
-			s.Leave(1)
-			if err == nil {
+			if g, err = d.tryOne(ctx, r, w); err == nil {
 				return g, nil
 			}
 		}
 		// The session ended before the request counted; the next one is made at once.
 		if errors.Is(err, errNoSession) && ctx.Err() == nil {
+			lapsed = sent || errors.Is(err, errLapsed)
 			continue
 		}
 		sent = sent || errors.Is(err, backend.ErrUnknown) || again(err) && sqlState(err) == ""
@@ -121,7 +119,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 		if again(err) && d.pause(ctx, kit.RetryPause(time.Second)) {
 			continue
 		}
-		// The last error may promise that nothing was done; an earlier try has not.
+		// The last try may have had no effect; an earlier try may have had one.
 		if sent && !errors.Is(err, backend.ErrUnknown) && !definite(err) {
 			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 		}
@@ -132,9 +130,36 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 	}
 }
 
-// acquireOn asks once on session s, and waits for its turn where that is wanted. w is nil for an attempt without Wait.
-// A place in the queue that has gone, because its session ended under it, is errNoSession: the caller asks again, on
-// another session.
+// tryOne asks once on a session that lives, and that was proved within the last half of its TTL.
+func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter) (backend.Grant, error) {
+	s, err := d.join(ctx, r.TTL)
+	if err != nil {
+		return backend.Grant{}, err
+	}
+	defer s.Leave(1)
+	return d.acquireOn(ctx, s, r, w)
+}
+
+// errLapsed: the session is over, and with it a grant that no caller got.
+var errLapsed = fmt.Errorf("a grant that was answered late has lapsed: %w", errNoSession)
+
+// dropLapsed drops the minimum holds of grants of this call that no caller got, where lapsed says that there may be such:
+// they would refuse the next try.
+func (d *Driver) dropLapsed(ctx context.Context, lapsed bool, rs ...backend.Request) error {
+	if !lapsed || rs[0].MinHold == 0 {
+		return nil
+	}
+	for i := range rs {
+		if _, err := d.ask(ctx, d.sql.release, rs[i].Name, rs[i].RequestID, int64(0), false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// acquireOn asks once on session s, and waits for its turn if the request waits. w is nil for an attempt without Wait.
+// A place in the queue that has gone, because its session ended under it, is errLapsed: the caller then uses another
+// session.
 func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, w *waiter) (backend.Grant, error) {
 	// From here on the waiter's place is on this session: its end wakes the waiter.
 	if w != nil {
@@ -158,7 +183,7 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 		}
 		if a, err = w.wait(ctx); err != nil {
 			if errors.Is(err, errGone) {
-				return backend.Grant{}, errNoSession // ask again
+				return backend.Grant{}, errLapsed // repeat the request
 			}
 			return backend.Grant{}, d.giveUp(ctx, r, err)
 		}
@@ -167,17 +192,17 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	return d.granted(ctx, s, r, a)
 }
 
-// lateTime is how long a statement goes on after its caller has gone. Cancelling it at once would say less: pgx ends
-// the connection, and the server may carry the statement out all the same, later than whatever tidies up behind it.
+// lateTime bounds the rest of a statement after its caller has gone. An immediate cancellation would be worse: pgx
+// ends the connection, and the server may carry the statement out all the same, later than the clean-up behind it.
 const lateTime = 2 * time.Second
 
-// put asks for what keys name, on s, and returns with the answer or with the end of ctx. The statement goes on after
-// that for lateTime: what tidies up behind it must come later than the server has carried it out, and waits for it
-// (answered). A clean-up that came first would find nothing, and the name would stay closed until the next sweep.
+// put sends a request for keys on s, and returns with the answer or with the end of ctx. The statement continues after
+// that for lateTime: a clean-up must come after the server has carried it out, and waits for it (answered). An earlier
+// clean-up would find no hold, and the name would stay closed until the next sweep.
 //
-// What ask stores belongs to the caller only if put returns ask's error; after the end of ctx the goroutine may still
-// write it. That goroutine ends with ask. Its channel in Driver.asking is closed after those that stood there before,
-// so that waiting for the last of them is waiting for all.
+// The results of ask belong to the caller only if put returns ask's error; after the end of ctx the goroutine may still
+// write them. That goroutine ends with ask. Its channel in Driver.asking is closed after the earlier ones, so that
+// waiting for the last of them is waiting for all.
 func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(context.Context) error) error {
 	done, result := make(chan struct{}), make(chan error, 1)
 	// Calls of the same requests that are under way already, from a caller who asked twice.
@@ -190,7 +215,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		d.asking[k] = done
 	}
 	d.mu.Unlock()
-	// over ends the wait of those who tidy up. It runs once: in the goroutine, or here if none could be started.
+	// over ends the wait of clean-ups. It runs once: in the goroutine, or here if it could not be started.
 	over := func() {
 		for _, c := range before {
 			<-c
@@ -208,11 +233,11 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		defer over()
 		bounded, cancel := context.WithCancel(work)
 		defer cancel()
-		// The caller's end cancels nothing by itself; it starts the clock.
+		// The end of the caller's context only starts the clock.
 		stop := context.AfterFunc(ctx, func() { time.AfterFunc(lateTime, cancel) })
 		defer stop()
 		err := ask(bounded)
-		// Nobody may ever know the answer: the session looks after it.
+		// The answer may get lost: the session sweeps the hold.
 		if err != nil || ctx.Err() != nil {
 			s.doubted(err)
 		}
@@ -230,8 +255,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 	}
 }
 
-// answered waits until no answer to a request is outstanding any more, or ctx ends. It takes no part in what the
-// answers say.
+// answered waits until no answer to a request is outstanding, or ctx ends. It does not see the answers.
 func (d *Driver) answered(ctx context.Context, k key) {
 	d.mu.Lock()
 	asking := d.asking[k]
@@ -253,7 +277,7 @@ func arguments(s *session, r *backend.Request) []any {
 	}
 }
 
-// requests are the columns of what arguments returns for several, each an array, as acquire_free and acquire_all take
+// requests returns the columns of the arguments of several calls, each an array, as acquire_free and acquire_all take
 // them.
 func requests(calls []*call) []any {
 	return []any{
@@ -263,7 +287,7 @@ func requests(calls []*call) []any {
 	}
 }
 
-// metadataText returns metadata as JSON, or nil for none, which is stored as null.
+// metadataText returns metadata as JSON, or nil if it is empty, which is stored as null.
 func metadataText(m map[string]string) *string {
 	if len(m) == 0 {
 		return nil
@@ -273,19 +297,32 @@ func metadataText(m map[string]string) *string {
 	return &s
 }
 
+// mismatch returns the present use of a name. It asks the server once more, for people: the user of the name may have
+// gone meanwhile, and without an answer the error names nobody.
+func (d *Driver) mismatch(ctx context.Context, name string) error {
+	e := &backend.LimitError{Name: name}
+	var kind int16
+	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&kind, &e.Limit, &e.Holder) }, d.sql.use, name)
+	if err != nil {
+		return &backend.LimitError{Name: name}
+	}
+	e.Kind = backend.Kind(kind)
+	return e
+}
+
 // granted makes a grant of the server's answer, or an error.
 //
-// The session is proved again if the answer took so long that its last proof is older than half a TTL, as after a wait
+// The session is proved anew if the answer took so long that its last proof is older than half a TTL, as after a wait
 // for the row of the name: the grant would otherwise begin with little time left. The hold is entered in Driver.holds
-// before the caller knows of it, so that a loss that comes at once has somebody to be told to; the core takes losses
-// before Acquire has returned.
+// before the caller knows of it, so that an immediate loss reaches its holder; the core takes losses before Acquire has
+// returned.
 func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a answer) (backend.Grant, error) {
 	switch a.state {
 	case "granted":
 	case "no-session":
 		return backend.Grant{}, s.expired(ctx)
 	case "mismatch":
-		return backend.Grant{}, fmt.Errorf("%w: %q", backend.ErrLimitMismatch, r.Name)
+		return backend.Grant{}, d.mismatch(ctx, r.Name)
 	case "held":
 		return backend.Grant{}, &backend.HeldError{
 			Name: r.Name, Holder: a.holder, HoldID: a.holdID, RetryAfter: time.Duration(a.retry) * time.Millisecond,
@@ -294,6 +331,9 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 		return backend.Grant{}, fmt.Errorf("%w: the server answered %q", backend.ErrUnknown, a.state)
 	}
 	if err := s.fresh(ctx); err != nil { // after a long wait for the row of the name, say
+		if errors.Is(err, errNoSession) {
+			err = errLapsed
+		}
 		return backend.Grant{}, err
 	}
 	// The validity rests on the session's proof, which may be older than this request: the row of the hold lives as
@@ -303,6 +343,7 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	g.TTL, g.SentAt, g.Queued = s.ttl, proved, a.queued
 	g.Token = tokenOf(r.Kind, a.token)
 	g.Incarnation = g.Token.String()
+	g.Nonce = nonceOf(a.nonce)
 	// Counted from the answer: the minimum binds others, and its end on our clock is only a hint for Release.
 	if a.minLeft > 0 && r.MinHold > 0 {
 		g.MinHoldUntil = d.clock.Now().Add(time.Duration(a.minLeft) * time.Millisecond)
@@ -313,7 +354,7 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 
 // tokenOf returns the token of a hold: the number that the server computed in the UPDATE that grants, marked unless
 // the hold is exclusive. The number is a position in the server's history and not a count, because a counter in a row,
-// and a sequence, fall back when a standby that lagged is promoted, and issue tokens again (TestAsynchronousFailover;
+// and a sequence, fall back when a lagging standby is promoted, and reissue tokens (TestAsynchronousFailover;
 // TestMutants has drivers that do so).
 func tokenOf(kind backend.Kind, order int64) fencing.Token {
 	token := fencing.Token(order)
@@ -323,14 +364,21 @@ func tokenOf(kind backend.Kind, order int64) fencing.Token {
 	return token
 }
 
-// giveUpTime is how long a call goes on after its context has ended, in order to know what became of it. The contract
+// nonceOf reads a nonce as the database writes it: a UUID, with or without hyphens. It is zero for a hold without one,
+// from an earlier version.
+func nonceOf(text string) fencing.Nonce {
+	n, _ := fencing.ParseNonce(strings.ReplaceAll(text, "-", ""))
+	return n
+}
+
+// giveUpTime bounds the rest of a call after its context has ended, to learn its outcome. The contract
 // allows 50 ms (clause C2).
 const giveUpTime = 30 * time.Millisecond
 
-// giveUp gives back what a request may have when its caller has gone: its place in the queue, or the hold that it was
-// granted meanwhile. It first waits for the answer to the request, since a release that overtakes it would find
-// nothing. What is not known within giveUpTime is ErrUnknown; the release goes on in the background, for callTime at
-// most. cause is why the wait ended.
+// giveUp releases all that a request may have when its caller has gone: its place in the queue, or the hold that it was
+// granted meanwhile. It first waits for the answer to the request, since a release that overtakes it would find no
+// hold. An outcome that is unknown after giveUpTime is ErrUnknown; the release continues in the background, for
+// callTime at most. cause is the reason for the end of the wait.
 func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
 	done := make(chan error, 1)
 	d.gate.Go(func(work context.Context) {
@@ -360,13 +408,12 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, ended)
 }
 
-// AcquireAll takes all names or none, in one statement and one commit, and returns the grants in the order of rs. The
-// requests agree in TTL, Wait and MinHold. The rows of the names are locked in one order, that of their bytes, so that
-// two sets never wait for each other in a circle.
+// AcquireAll acquires all names or no name, in one statement and one commit, and returns the grants in the order of
+// rs. The requests agree in TTL, Wait and MinHold. The rows of the names are locked in one order, that of their
+// bytes, so that two sets never wait for each other in a circle.
 //
-// A set that waits looks again every 25 to 50 ms and keeps no place in the queues, since a set at the head of one
-// queue would close that name while it waits for another; those who wait for one name go first. Errors are those of
-// Acquire.
+// A waiting set retries every 25 to 50 ms and keeps no place in the queues, since a set at the head of one
+// queue would close that name while it waits for another; waiters for one name go first. Errors are as for Acquire.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {
@@ -391,13 +438,22 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 		ids[i] = rs[i].RequestID
 	}
 	defer d.calling(ids...)()
+	sent, lapsed := false, false // as in acquire
 	for {
-		grants, err := d.tryAll(ctx, rs)
+		var grants []backend.Grant
+		err := d.dropLapsed(ctx, lapsed, rs...)
+		if err == nil {
+			lapsed = false
+			grants, err = d.tryAll(ctx, rs)
+		}
 		switch {
 		case err == nil:
 			return grants, nil
-		case errors.Is(err, errNoSession) && ctx.Err() == nil, again(err):
-			// Nothing was granted, and asking again is the same request.
+		case errors.Is(err, errNoSession) && ctx.Err() == nil:
+			lapsed = sent || errors.Is(err, errLapsed)
+		case again(err):
+			// A repetition is the same request.
+			sent = sent || sqlState(err) == ""
 		case !rs[0].Wait || !errors.Is(err, backend.ErrHeld):
 			return nil, err
 		}
@@ -454,11 +510,14 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	slices.SortFunc(order, func(a, b int) int { return strings.Compare(rs[a].Name, rs[b].Name) })
 	grants := make([]backend.Grant, n)
 	for i, a := range answers {
-		// Also an answer that grants counts for nothing from a server that has forgotten.
+		// Even a grant is worthless from a server that has lost its history.
 		if err := d.saw(before, a.here); err != nil {
 			return nil, err
 		}
 		r := &rs[order[min(i, n-1)]]
+		if j := slices.IndexFunc(rs, func(r backend.Request) bool { return r.Name == a.name }); j >= 0 {
+			r = &rs[j]
+		}
 		g, err := d.granted(ctx, s, r, a)
 		if err != nil {
 			return nil, err

@@ -65,21 +65,22 @@ var ways = map[string]func(t testing.TB, addr string) backend.FencingDriver{
 	},
 }
 
-// TestConformance runs the suite over every way to make a driver, each on a server of its own, one after the other.
+// TestConformance runs the suite over every way to make a driver, each on a server of its own, one after the other. It
+// runs beside no other test of the package: each connection is a process of the server's, and two cores that run more
+// than the suite let its first attempts fail.
 func TestConformance(t *testing.T) {
-	t.Parallel()
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			if name != "New" {
 				deep.Only(t)
 			}
-			conformance.Run(t, harness(migrated(t), way))
+			conformance.Run(t, harness(migrated(t), way).RefusesLong(name == "New"))
 		})
 	}
 }
 
-// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once. It is not beside
-// TestConformance: each connection is a process of the server's.
+// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once. It runs
+// beside no other test, as TestConformance does.
 func TestConformanceAsPermits(t *testing.T) {
 	deep.Only(t)
 	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
@@ -113,12 +114,25 @@ func harness(s service, way func(testing.TB, string) backend.FencingDriver) conf
 			Evict: func(t testing.TB, name string) {
 				execute(t, s, `delete from fencelock.holds where name = $1`, name)
 			},
-			EvictWaiter: func(t testing.TB, name string) {
-				execute(t, s, `delete from fencelock.waits where name = $1`, name)
+			EvictWaiter: func(t testing.TB, name string) int {
+				return execute(t, s, `delete from fencelock.waits where name = $1`, name)
 			},
 			Wipe: func(t testing.TB) {
 				execute(t, s, `truncate fencelock.names, fencelock.holds, fencelock.waits, fencelock.sessions,
 					fencelock.revoked, fencelock.changes, fencelock.cluster`)
+			},
+			RefuseRelease: func(t testing.TB, name string) func() {
+				execute(t, s, fmt.Sprintf(`create function fencelock.refuse() returns trigger language plpgsql as
+					$$ begin raise insufficient_privilege; end $$;
+					create trigger refuse before delete on fencelock.holds for each row when (old.name = '%[1]s')
+						execute function fencelock.refuse();
+					create trigger refuse before delete on fencelock.waits for each row when (old.name = '%[1]s')
+						execute function fencelock.refuse()`, name))
+				return func() { execute(t, s, `drop function fencelock.refuse cascade`) }
+			},
+			RefuseWrites: func(t testing.TB, _ string) func() {
+				readOnly(t, s, "on")
+				return func() { readOnly(t, s, "off") }
 			},
 			Compact: func(t testing.TB, name string) {
 				execute(t, s, `delete from fencelock.changes where name = $1`, name)
@@ -131,7 +145,7 @@ func harness(s service, way func(testing.TB, string) backend.FencingDriver) conf
 			execute(t, s, `insert into fencelock.foreign_table values ($1)`, name)
 			execute(t, s,
 				`insert into fencelock.names (name, token) values ($1, 7) on conflict do nothing`, name+" of others")
-			execute(t, s, `insert into fencelock.holds values ($1, 'foreign', '', 'foreign', '', 0, 0, 0, 7, now(), null, false, null)
+			execute(t, s, `insert into fencelock.holds values ($1, 'foreign', '', 'foreign', '', 0, 0, 0, 7, now(), null, false, null, null)
 				on conflict do nothing`,
 				name+" of others")
 		},
@@ -139,7 +153,7 @@ func harness(s service, way func(testing.TB, string) backend.FencingDriver) conf
 	}
 }
 
-func execute(t testing.TB, s interface{ URL() string }, sql string, args ...any) {
+func execute(t testing.TB, s interface{ URL() string }, sql string, args ...any) (rows int) {
 	t.Helper()
 	containers.Within(func(ctx context.Context) error {
 		conn, err := pgx.Connect(ctx, s.URL())
@@ -147,8 +161,34 @@ func execute(t testing.TB, s interface{ URL() string }, sql string, args ...any)
 			return err
 		}
 		defer conn.Close(ctx)
-		_, err = conn.Exec(ctx, sql, args...)
+		tag, err := conn.Exec(ctx, sql, args...)
+		rows = int(tag.RowsAffected())
 		return err
+	})(t)
+	return rows
+}
+
+// readOnly makes the server read-only for everybody, or ends that, and returns when a connection of before has noticed.
+func readOnly(t testing.TB, s interface{ URL() string }, value string) {
+	t.Helper()
+	containers.Within(func(ctx context.Context) error {
+		conn, err := pgx.Connect(ctx, s.URL())
+		if err != nil {
+			return err
+		}
+		defer conn.Close(ctx)
+		if _, err := conn.Exec(ctx, `alter system set default_transaction_read_only = `+value); err != nil {
+			return err
+		}
+		if _, err := conn.Exec(ctx, `select pg_reload_conf()`); err != nil {
+			return err
+		}
+		for now := ""; now != value; {
+			if err := conn.QueryRow(ctx, `show default_transaction_read_only`).Scan(&now); err != nil {
+				return err
+			}
+		}
+		return nil
 	})(t)
 }
 

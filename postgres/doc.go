@@ -10,31 +10,32 @@
 // A token is (timeline, position in the write-ahead log), computed in the UPDATE that grants, on the name's row, which
 // is never deleted: the larger of the last token + 1 and timeline << 43 | position >> 6. A counter in a row, and a
 // sequence, fall back when a standby that lagged is promoted: the new primary has not seen the last grants, and issues
-// their tokens again. So does the log position. The timeline rises with every promotion, and the position within a
-// timeline; together they rise across release, crash, restart, failover, DROP TABLE and point-in-time recovery.
+// their tokens a second time. So does the log position. The timeline rises with every promotion, and the position
+// within a timeline; together they rise across release, crash, restart, failover, DROP TABLE and point-in-time
+// recovery.
 //
-// An old primary that nobody shut down goes on granting. Its tokens have the old timeline, so that guards which have
-// seen the new one refuse them; a guard in the old one's own database knows nothing of it.
+// An old primary that was not shut down goes on granting. Its tokens have the old timeline, so that guards which have
+// seen the new timeline refuse them; a guard in the old primary's own database does not know about it.
 //
-// This needs one authority that promotes at most one standby of a timeline, as Patroni, repmgr and the clouds' services
-// are. Two standbys of one timeline that are promoted by hand are two databases whose tokens do not compare. A server
-// whose disk was rolled back without recovery falls back: a driver that lived through it answers
+// This needs one authority that promotes at most one standby of a timeline, as do Patroni, repmgr and the clouds'
+// services. Two standbys of one timeline that are promoted by hand are two databases whose tokens do not compare. A
+// server with a disk that was rolled back without recovery reissues tokens: a driver that was running returns
 // backend.ErrHistoryLost.
 //
-// The token space is the system identifier that initdb drew, with the database and the schema: replicas share it, and a
-// dump that is restored elsewhere has another one.
+// The token space is the system identifier that initdb drew, with the database and the schema: replicas share it, and
+// a dump restored elsewhere has another token space.
 //
 // # Exclusion
 //
-// Description.Exclusion is what a probe found, before the first grant and again and again afterwards:
+// Description.Exclusion is the result of a probe, before the first grant and regularly afterwards:
 //
 //   - no standby: one durable server. fsync and full_page_writes must be on, and every grant is committed with
-//     synchronous_commit = on whatever the role's setting is.
+//     synchronous_commit = on, whatever the role's setting.
 //   - synchronous_standby_names is set: a quorum. A commit whose wait for the standbys was cancelled is answered as a
 //     success with a warning; the driver takes every notice during a commit for an unknown outcome.
-//   - standbys without that: an asynchronous replica. A failover may forget the last holds, so that a second holder is
-//     granted while the first still believes; its token is greater, so guards refuse the first one's writes. The
-//     correctness tier refuses this unless Options.AcceptAsyncReplica of the client is set.
+//   - standbys without that: an asynchronous replica. A failover may forget the last holds, so that a second holder
+//     is granted while the lease of the first is still valid; its token is greater, so guards refuse the first
+//     holder's writes. The correctness tier refuses this unless Options.AcceptAsyncReplica of the client is set.
 //
 // Measured, twenty failovers of each kind under four clients that contend for three names, on one machine:
 //
@@ -43,67 +44,68 @@
 //	asynchronous                  811                    0  0
 //	asynchronous and lagging    1,254                    0  0
 //
-// In earlier runs the lagging standby had 1 such holder of 1,242, for 50 ms, and 2 of 1,275, for 29 ms at most. What
-// else such failovers show is early losses: a hold that the standby had not seen is gone, and its holder is told so,
-// as evicted, at its next renewal, before the hold's time is over.
+// In earlier runs the lagging standby had 1 such holder of 1,242, for 50 ms, and 2 of 1,275, for 29 ms at most. Such
+// failovers also cause early losses: a hold that the standby had not seen is gone, and its holder loses it as evicted
+// at its next renewal, before the end of the hold.
 //
 //	FENCELOCK_DEEP=1 go test -v -timeout 30m -run TestFailoversUnderLoad ./postgres
 //
 // Names are locked by one row each, sessions by one row for each client and TTL: ten thousand holds are renewed by one
-// UPDATE. A promotion gives every session its whole TTL again. The database's clock decides, never a client's.
+// UPDATE. A promotion restarts the TTL of every session. The database's clock decides, never a client's.
 //
 // # Waiting
 //
-// Waiters stand in a queue of their own for each name, first come, first served. A release grants to the head in its
-// own transaction and then notifies it on its client's channel, with one LISTEN connection for each driver; a client
-// that misses the notification finds the grant within about a second. Behind a pooler in transaction mode, where LISTEN
-// does not work, the driver notices that and polls (Options.NoListen says so at once): Description.Polling is set, and
-// CapPushLoss is not declared. With Options.Listen one connection leads past the pooler, and all is pushed. Statements
-// are prepared, unless the pool's default_query_exec_mode says otherwise or a pooler mixes them up.
+// Each name has its own queue of waiters, first come, first served. A release grants to the head in its own
+// transaction and then notifies it on its client's channel, with one LISTEN connection for each driver; a client that
+// misses the notification finds the grant within about a second. Behind a pooler in transaction mode, where LISTEN
+// does not work, the driver detects that and polls (Options.NoListen skips the detection): Description.Polling is
+// set, and CapPushLoss is not declared. With Options.Listen one connection bypasses the pooler, and all notifications
+// are pushed. Statements are prepared, unless the pool's default_query_exec_mode says otherwise or a pooler mixes
+// them up.
 //
 // In session mode PgBouncer holds a connection to the server for each of the driver's (up to MaxConns of the pool, and
-// one that listens, for each client): default_pool_size must be as large as all of them together, or calls wait.
-// PgBouncer 1.18, as in Debian 12, may end itself with "bad client state" when a call is cancelled (its issues 801 and
-// 822), which later versions mend: have it restarted at once.
+// one to listen, for each client): default_pool_size must be as large as all of them together, or calls wait.
+// PgBouncer 1.18, as in Debian 12, may exit with "bad client state" when a call is cancelled (its issues 801 and 822,
+// fixed in later versions): configure an automatic restart.
 //
 // # Cost
 //
-// A call takes one connection of the driver's own pool for one statement and one commit. Calls of one driver that come
-// while others are under way, for names that nobody else is at, share a statement and its commit: up to 64 acquires or
-// 64 releases, each with its own answer. What such a statement cannot do at once, because a name is held, waited for,
-// watched, or kept by another transaction, is asked again alone, so that a refusal, or a wait, is its caller's only.
+// A call takes one connection of the driver's own pool for one statement and one commit. Concurrent calls of one
+// driver for uncontended names share a statement and its commit: up to 64 acquires or 64 releases, each with its own
+// result. A call that such a statement cannot complete immediately, because the name is held, waited for, watched, or
+// locked by another transaction, is repeated alone, so that a refusal, or a wait, affects its caller only.
 //
-// A statement waits 4 s at most for a row that another transaction has (lock_timeout, unless the role has one of its
-// own), and is then asked again as long as its caller waits: a client that is cut off leaves nothing behind that waits
-// in the server. Long transactions elsewhere keep vacuum from cleaning these tables, as any other.
+// A statement waits at most 4 s for a row that another transaction has locked (lock_timeout, unless the role sets its
+// own), and is then repeated as long as its caller waits: a disconnected client leaves no waiting statement in the
+// server. Long transactions elsewhere keep vacuum from cleaning these tables, as any other.
 //
 // On PostgreSQL 15 with its own settings and a machine of two processors that others used too, a cycle of one caller
 // took 2.1 ms at the median, against 1.4 ms for two plain UPDATEs. 32 callers with a name each
 // reached 0.98 of the rate of plain UPDATEs at best, and 0.56 to 0.58 at a load of 16 to 19 (bench/RESULTS.md). An
-// advisory lock took 0.07 ms, since nothing of it is written to disk; it has no token, and no end when its client is
+// advisory lock took 0.07 ms, since it is not written to disk; it has no token, and does not end when its client is
 // cut off.
 //
 // # Faults
 //
-//   - A connection breaks: the call is asked again with the same request id, which makes it the same call. One that
-//     the pool had and that ended unnoticed is replaced, for nothing had been sent on it.
-//   - The client is cut off: its holds end by its own clock before the server's time for its session is over. What it
-//     asked for and did not hear of is given back when it returns, or ends with the session.
+//   - A connection breaks: the call is repeated with the same request id, which makes it the same call. An idle
+//     connection of the pool that ended unnoticed is replaced, since no request was sent on it.
+//   - The client is cut off: its holds end by its own clock before its session ends on the server. Grants that it did
+//     not receive are released when it returns, or end with the session.
 //   - The client dies: its session's row expires after its TTL, and the next in the queue is granted when a waiter, or
 //     any call for the name, looks: within about a second.
-//   - The server restarts: committed holds are there again. Calls answer ErrUnavailable or ErrUnknown meanwhile, and a
+//   - The server restarts: committed holds survive. Calls answer ErrUnavailable or ErrUnknown meanwhile, and a
 //     renewal without an answer is no loss. A hold ends if the restart takes longer than its time.
-//   - A standby is promoted: see Tokens and Exclusion. Every session has its whole TTL again from the first call on
+//   - A standby is promoted: see Tokens and Exclusion. The TTL of every session restarts with the first call on
 //     the new timeline.
 //   - The schema is dropped, the disk is rolled back, or another database answers: clients that lived through it lose
 //     their holds with ReasonHistoryLost, and answer ErrHistoryLost until they are made anew.
-//   - Somebody's transaction keeps the row of a name: calls for that name wait until their contexts end, and others go
+//   - Another transaction locks the row of a name: calls for that name wait until their contexts end, and others go
 //     on.
 //
 // # Rights and settings
 //
 // The role needs usage of the schema and the right to execute its functions; Migrate needs more. fsync and
-// full_page_writes must be on, and the server must be a primary that is not read-only. A client opens as many
+// full_page_writes must be on, and the server must be a primary, not read-only. A client opens as many
 // connections as its pool may have, and one more that listens: max_connections must allow that for all clients
 // together.
 package postgres

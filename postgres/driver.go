@@ -2,10 +2,10 @@
 //
 // Three things run in the background, each only while it is needed and all of them through gate.Go, so that Close
 // waits for them: keepAlive for each session (session.go); pollAll and listenAll, one each for the driver, while
-// somebody waits or holds (wait.go, push.go); and short pieces of work such as notifying others, giving back, and
-// sending calls that share a statement. Nothing runs for each hold or waiter.
+// somebody waits or holds (wait.go, push.go); and short pieces of work such as notifying others, releasing, and sending
+// calls that share a statement. There is no goroutine per hold or waiter.
 //
-// Driver.mu protects what the driver knows of its holds, waiters and sessions. It is held for map operations, never
+// Driver.mu protects the driver's own record of holds, waiters and sessions. It is held for map operations, never
 // during a statement or a callback of the core. The mutexes of kit.Sessions and of together are independent of it: the
 // first may be taken while it is held, the second never is.
 
@@ -13,6 +13,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"regexp"
 	"strconv"
@@ -43,10 +44,10 @@ type Options struct {
 	// first. Two schemas are two lock services. Default "fencelock".
 	Schema string
 
-	// NoListen makes waiters live on polling alone, also where LISTEN would work. While its queue moves the first in line
-	// looks every 25 to 50 ms, and with n ahead n times as seldom; while nothing happens each looks every 0.5 to 1 s.
-	// Behind a pooler that does not pass notifications on (PgBouncer in transaction mode) the driver finds that out by
-	// itself, within 5 s of the first wait.
+	// NoListen makes waiters poll, even where LISTEN would work. While its queue moves, the first waiter polls every
+	// 25 to 50 ms, and a waiter with n waiters ahead at n times that interval; while the queue does not move, each
+	// polls every 0.5 to 1 s. Behind a pooler that does not pass notifications on (PgBouncer in transaction mode) the
+	// driver detects that automatically, within 5 s of the first wait.
 	NoListen bool
 
 	// Listen is a connection string of the server itself, for the one connection that listens, where the pool's way to
@@ -56,8 +57,8 @@ type Options struct {
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger is told what an operator should know: that notifications do not arrive, that a server was promoted.
-	// Default: nothing is logged.
+	// Logger receives messages for operators: that notifications do not arrive, that a server was promoted. Default:
+	// no logging.
 	Logger *slog.Logger
 }
 
@@ -75,7 +76,7 @@ type Driver struct {
 	// know each other.
 	id string
 
-	// What the last probe found, as every call sees it. Written by probes and by the loop that listens.
+	// The result of the last probe, for every call. Written by probes and by the loop that listens.
 	described  atomic.Pointer[backend.Description]
 	probed     atomic.Bool  // the last probe found the server fit, and no other server has become primary since
 	looked     atomic.Int64 // when the last probe began, as an Instant
@@ -90,7 +91,7 @@ type Driver struct {
 	releases together // calls of Release
 
 	// Whether notifications arrive. unheard: the last try to listen failed, or has ended. hears: a loop listens, and
-	// has heard a notification of its own. Both are false before the first try.
+	// has heard its own notification. Both are false before the first try.
 	unheard atomic.Bool // notifications do not arrive
 	hears   atomic.Bool // they do, now
 	polls   bell.Bell   // asks for a look at all who wait
@@ -98,21 +99,21 @@ type Driver struct {
 	// mu protects the fields below it, and some of each session and hold.
 	mu sync.Mutex
 
-	// What this client holds, its waiters, and which requests are under way. calls counts by request id; a channel in
+	// This client's holds, waiters, and requests under way. calls counts by request id; a channel in
 	// asking is closed when the request has been answered.
 	holds   map[key]*hold
 	waiters map[string]map[*waiter]struct{} // by hold id
 	calls   map[string]int                  // request ids of calls in flight
 	asking  map[key]chan struct{}           // requests that were sent; closed when they have been answered
 
-	// Which loops run, and what waits to be notified: channel and hold id of each, in turn.
-	polling bool     // a loop looks at those who wait
+	// The running loops, and the pending notifications: channel and hold id of each, in turn.
+	polling bool     // a loop looks at the waiters
 	listens bool     // a loop listens
 	wakes   []string // to notify: channel and hold id of each
 	waking  bool     // a loop notifies
 
-	// What is known of the server: the greatest position that it told, that it forgot (see saw and learn), and what
-	// the last probe found.
+	// The known state of the server: the greatest position that it returned, whether it has lost its history (see saw
+	// and learn), and the result of the last probe.
 	here  int64 // the greatest position that the server told
 	lost  error // the service forgot; see saw
 	found facts // of the last probe
@@ -130,11 +131,11 @@ var (
 
 var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 
-// schemaSyntax is what schemaName accepts, in words.
+// schemaSyntax describes the names that schemaName accepts.
 const schemaSyntax = "want 1 to 40 characters of a-z 0-9 _, not a digit first"
 
-// schema returns where the tables are, or what is wrong with the name. Nil options mean the default. The name is put
-// into statements as it is, which is why its characters are few.
+// schema returns the schema of the tables, or an error for an invalid name. Nil options mean the default. The name is
+// put into statements unquoted, so few characters are allowed.
 func (o *Options) schema() (string, error) {
 	if o == nil || o.Schema == "" {
 		return defaultSchema, nil
@@ -145,13 +146,13 @@ func (o *Options) schema() (string, error) {
 	return o.Schema, nil
 }
 
-// New returns a driver for the database of pool. It does no I/O; what is wrong with the arguments or the server shows
-// in Ping or in the first call, as an error that wraps backend.ErrInvalidOption or ErrMisconfigured. A nil o means the
+// New returns a driver for the database of pool. It does no I/O; problems of the arguments or the server show in Ping
+// or in the first call, as an error that wraps backend.ErrInvalidOption or ErrMisconfigured. A nil o means the
 // defaults.
 //
-// The driver opens connections of its own with the pool's settings, at most as many as the pool may have and one more
-// to listen: a lock must see the notices of its own commits, and must not wait behind the application's queries. Close
-// closes them, and leaves pool alone.
+// The driver opens its own connections with the pool's settings, at most as many as the pool may have and one more to
+// listen: a lock must see the notices of the driver's commits, and must not wait behind the application's queries.
+// Close closes them, but not pool.
 func New(pool *pgxpool.Pool, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -169,15 +170,15 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
 	}
-	// The statements are written even for a bad schema; nothing sends them.
+	// The statements are written even for a bad schema; they are never sent.
 	schema, err := o.schema()
 	d.sql = queriesFor(schema)
-	// acquire_free answers only for those that it granted, hence the state.
+	// acquire_free answers only for the requests that it granted, hence the state.
 	d.acquires = together{d: d, one: d.sql.acquire, free: d.sql.acquireFree, columns: requests, done: "granted"}
 	d.releases = together{d: d, one: d.sql.release, free: d.sql.releaseFree, columns: func(calls []*call) []any {
 		return []any{column[string](calls, 0), column[string](calls, 1), column[int64](calls, 2)}
 	}, done: "ended"}
-	// What is declared before a probe: see exclusionOf.
+	// The declaration before a probe: see exclusionOf.
 	d.described.Store(d.describe(facts{}))
 	switch {
 	case pool == nil:
@@ -195,16 +196,16 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 	return d
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says: a token is computed in the step that grants, on a row
-// that is never deleted, from the server's timeline and log position. The package comment names the conditions.
+// IssuesFencingTokens makes the promise of backend.FencingDriver: a token is computed in the step that grants, on a row
+// never deleted, from the server's timeline and log position. The package comment names the conditions.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe tells what the driver can do with the present server, without asking it. Exclusion and TokenSpace are known
-// after the first Ping or call, and Exclusion may change with each probe; CapPushLoss comes and goes with the
+// Describe returns the capabilities of the driver with the current server, without I/O. Exclusion and TokenSpace are
+// known after the first Ping or call, and Exclusion may change with each probe; CapPushLoss comes and goes with the
 // notifications.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
-// begin counts a call in, whatever the server is; gate.Leave follows unless it fails.
+// begin counts a call in, whatever the state of the server; gate.Leave follows unless it fails.
 func (d *Driver) begin(ctx context.Context) error {
 	if d.unfit != nil {
 		return d.unfit
@@ -223,7 +224,7 @@ func (d *Driver) enterFor(ctx context.Context, name string) error {
 	return d.enter(ctx)
 }
 
-// enter counts a call in and makes sure that the server is one that keeps its promises: the first call of a driver,
+// enter counts a call in and makes sure that the server is fit: the first call of a driver,
 // and the first after a promotion, wait for a probe. Later probes run in the background, one per probeEvery at most,
 // started by whichever call finds the last one old. A driver that has lost its history refuses the call here, before
 // it sends anything.
@@ -242,26 +243,44 @@ func (d *Driver) enter(ctx context.Context) error {
 		}
 	} else if last := d.looked.Load(); d.clock.Now().Sub(backend.Instant(last)) > probeEvery &&
 		d.looked.CompareAndSwap(last, int64(d.clock.Now())) {
-		// One call starts it, whichever swaps first. It goes on itself with what the last probe found.
+		// One call starts it, whichever swaps first. It continues itself with the last probe's result.
 		d.gate.Go(func(ctx context.Context) {
 			bounded, cancel := context.WithTimeout(ctx, callTime)
 			defer cancel()
-			_ = d.probe(bounded) // what cannot be asked is asked again
+			_ = d.probe(bounded) // a later call repeats a failed probe
 		})
 	}
 	return nil
 }
 
-// probeEvery is how often a driver in use looks at the server's settings, beside the first time and each promotion. A
-// standby that is added or fsync that is switched off is noticed within this time, whatever the TTL.
+// enterHeld is enter for calls about holds that exist. A server that has become unfit is no reason not to keep or release
+// them; a lost history is.
+func (d *Driver) enterHeld(ctx context.Context) error {
+	err := d.begin(ctx)
+	if err != nil {
+		return err
+	}
+	if err = d.history(); err == nil && !d.probed.Load() {
+		if err = d.probe(ctx); errors.Is(err, backend.ErrMisconfigured) {
+			err = nil
+		}
+	}
+	if err != nil {
+		d.gate.Leave()
+	}
+	return err
+}
+
+// probeEvery is the interval at which a driver in use looks at the server's settings, beside the first time and each
+// promotion. A new standby, or fsync switched off, is noticed within this time, whatever the TTL.
 const probeEvery = 30 * time.Second
 
-// Close ends waiters with backend.ErrClosed, waits for the calls and the work under way, ends the driver's sessions,
-// and closes its connections. Holds that were not released end with their sessions, at once if the server can be
-// reached and after their TTL otherwise; their holders are not told.
+// Close ends waiters with backend.ErrClosed, waits for calls and background work in progress, ends the driver's
+// sessions, and closes its connections. Holds that were not released end with their sessions, immediately if the
+// server can be reached and after their TTL otherwise; their holders are not notified.
 //
-// It takes 10 s at most, whatever ctx allows, and returns the first error that kept a session from being ended. A
-// second call does nothing and returns nil.
+// It takes at most 10 s, whatever ctx allows, and returns the first error that kept a session from being ended. A
+// second call has no effect and returns nil.
 func (d *Driver) Close(ctx context.Context) error {
 	if d.unfit != nil || !d.gate.Close() {
 		return nil
@@ -269,13 +288,13 @@ func (d *Driver) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTime)
 	defer cancel()
 	err := d.gate.Wait(ctx)
-	// Each row is deleted, with what is left on it, so that the names are free at once.
+	// Each row is deleted, with the holds on it, so that the names are free immediately.
 	for _, s := range d.sessions.Live() {
 		if d.sessions.End(s) && err == nil {
 			err = s.remove(ctx)
 		}
 	}
-	// Those whom the end of the sessions has let in: notifyAll does not run any more.
+	// For the waiters that the end of the sessions has let in: notifyAll no longer runs.
 	d.notify(ctx)
 	closed := make(chan struct{})
 	go func() { // ends when the last connection has: each is bounded by the calls above
@@ -292,11 +311,11 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// closeTime bounds Close whatever its context allows: a server that does not answer must not keep a program from
-// ending, and after the TTL the sessions end by themselves.
+// closeTime bounds Close whatever its context allows: an unresponsive server must not keep a program from ending, and
+// after the TTL the sessions end without it.
 const closeTime = 10 * time.Second
 
-// validate refuses what the contract forbids and what the tables cannot hold: PostgreSQL stores no NUL in text.
+// validate refuses requests that the contract forbids or the tables cannot hold: PostgreSQL stores no NUL in text.
 func (d *Driver) validate(rs ...backend.Request) error {
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return err

@@ -155,8 +155,10 @@ func TestTx(t *testing.T) {
 	pool := newPool(t, server.URL())
 	execute(t, server, `create table accounts (id text primary key, balance int)`)
 	execute(t, server, `insert into accounts values ('42', 100)`)
-	execute(t, server, `create trigger fenced before insert or update or delete on accounts
+	execute(t, server, `create trigger fenced after insert or update or delete on accounts
 		for each row execute function fencelock.require_guard('accounts/', 'id')`)
+	execute(t, server, `create trigger fenced_truncate before truncate on accounts
+		for each statement execute function fencelock.require_guard('accounts/', 'id')`)
 	debit := func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `update accounts set balance = balance - 10 where id = '42'`)
 		return err
@@ -199,6 +201,9 @@ func TestTx(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `update accounts set balance = 0`); !errors.As(err, &pg) || pg.Code != "FL403" {
 		t.Errorf("a write that did not ask: %v, want FL403", err)
 	}
+	if _, err := pool.Exec(t.Context(), `truncate accounts`); !errors.As(err, &pg) || pg.Code != "FL403" {
+		t.Errorf("truncate: %v, want FL403", err)
+	}
 	other := fencing.Claim{Resource: "accounts/43", Token: 1, Space: "here"}
 	if err := postgres.Tx(t.Context(), pool, other, debit); !errors.As(err, &pg) || pg.Code != "FL403" {
 		t.Errorf("a write to another resource: %v, want FL403", err)
@@ -230,6 +235,22 @@ func TestTx(t *testing.T) {
 	}
 	if err := inSQL(12); !errors.As(err, &pg) || pg.Code != "FL409" || pg.Detail != "13" {
 		t.Errorf("fencelock.guard with token 12 after 13: %v, want FL409 with 13", err)
+	}
+	hold := func(nonce, generation string) error {
+		_, err := pool.Exec(t.Context(), `select fencelock.guard('held', 33, 'here', $1, $2)`, generation, nonce)
+		return err
+	}
+	one, two := fencing.NewNonce().String(), fencing.NewNonce().String()
+	for _, step := range []struct{ nonce, generation, code string }{
+		{"", "0", ""}, {one, "0", ""}, {two, "0", "FL411"}, {"", "0", "FL411"}, {one, "0", ""},
+		{one, "1." + one, ""}, {two, "1." + two, "FL410"}, {one, "0", "FL409"}, {one, "1", "FL400"}, {"x", "0", "FL400"},
+	} {
+		pg = nil
+		err := hold(step.nonce, step.generation)
+		if errors.As(err, &pg); (err == nil) != (step.code == "") || err != nil && (pg == nil || pg.Code != step.code) {
+			t.Errorf("fencelock.guard with the nonce %q and the generation %q: %v, want %q", step.nonce, step.generation, err,
+				step.code)
+		}
 	}
 	if n := balance(); n != 50 {
 		t.Errorf("the balance is %d after five debits of 10 from 100", n)
@@ -332,7 +353,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 }
 
 // Where all poll, the end of a long queue leaves the server alone while its head looks often.
-func TestWhoHasManyAheadLooksSeldom(t *testing.T) {
+func TestPollIntervalGrowsWithTheQueue(t *testing.T) {
 	t.Parallel()
 	const n, rounds = 16, 6
 	server := migrated(t)
@@ -423,11 +444,11 @@ func TestListensBesideAPooler(t *testing.T) {
 	defer closeDriver(t, other)
 	lost := make(chan backend.Reason, 1)
 	r := request("x", time.Hour)
-	r.Lost = func(why backend.Reason) { lost <- why }
+	r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 	if _, err := d.Acquire(soon(t, 30*time.Second), r); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.ForceRelease(soon(t, 30*time.Second), "x", "a test"); err != nil {
+	if err := other.ForceRelease(soon(t, 30*time.Second), backend.ForceRequest{Name: "x", Reason: "a test"}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -452,8 +473,8 @@ func TestHoldMovesUnheard(t *testing.T) {
 	d, rival := postgres.New(newPool(t, server.URL()), nil), postgres.New(newPool(t, server.URL()), nil)
 	defer d.Close(t.Context())
 	defer rival.Close(t.Context())
-	r := request("moves", 10*time.Second)
-	r.Lost = func(reason backend.Reason) { t.Errorf("told a loss: %s", reason) }
+	r := request("moves", 30*time.Second)
+	r.Lost = func(loss backend.Loss) { t.Errorf("told a loss: %s", loss.Reason) }
 	g, err := d.Acquire(soon(t, 30*time.Second), r)
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,7 @@ func ExampleMigrations() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, step := range steps {
+	for _, step := range steps[:2] {
 		fmt.Println(step.Version, step.Name)
 	}
 	// Output:

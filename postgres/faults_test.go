@@ -43,7 +43,7 @@ func TestListenerIsEnded(t *testing.T) {
 	go func() {
 		r := request("x", time.Minute)
 		r.Wait = true
-		r.Lost = func(why backend.Reason) { lost <- why }
+		r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 		next, err := b.Acquire(soon(t, time.Minute), r)
 		if err != nil {
 			t.Errorf("the waiter: %v", err)
@@ -59,7 +59,7 @@ func TestListenerIsEnded(t *testing.T) {
 		t.Errorf("the waiter has token %v after %v", next.Token, g.Token)
 	}
 	listening()
-	if err := a.ForceRelease(soon(t, 20*time.Second), "x", "a test"); err != nil {
+	if err := a.ForceRelease(soon(t, 20*time.Second), backend.ForceRequest{Name: "x", Reason: "a test"}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -74,7 +74,7 @@ func TestListenerIsEnded(t *testing.T) {
 
 // A session's row is made by a request whose answer is lost, and asked for again: what is granted on it is believed no
 // longer than the row lives.
-func TestSessionThatBeganUnheard(t *testing.T) {
+func TestSessionWithUnansweredStart(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
 	addr, link := server.NewLink(t)
@@ -141,7 +141,7 @@ func TestSchemaIsDropped(t *testing.T) {
 
 // A client that is cut off while it waits for a row leaves nothing that waits in the server, however long somebody's
 // transaction keeps that row; a client that waits on is granted the lock when the transaction ends.
-func TestRowIsKeptFromAClientThatIsCutOff(t *testing.T) {
+func TestDisconnectedClientLeavesNoWaitingStatement(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
 	addr, link := server.NewLink(t)

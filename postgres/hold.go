@@ -1,15 +1,15 @@
-// This file keeps the driver's holds, and releases and renews them. Driver.holds is what this client believes it has,
-// by name and request id, each on the session that keeps it; the table holds is what counts. The two can differ: a
+// This file keeps the driver's holds, and releases and renews them. Driver.holds is this client's record of its holds,
+// by name and request id, each on its session; the table holds is authoritative. The two can differ: a
 // call that was not answered may have moved a hold to another session, a standby that lagged may have lost one or
 // brought one back. A renewal says which holds are gone and which have moved, and Driver.holds follows.
 //
 // A hold counts as one user of its session, from keep to forget, so that the session is renewed as long as it has
-// holds. It leaves Driver.holds in one of four ways: Release forgets it, whatever the answer, as long as there is one;
-// Renew or checkHolds finds it gone; its session ends (holdsOf); or the same request is granted again and replaces it.
+// holds. It leaves Driver.holds in one of four ways: Release forgets it, with any answer;
+// Renew or checkHolds finds it gone; its session ends (holdsOf); or a second grant of the same request replaces it.
 // Only the second and the third are losses. Renew answers with its loss, the other two tell it to Request.Lost.
 //
-// Between the driver's note and the table there is no lock: each statement says what it expects (name, request id and
-// token), and the server compares.
+// There is no lock between the driver's record and the table: each statement names its expectation (name, request id
+// and token), and the server compares.
 
 package postgres
 
@@ -30,24 +30,24 @@ type key struct{ name, requestID string }
 type hold struct {
 	grant   backend.Grant
 	session *session // protected by Driver.mu
-	// Request.Lost; nil if the caller asked for none.
-	lost func(backend.Reason)
+	// Request.Lost; nil if the caller set no callback.
+	lost func(backend.Loss)
 }
 
 // lose tells the holder. It is called without Driver.mu, since the core may call the driver back.
-func (h *hold) lose(reason backend.Reason) {
+func (h *hold) lose(loss backend.Loss) {
 	if h.lost != nil {
-		h.lost(reason)
+		h.lost(loss)
 	}
 }
 
-// keep remembers a grant: its session lives as long as it does. The same request granted again replaces the entry, and
-// with it the callback. The first holder who wants to be told of losses starts the connection that listens.
+// keep remembers a grant: its session lives as long as it does. A second grant of the same request replaces the entry,
+// and with it the callback. The first holder with a callback starts the connection that listens.
 func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
-	// The same request, granted again: the new hold has a user of its own.
+	// A second grant of the same request: the new hold counts as its own user.
 	if old := d.holds[k]; old != nil {
 		old.session.Leave(1)
 	}
@@ -59,12 +59,12 @@ func (d *Driver) keep(s *session, r *backend.Request, g backend.Grant) {
 }
 
 // forget drops a hold that has ended. A grant with a token drops only the hold with that token: the same request may
-// hold again by now.
+// have a new hold by now.
 func (d *Driver) forget(g *backend.Grant) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k := key{g.Name, g.RequestID}
-	// A grant without a token names whatever the request has.
+	// A grant without a token names any hold of the request.
 	if h := d.holds[k]; h != nil && (g.Token == 0 || h.grant.Token == g.Token) {
 		h.session.Leave(1)
 		delete(d.holds, k)
@@ -90,9 +90,27 @@ func (d *Driver) loseAll(reason backend.Reason) {
 	}
 }
 
-// known lists the requests that somebody here knows, or may come to know: those that are held, and those of calls
-// under way. It lists them for every session, since a hold that moves is on either until the answer has come. A sweep
-// spares them.
+// abandon forgets a hold after a failed release. Its session sweeps unknown holds after each renewal, so that the hold
+// ends with the next one. If the server refused the release, it may refuse the sweep: the session then takes no new
+// holds, so that the hold ends with it at the latest. A release that only ended with its context costs no session.
+func (d *Driver) abandon(g *backend.Grant, refused bool) {
+	d.mu.Lock()
+	h := d.holds[key{g.Name, g.RequestID}]
+	if h == nil || g.Token != 0 && h.grant.Token != g.Token {
+		d.mu.Unlock()
+		return
+	}
+	s := h.session
+	s.doubt = true
+	d.mu.Unlock()
+	if refused {
+		d.sessions.Abandon(s)
+	}
+	d.forget(g)
+}
+
+// known lists the requests that are known here, or may become known: those of holds, and those of calls in progress. It
+// lists them for every session, since a hold that moves is on either until the answer has come. A sweep spares them.
 func (d *Driver) known() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -108,10 +126,10 @@ func (d *Driver) known() []string {
 }
 
 // doubted notes that a request on the session may be carried out although nobody will know its answer. It could then
-// live as long as the session does, so that the session looks after each renewal for what nobody knows. err is what
-// became of the request, and nil if the answer came to nobody; one that certainly left nothing leaves no doubt.
+// live as long as the session does, so that the session sweeps unknown holds after each renewal. err is the request's
+// error, or nil if nobody received the answer; an error that excludes an effect leaves no doubt.
 func (s *session) doubted(err error) {
-	// It left nothing, or was never sent.
+	// It had no effect, or was never sent.
 	if rolledBack(err) || errors.Is(err, backend.ErrUnavailable) {
 		return
 	}
@@ -120,24 +138,28 @@ func (s *session) doubted(err error) {
 	s.doubt = true
 }
 
-// Release gives a hold back if it still is the one that was granted: name, request id and token must match, so that a
-// release which is delivered late ends no later hold. In the same transaction the lock goes to the head of the queue.
-// A hold with a minimum time that is not over stays closed to others until it is.
+// Release ends a hold if it is still the granted one: name, request id and token must match, so that a release which
+// is delivered late ends no later hold. In the same transaction the lock goes to the head of the queue. A hold with a
+// minimum time stays closed to others until that time is over.
 //
-// With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the queue, and
-// waits first for the answer to an acquire of it that is under way. What is not held is a *backend.NotHeldError, with
-// the reason if the server knows it. A commit without an answer is asked about again until ctx ends, and is then
-// ErrUnknown. Release is safe for concurrent use, also for one grant.
+// With a grant that Request.Grant made it removes the hold of that request, or its place in the queue, and first
+// waits for the answer to an acquire of it in progress. If there is neither, it returns a *backend.NotHeldError, with
+// the reason if the server knows it. After a commit without an answer it retries until ctx ends, and then returns
+// ErrUnknown. Release is safe for concurrent use, even for one grant.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	if err := d.enterFor(ctx, g.Name); err != nil {
+	err := backend.ValidateName(g.Name)
+	if err == nil {
+		err = d.enterHeld(ctx)
+	}
+	if err != nil {
 		return callError("release", g.Name, err)
 	}
 	defer d.gate.Leave()
-	// What is released by its request alone may still be on its way.
+	// A hold released by its request id alone may still be on its way.
 	if g.Token == 0 {
 		d.answered(ctx, key{g.Name, g.RequestID})
 	}
-	// Whether its own minimum still binds, as the holder believes; the server decides by its own clock when that is
+	// Whether the minimum still binds, as the holder believes; the server decides by its own clock when the minimum is
 	// over.
 	keep := g.MinHoldUntil > d.clock.Now()
 	for {
@@ -148,28 +170,31 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 			return nil
 		case err == nil:
 			d.forget(&g)
-			return callError("release", g.Name, &backend.NotHeldError{Name: g.Name, Reason: backend.Reason(a.reason)})
+			loss := backend.Loss{Reason: backend.Reason(a.reason), Text: a.why, By: a.by, Principal: a.principal}
+			return callError("release", g.Name, loss.NotHeld(g.Name))
 		case again(err) && d.pause(ctx, giveUpTime):
 			// A second answer "not held" is right too: the first may have been carried out.
 			continue // a second answer "not held" is right too: the first may have been carried out
 		case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
-			// The caller sees both, why it ended and what the last try said.
+			// The caller sees both, the end of its context and the error of the last try.
 			err = fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
 		}
+		d.abandon(&g, ctx.Err() == nil)
 		return callError("release", g.Name, err)
 	}
 }
 
-// Renew prolongs grants, and answers for each of them, in order: one statement for each TTL among them, however many
-// there are, and all TTLs side by side. The server's clock sets the new end, and only ever to a later one.
+// Renew prolongs grants, and returns a result for each of them, in order: one statement for each TTL among them,
+// however many there are, and all TTLs concurrently. The server's clock sets the new end, and only ever to a later
+// one.
 //
-// A grant with a longer TTL than its session's moves to the session of that TTL, with what it had as a minimum; one
-// with a shorter TTL stays: a renewal never shortens. A hold that is gone is a *backend.NotHeldError with the reason
-// and is never made again. Everything else is ErrUnavailable or ErrUnknown and says nothing about the hold. Renew
-// returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
+// A grant with a longer TTL than its session's moves to the session of that TTL, with its minimum hold; a grant with
+// a shorter TTL stays: a renewal never shortens. A missing hold is a *backend.NotHeldError with the reason and is
+// never recreated. Any other failure is ErrUnavailable or ErrUnknown: the hold may still exist. Renew returns with
+// the end of ctx. It may be called for the same grants concurrently, and beside Release.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	r := &renewals{d: d, grants: grants, out: make([]backend.Renewal, len(grants))}
-	if err := d.enter(ctx); err != nil {
+	if err := d.enterHeld(ctx); err != nil {
 		for i := range grants {
 			r.fail(err, i)
 		}
@@ -188,7 +213,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	}
 	d.mu.Unlock()
 	var all sync.WaitGroup
-	// Side by side: a session that is slow to answer must not use up the time of another.
+	// Concurrently: a slow session must not use up the time of another.
 	for s, at := range bySession {
 		all.Go(func() { r.on(ctx, s, at) })
 	}
@@ -221,8 +246,8 @@ func (r *renewals) fail(err error, at ...int) {
 
 // on renews the grants at some places, which live on s, and those that turn out to live on another session, there. A
 // hold on a session that this driver does not know is in the middle of a move, or another client's: ErrUnavailable,
-// since the next renewal will find it. To answer "not held" there would be a loss that was none, and holders stop
-// their work for it (TestHoldMovesUnheard).
+// since the next renewal will find it. "Not held" would be a false loss, and holders stop their work for it
+// (TestHoldMovesUnheard).
 func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	d := r.d
 	for ttl, some := range s.longer(r.grants, at) {
@@ -260,13 +285,13 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	for j, place := range seen.gone {
 		i := stay[place-1]
 		d.forget(&r.grants[i])
-		r.fail(&backend.NotHeldError{Name: r.grants[i].Name, Reason: seen.reason(j)}, i)
+		r.fail(seen.loss(j).NotHeld(r.grants[i].Name), i)
 	}
 	// Grouped, so that each other session costs one statement.
 	elsewhere := map[*session][]int{}
 	for j, place := range seen.moved {
 		i := stay[place-1]
-		// Moved by a call whose answer was lost, or that has not noted it yet.
+		// Moved by a call with a lost answer, or one that has not noted it yet.
 		other := d.sessionOf(seen.sessions[j])
 		if other == nil {
 			r.fail(fmt.Errorf("%w: the hold is on another session", backend.ErrUnavailable), i)
@@ -280,7 +305,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	}
 }
 
-// sessionOf returns the session with that id, or nil if it is none of this driver's that lives.
+// sessionOf returns the session with that id, or nil if it is not a live session of this driver.
 func (d *Driver) sessionOf(id string) *session {
 	for _, s := range d.sessions.Live() {
 		if s.id == id {
@@ -290,8 +315,8 @@ func (d *Driver) sessionOf(id string) *session {
 	return nil
 }
 
-// moved notes that grants at some places live on another session, whose users they become. One that has been released
-// or moved elsewhere meanwhile is left alone.
+// moved notes that the grants at these places live on another session, and become its users. A grant that has been
+// released or moved elsewhere meanwhile is left alone.
 func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -304,7 +329,7 @@ func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
 	}
 }
 
-// longer finds the grants that want a longer TTL than their session has, by that TTL. One that wants a shorter one
+// longer finds the grants that want a longer TTL than their session has, by that TTL. A grant with a shorter TTL
 // stays: a renewal never shortens.
 func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]int {
 	some := map[time.Duration][]int{}
@@ -317,7 +342,7 @@ func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]i
 }
 
 // move brings grants to the session for another TTL, and renews them there. If the answer to the move is lost, the
-// holds may be on either session: the target looks for what nobody knows (doubted), and the next renewal finds them
+// holds may be on either session: the target sweeps unknown holds (doubted), and the next renewal finds them
 // wherever they are.
 func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, at []int) error {
 	d := r.d
@@ -332,7 +357,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 		some[j] = r.grants[i]
 	}
 	names, ids, tokens := columns(some)
-	// Moving an unanswered move again changes nothing.
+	// Repeating an unanswered move has no effect.
 	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
 		to.doubted(err)
 		return err
@@ -343,8 +368,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 }
 
 // checkHolds looks whether the holds with a hold id are still there, and tells their holders if not; all holds if the
-// id is empty. It is what a notification leads to: the notification itself is no proof of anything. What cannot be
-// asked is left to the next renewal.
+// id is empty. A notification leads to it, and is no proof alone. A failed check is left to the next renewal.
 func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 	// One statement for each session, as in Renew.
 	bySession := map[*session][]backend.Grant{}
@@ -370,7 +394,7 @@ func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 				continue
 			}
 			d.forget(g)
-			h.lose(seen.reason(j))
+			h.lose(seen.loss(j))
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// This file looks at locks from outside: who holds, what happens, and ForceRelease. Look and List read the view held,
-// which shows only holds whose sessions live by the database's clock. Watch follows the table of changes, which the
+// This file looks at locks from outside: holders, changes, and ForceRelease. Look and List read the view held,
+// which shows only holds on sessions that live by the database's clock. Watch follows the table of changes, which the
 // database writes for a name only while somebody is interested: a log of everything would cost every grant a row, for
 // readers that most names never have.
 //
@@ -19,23 +19,28 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// heldColumns selects what heldRow reads.
-const heldColumns = `select name, owner, hold_id, kind::int, permits, token, since, coalesce(expires_in_ms, 0),
-	coalesce(metadata, '{}')::text from fencelock.held`
+// heldColumns selects the first columns of heldRow.
+const heldColumns = `select name, owner, hold_id, kind::int, permits,
+	coalesce((select limit_n from fencelock.holds o where o.name = h.name and o.token = h.token limit 1), 0),
+	token, since, coalesce(expires_in_ms, 0), coalesce(metadata, '{}')::text, ` + nonceField
 
-// heldRow reads a row of heldColumns: the name, and one of its holders. The token is marked as the grant's is, so that
-// the two compare as equal.
-func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
+// heldRow reads a row of heldColumns and the columns behind them: the name, and one of its holders. The token is marked
+// as the grant's is, so that the two compare as equal.
+func heldRow(rows pgx.Rows, more ...any) (name string, h backend.Holder, err error) {
 	var kind int
 	var token, left int64
-	var metadata string
-	if err = rows.Scan(&name, &h.Owner, &h.HoldID, &kind, &h.Permits, &token, &h.Since, &left, &metadata); err != nil {
+	var metadata, nonce string
+	err = rows.Scan(append([]any{
+		&name, &h.Owner, &h.HoldID, &kind, &h.Permits, &h.Limit, &token, &h.Since, &left, &metadata, &nonce,
+	}, more...)...)
+	if err != nil {
 		return "", h, err
 	}
 	h.Kind = backend.Kind(kind)
-	h.Token = tokenOf(h.Kind, token)
+	h.Token, h.Nonce = tokenOf(h.Kind, token), nonceOf(nonce)
 	h.ExpiresIn = time.Duration(left) * time.Millisecond
 	if metadata != "{}" {
 		err = json.Unmarshal([]byte(metadata), &h.Metadata)
@@ -43,20 +48,28 @@ func heldRow(rows pgx.Rows) (name string, h backend.Holder, err error) {
 	return name, h, err
 }
 
-// Look tells who holds a name and how many wait for it. From then on the database keeps what happens to the name, for
-// ten minutes, so that Watch can follow State.Revision without a gap. ExpiresIn is the rest of the holder's time by
-// the database's clock, if it is not renewed. A name that nobody holds is no error. Two statements read the state, so
-// that a change between them shows in the second and is told again by Watch. Errors wrap backend.ErrUnavailable,
-// ErrMisconfigured, ErrHistoryLost, ErrClosed, or ctx's error.
+// waiterRow reads a place in a queue.
+func waiterRow(rows pgx.Rows) (w backend.Waiter, err error) {
+	var kind int
+	err = rows.Scan(&w.Owner, &w.HoldID, &kind, &w.Permits, &w.Limit)
+	w.Kind = backend.Kind(kind)
+	return w, err
+}
+
+// Look returns the holders of a name and the number of waiters. From then on the database keeps the changes of the
+// name, for ten minutes, so that Watch can follow State.Revision without a gap. ExpiresIn is the time until the hold
+// expires by the database's clock, unless it is renewed. A free name is no error. Several statements read the state:
+// a change between two of them shows in the later one, and Watch repeats it. Errors wrap
+// backend.ErrUnavailable, ErrMisconfigured, ErrHistoryLost, ErrClosed, or ctx's error.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	if err := d.enterFor(ctx, name); err != nil {
 		return backend.State{}, callError("look", name, err)
 	}
 	defer d.gate.Leave()
-	// A call that is not repeated asks its connection for a sign of life first.
+	// An unrepeated call asks its connection for a sign of life first.
 	ctx = context.WithValue(ctx, once{}, true)
 	st := backend.State{Name: name}
-	// The revision first: what happens between the two statements is told again by Watch, and not missed.
+	// The revision first: Watch repeats a change between the two statements, and does not miss it.
 	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&st.Revision, &st.Waiters) }, d.sql.look, name)
 	if err == nil {
 		err = d.query(ctx, func(rows pgx.Rows) error {
@@ -65,6 +78,13 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 			return err
 		}, d.sql.holders, name)
 	}
+	if err == nil && st.Waiters > 0 {
+		err = d.query(ctx, func(rows pgx.Rows) error {
+			w, err := waiterRow(rows)
+			st.Queue = append(st.Queue, w)
+			return err
+		}, d.sql.queue, name, backend.MaxQueue)
+	}
 	st.Held = len(st.Holders) > 0
 	if err != nil {
 		return backend.State{}, callError("look", name, err)
@@ -72,13 +92,18 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return st, nil
 }
 
-// listPage is how many holds List reads at a time, so that no answer is long however many there are.
+// listPage is the number of holds per page of List, so that no answer is long.
 const listPage = 500
 
 // List yields the names that begin with prefix and are held, in the order of their bytes, a page of 500 holds at a
-// time; each page is read when it is needed, so that the names are not all of one instant. Waiters and Revision are
-// not told. The loop may stop at any time. An error ends it and is yielded last.
+// time; each page is read when it is needed, so that the names are not all of one instant. Revision is zero.
+// The loop may stop at any time. An error ends it and is yielded last.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return d.ListAfter(ctx, prefix, "")
+}
+
+// ListAfter implements backend.Pager.
+func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.enter(ctx); err != nil {
 			yield(backend.State{}, callError("list", prefix, err))
@@ -86,7 +111,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 		}
 		defer d.gate.Leave()
 		ctx := context.WithValue(ctx, once{}, true)
-		after := ""
+		after := after // of this loop over it
 		// Each page begins behind the last name of the one before, so that a page costs the same wherever it is.
 		for {
 			page, err := d.page(ctx, prefix, after)
@@ -113,9 +138,10 @@ func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend
 	// Rows and not names: a name may have many holders.
 	n := 0
 	err = d.query(ctx, func(rows pgx.Rows) error {
-		name, h, err := heldRow(rows)
+		waiters := 0
+		name, h, err := heldRow(rows, &waiters)
 		if n++; len(page) == 0 || page[len(page)-1].Name != name {
-			page = append(page, backend.State{Name: name, Held: true})
+			page = append(page, backend.State{Name: name, Held: true, Waiters: waiters})
 		}
 		last := &page[len(page)-1]
 		last.Holders = append(last.Holders, h)
@@ -127,11 +153,11 @@ func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend
 	return page, err
 }
 
-// Watch yields what happens to a name from now on, or since a revision that Look told at most ten minutes ago, in
-// order and without a gap. It asks the database four to five times a second, each time for all that is new; only
+// Watch yields the changes of a name from now on, or since a revision that Look returned at most ten minutes ago, in
+// order and without a gap. It asks the database four to five times a second, each time for all new changes; only
 // waiters and holders are notified.
 //
-// A revision that is no longer kept is backend.ErrCompacted; the caller looks again and watches from there.
+// An expired revision is backend.ErrCompacted; the caller calls Look and watches from there.
 // Connections that break are no end. The loop ends with an error when ctx ends, or with Close, and without one when
 // the caller stops it.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
@@ -187,7 +213,7 @@ func passing(err error) bool {
 	return again(err) || unsent(err) || rolledBack(err)
 }
 
-// changes reads what happened to a name since a revision, and wakes those whom reading found to be due. The columns
+// changes reads the changes of a name since a revision, and wakes the waiters that reading found due. The columns
 // come as arrays, one row in all, since news is an array of a composite type that pgx does not know.
 func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	out []backend.Change, revision int64, compacted bool, err error,
@@ -209,22 +235,51 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 			Token: tokenOf(backend.Kind(kinds[i]), tokens[i]), Revision: uint64(revisions[i]),
 		})
 	}
-	return out, revision, compacted, nil
+	return out, revision, compacted, d.addAuthors(ctx, name, out)
 }
 
-// ForceRelease ends all holds of name, in the transaction that grants to the head of the queue. The victims learn it
-// by a notification, or at their next renewal, as ReasonForceReleased; the database keeps the reason for an hour. A
-// name that nobody holds is backend.ErrNotHeld. A call without an answer is ErrUnknown and is not repeated by the
-// driver, because a second try could take the lock from the next holder.
-func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	if err := d.enterFor(ctx, name); err != nil {
-		return callError("force-release", name, err)
+// addAuthors adds who forced the releases among changes. It is a separate statement: that of the changes may have
+// waited for a forced release, and its snapshot is older than the results of its function.
+func (d *Driver) addAuthors(ctx context.Context, name string, changes []backend.Change) error {
+	var forced []int64
+	for _, c := range changes {
+		if c.Type == backend.ChangeForceReleased {
+			forced = append(forced, int64(c.Token.Order()))
+		}
+	}
+	if len(forced) == 0 {
+		return nil
+	}
+	return d.query(ctx, func(rows pgx.Rows) error {
+		var token int64
+		var by, principal string
+		err := rows.Scan(&token, &by, &principal)
+		for i := range changes {
+			if c := &changes[i]; c.Type == backend.ChangeForceReleased && int64(c.Token.Order()) == token {
+				c.By, c.Principal = by, principal
+			}
+		}
+		return err
+	}, d.sql.authors, name, forced)
+}
+
+// ForceRelease ends the holds that r names, in the transaction that compares them and grants to the head of the queue.
+// The victims get ReasonForceReleased by a notification, or at their next renewal; the database keeps the reason for
+// an hour. If no hold of the name matches, the error is backend.ErrNotHeld. A call without an answer is ErrUnknown
+// and is not repeated by the driver: without a condition, a second try could take the lock from the next holder.
+func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
+	err := kit.ValidateForce(d.Describe(), &r)
+	if err == nil {
+		err = d.enter(ctx)
+	}
+	if err != nil {
+		return callError("force-release", r.Name, err)
 	}
 	defer d.gate.Leave()
-	// A second try could take the lock from the next holder.
-	a, err := d.ask(context.WithValue(ctx, once{}, true), d.sql.force, name, reason)
+	a, err := d.ask(context.WithValue(ctx, once{}, true), d.sql.force, r.Name, r.Reason, r.By, r.Principal,
+		r.Nonce.String(), int64(r.Token.Order()))
 	if err == nil && a.state != "ended" {
-		err = &backend.NotHeldError{Name: name}
+		err = &backend.NotHeldError{Name: r.Name}
 	}
-	return callError("force-release", name, err)
+	return callError("force-release", r.Name, err)
 }

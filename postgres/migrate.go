@@ -1,5 +1,5 @@
 // This file brings a schema to the version that the driver needs, by numbered steps that are files in migrations/. The
-// driver never migrates by itself: its role need only use the schema and execute its functions.
+// driver never migrates automatically: its role need only use the schema and execute its functions.
 //
 // A probe compares the version of the schema with the number of steps in the program and refuses calls unless they are
 // equal, with the command that helps. A schema for each version, side by side, would be two lock services: two
@@ -46,8 +46,8 @@ func migrations() []Migration {
 	return all
 }
 
-// Migrations returns all steps, for the schema that o names, for those who apply them with a tool of their own. Such a
-// tool also runs, after each, the statement that the step's last line gives: the driver reads the version that it
+// Migrations returns all steps, for the schema that o names, for programs that apply them with their own tool. Such a
+// tool also runs, after each step, the statement in the step's last line: the driver reads the version that it
 // writes. A schema with a bad name is an error that wraps backend.ErrInvalidOption.
 func Migrations(o *Options) ([]Migration, error) {
 	schema, err := o.schema()
@@ -63,13 +63,13 @@ func Migrations(o *Options) ([]Migration, error) {
 	return all, nil
 }
 
-// Migrate brings the schema that o names to the version of this package, in one transaction, and returns how many
-// steps it applied: none if the schema is up to date. Programs that do so at the same time wait for each other, by an
-// advisory lock. The role must be allowed to create a schema, or to create in it.
+// Migrate brings the schema that o names to the version of this package, in one transaction, and returns the number
+// of applied steps: 0 if the schema is up to date. Concurrent calls wait for each other, by an advisory lock. The
+// role must be allowed to create a schema, or to create in it.
 //
-// A schema of a later version than this package's is backend.ErrMisconfigured and is left as it is. Other errors wrap
-// the server's own, and ErrUnavailable, ErrMisconfigured or ErrUnknown as those of calls do; what an error leaves is
-// the schema as it was.
+// A schema of a later version than this package's is backend.ErrMisconfigured and stays unchanged. Other errors wrap
+// the server's error, and ErrUnavailable, ErrMisconfigured or ErrUnknown like the errors of calls; after an error the
+// schema is unchanged.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	all, err := Migrations(o)
 	if err != nil {
@@ -82,12 +82,12 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	// One transaction for all: a step that fails leaves the schema as it was.
 	applied := 0
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// Taken before the version is read: a program that waits here then finds what the other has applied.
+		// Taken before the version is read: a program that waits here then finds the steps of the other.
 		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
 		if _, err := tx.Exec(ctx, lock, "fencelock migrate "+schema); err != nil {
 			return err
 		}
-		// A schema without the table of versions is one that was never migrated.
+		// A schema without the table of versions was never migrated.
 		version := 0
 		var there bool
 		row := tx.QueryRow(ctx, `select to_regclass($1) is not null`, schema+".migrations")
@@ -100,7 +100,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 				return err
 			}
 		}
-		// An older program must not touch it, and does not know what changed.
+		// An older program must not touch it, and does not know the changes.
 		if version > len(all) {
 			return &backend.ConfigError{
 				Setting: "version of schema " + schema, Value: strconv.Itoa(version), Want: strconv.Itoa(len(all)),

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencelock/fencelock/backend"
@@ -23,18 +24,19 @@ func init() { kit.Register(Open, "postgres", "postgresql") }
 //
 //	postgres://[user[:password]@]host[:port][,host[:port]…]/database[?option=value&…]
 //
-// Several hosts are tried in turn, and with target_session_attrs=read-write the one that is primary is taken. Options:
+// Several hosts are tried in turn; target_session_attrs=read-write selects the primary. Options:
 //
 //	schema             Options.Schema
 //	no-listen          true or false: Options.NoListen
-//	timeout            how long to wait for a connection, 5s by default
+//	timeout            bounds the wait for a connection, 5s by default
 //	ca, cert, key      files in PEM form: the authorities to trust, and the client's certificate with its key
+//	server-name        the name to expect in the servers' certificates
 //
-// All others are those of libpq and pgxpool (sslmode, target_session_attrs, pool_max_conns, …).
+// All others are options of libpq and pgxpool (sslmode, target_session_attrs, pool_max_conns, …).
 //
-// It returns when the server has answered, or with an error when the timeout or ctx ends; nothing is left open then. A
-// bad URL is an error that wraps backend.ErrInvalidOption; a server that does not answer, backend.ErrUnavailable; one
-// that is unfit, lets the user not in or has not been migrated, backend.ErrMisconfigured.
+// It returns when the server has answered, or with an error when the timeout or ctx ends; no connection stays open
+// then. Errors wrap backend.ErrInvalidOption for an invalid URL, backend.ErrUnavailable if the server does not
+// answer, and backend.ErrMisconfigured if it is unfit, refuses the user or has not been migrated.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	config, o, timeout, err := parseURL(rawURL)
 	if err != nil {
@@ -56,8 +58,21 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 // renamed are options with the names that all drivers of fencelock share, and libpq's for them.
 var renamed = map[string]string{"ca": "sslrootcert", "cert": "sslcert", "key": "sslkey"}
 
-// parseURL turns a URL into pgx's settings and ours. ca, cert or key without an sslmode mean verify-full: libpq's
-// default, prefer, goes on without TLS where the server offers none. Errors never show the password.
+// expect sets the name that the certificates of all hosts must have.
+func expect(config *pgx.ConnConfig, name string) {
+	if config.TLSConfig != nil {
+		config.TLSConfig.ServerName = name
+	}
+	for _, other := range config.Fallbacks {
+		if other.TLSConfig != nil {
+			other.TLSConfig.ServerName = name
+		}
+	}
+}
+
+// parseURL turns a URL into pgx's settings and ours. ca, cert, key or server-name without an sslmode mean
+// verify-full: libpq's default, prefer, continues without TLS where the server does not offer it. The files are read
+// again for each connection. Errors never show the password.
 func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 	bad := func(why string) (*pgxpool.Config, *Options, time.Duration, error) {
 		return nil, nil, 0, &backend.InvalidError{
@@ -79,7 +94,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 		return bad("its options cannot be read")
 	}
 	// kit.URL reads the options that all drivers have in common.
-	o, timeout := &Options{}, 5*time.Second
+	o, timeout, serverName := &Options{}, 5*time.Second, ""
 	u := kit.URL{Options: options}
 	if o.NoListen, err = u.Bool("no-listen"); err != nil {
 		return bad(err.Error())
@@ -102,8 +117,12 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 			}
 			o.Schema = value
 		case "no-listen", "timeout":
-		case "ca", "cert", "key":
-			options.Set(renamed[name], value)
+		case "ca", "cert", "key", "server-name":
+			if name == "server-name" {
+				serverName = value
+			} else {
+				options.Set(renamed[name], value)
+			}
 			if !options.Has("sslmode") {
 				options.Set("sslmode", "verify-full")
 			}
@@ -114,9 +133,22 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 		options.Del(name)
 	}
 	// Its errors may show the whole URL, with the password.
-	config, err := pgxpool.ParseConfig(base + "?" + options.Encode())
+	read := func() (*pgxpool.Config, error) {
+		config, err := pgxpool.ParseConfig(base + "?" + options.Encode())
+		if err == nil && serverName != "" {
+			expect(config.ConnConfig, serverName)
+		}
+		return config, err
+	}
+	config, err := read()
 	if err != nil {
 		return bad("pgx says: " + strings.ReplaceAll(err.Error(), rawURL, "…"))
+	}
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		if now, err := read(); err == nil { // else the earlier settings stay in use
+			c.TLSConfig, c.Fallbacks, c.Password = now.ConnConfig.TLSConfig, now.ConnConfig.Fallbacks, now.ConnConfig.Password
+		}
+		return nil
 	}
 	return config, o, timeout, nil
 }

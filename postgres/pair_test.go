@@ -27,6 +27,7 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/stall"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -497,7 +498,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	}
 	dying := connect(t, primary.URL())
 	if _, err := dying.Exec(
-		soon(t, 20*time.Second), `select fencelock.begin_session('dying', 'nobody', 1000)`,
+		soon(t, 20*time.Second), `select fencelock.begin_session('dying', 'nobody', 60000)`,
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -514,26 +515,30 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	waits := func(n int) string {
 		return fmt.Sprintf("select count(*) >= %d from pg_stat_activity where wait_event = 'SyncRep' and query like '%%acquire%%'", n)
 	}
+	window := stall.Begin()
+	defer window.End()
 	unknown, believed := ask(d, "x"), ask(believer, "y")
-	primary.until("their commits wait", 4*time.Second, waits(2))
-	primary.until("they are cancelled", 4*time.Second,
+	primary.until("their commits wait", 20*time.Second, waits(2))
+	primary.until("they are cancelled", 20*time.Second,
 		"select bool_or(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep' and query like '%acquire%'")
 	if err := <-unknown; !errors.Is(err, backend.ErrUnknown) {
 		t.Errorf("an acquire whose commit was confirmed by nobody = %v, want ErrUnknown", err)
 	}
 	if err := <-believed; err != nil {
-		t.Errorf("a driver that ignores notices: %v; does the notice still come?", err)
+		window.Errorf(t, 3*time.Second, "a driver that ignores notices: %v; does the notice still come?", err)
 	}
 	facts.Write(t, facts.Mutant{What: "postgres: notices of a commit are ignored", Killers: t.Name()})
 
 	go func() {
 		_, _ = dying.Exec(context.WithoutCancel(ctx), `select fencelock.acquire(row('z', 'request-by-hand', 'h', 'dying', 'hand', 0, 0, 0, 0,
-			null, null, false, null)::fencelock.holds, false, null)`)
+			null, null, false, null, null)::fencelock.holds, false, null)`)
 	}()
 	primary.until("its commit waits", 20*time.Second, waits(1))
 	_ = dying.PgConn().Conn().Close() // and says nothing
 	standby.start()
-	rival := request("z", 10*time.Second)
+	execute(t, primary, `update fencelock.sessions set expires_at = least(expires_at, clock_timestamp() + interval '1 s')
+		where id = 'dying'`)
+	rival := request("z", time.Minute)
 	rival.Wait = true
 	if _, err := d.Acquire(ctx, rival); err != nil {
 		t.Errorf("the name that a client left behind, which died in its commit: %v", err)
@@ -556,7 +561,7 @@ func TestDiskIsRolledBack(t *testing.T) {
 	defer closeDriver(t, d)
 	lost := make(chan backend.Reason, 4)
 	r := request("x", time.Minute)
-	r.Lost = func(why backend.Reason) { lost <- why }
+	r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 	held, err := d.Acquire(soon(t, 20*time.Second), r)
 	if err != nil {
 		t.Fatal(err)

@@ -1,8 +1,9 @@
-// This file asks the server what it is. Before the first grant, after each promotion and every so often, a probe reads
-// the settings on which the promises rest, the standbys, and the identity of the database; judge refuses what cannot
-// keep what it acknowledges; learn compares the rest with what was found before, and publishes it for Describe.
+// This file asks the server for its properties. Before the first grant, after each promotion and every so often, a
+// probe reads the settings on which the promises rest, the standbys, and the identity of the database; judge refuses
+// servers that cannot keep acknowledged commits; learn compares the rest with the last probe, and publishes it for
+// Describe.
 //
-// Settings can change while a driver lives, and the declaration changes with them: the core asks Describe again with
+// Settings can change while a driver lives, and the declaration changes with them: the core calls Describe with
 // each grant of the correctness tier.
 
 package postgres
@@ -18,37 +19,38 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// facts are what a probe has found out about the server.
+// facts are the result of a probe.
 type facts struct {
-	// False: nothing is known yet, and TokenSpace stays empty.
+	// False: there was no probe yet, and TokenSpace stays empty.
 	probed bool
 
-	// A standby can grant nothing.
+	// A standby cannot grant.
 	recovery bool
 	version  int
 
-	// on, or a crash forgets what was acknowledged, or tears a page.
+	// on, or a crash loses acknowledged commits, or tears a page.
 	fsync, fullPages string
 	readOnly         string
 
-	// The standbys that receive the server's log, and those that a commit waits for: what Exclusion rests on.
+	// The basis of Exclusion: the standbys that receive the server's log, and the setting that makes commits wait for
+	// standbys.
 	standbys    int    // that receive its log
 	synchronous string // synchronous_standby_names
 
-	// What identifies the history: what initdb drew, the database, and the tables. Replicas share all of it.
-	system      string // what initdb drew
+	// The identity of the history: the identifier drawn by initdb, the database, and the tables. Replicas share all of it.
+	system      string // drawn by initdb
 	database    uint32
-	schema      int    // the highest migration; 0: there are none
-	incarnation string // of the tables: another one when all that they held was deleted; empty: not drawn yet
+	schema      int    // the highest migration; 0 without one
+	incarnation string // of the tables: another one after all their rows were deleted; empty: not drawn yet
 
 	// The parts of a position that a token must be able to hold.
 	timeline  int64
 	overflown bool // the log position needs more bits than a token has for it
 }
 
-// Ping looks at the server's settings and at the schema, and waits for the answer. A server that cannot keep what the
-// driver declares is backend.ErrMisconfigured, with what to change; so is a schema that has not been migrated. Ping
-// works on a server that calls refuse, and makes them work again once it is fit. Other errors wrap
+// Ping checks the server's settings and the schema, and waits for the answer. A server that cannot keep the driver's
+// promises is backend.ErrMisconfigured, with the setting to change; so is a schema that has not been migrated. Ping
+// works while calls refuse the server, and admits it once it is fit. Other errors wrap
 // backend.ErrUnavailable, ErrHistoryLost, ErrClosed, or ctx's error.
 func (d *Driver) Ping(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
@@ -58,14 +60,14 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return callError("ping", "", d.probe(ctx))
 }
 
-// probe asks and judges. What it finds unfit is refused from then on, until a later probe finds it fit; without an
-// answer everything stays as it was. The timeline is read from the name of the current file of the log, because the
+// probe asks and judges. An unfit server is refused from then on, until a later probe finds it fit; without an
+// answer the state does not change. The timeline is read from the name of the current file of the log, because the
 // control file tells the old timeline until the first checkpoint after a promotion.
 func (d *Driver) probe(ctx context.Context) error {
 	var f facts
 	d.looked.Store(int64(d.clock.Now()))
 	ctx = context.WithValue(ctx, once{}, true)
-	// One statement, so that what it finds belongs together. On a standby the functions of the log would fail.
+	// One statement, for a consistent result. On a standby the functions of the log would fail.
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
 			&f.system, &f.database, &f.timeline, &f.overflown)
@@ -80,12 +82,12 @@ func (d *Driver) probe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Calls are refused from here on, until a probe finds nothing wrong.
+	// Calls are refused from here on, until a probe succeeds.
 	if err := d.judge(&f); err != nil {
 		d.probed.Store(false)
 		return err
 	}
-	// The schema comes second: without it this statement fails, and a server that is unfit should be called that
+	// The schema comes second: without it this statement fails, and an unfit server should be reported
 	// first.
 	err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
 		inSchema(`select coalesce(max(version), 0)::int,
@@ -101,13 +103,13 @@ func (d *Driver) probe(ctx context.Context) error {
 		d.probed.Store(false)
 		return err
 	}
-	// From here on the server is known to keep what it acknowledges.
+	// From here on the server is known to keep acknowledged commits.
 	f.probed = true
 	return d.learn(f)
 }
 
-// judge refuses servers that cannot keep what they acknowledge, each with the setting, its value, and what it should
-// be.
+// judge refuses servers that cannot keep acknowledged commits, each with the setting, its value, and the required
+// value.
 func (d *Driver) judge(f *facts) error {
 	refuse := func(setting, value, want, why string) error {
 		return &backend.ConfigError{Setting: setting, Value: value, Want: want, Why: why}
@@ -134,11 +136,11 @@ func (d *Driver) judge(f *facts) error {
 	return nil
 }
 
-// learn publishes what was found. Another system, database or incarnation of the tables is another history: every
-// session ends, and the driver answers nothing more. The sessions are ended without d.mu.
+// learn publishes the facts. Another system, database or incarnation of the tables is another history: every
+// session ends, and the driver refuses all calls. The sessions are ended without d.mu.
 func (d *Driver) learn(f facts) error {
 	next := d.describe(f)
-	// Probes may overlap, and the one that learns first sets what the others are compared with.
+	// Probes may overlap, and the first to learn sets the reference for the others.
 	d.mu.Lock()
 	last := d.described.Load()
 	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && d.lost == nil {
@@ -151,7 +153,7 @@ func (d *Driver) learn(f facts) error {
 			What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none"),
 		}
 	}
-	// A driver that has lost its history learns nothing more: what it published last stays.
+	// A driver that has lost its history no longer learns: the last description stays.
 	lost := d.lost
 	if lost == nil {
 		d.found = f
@@ -161,7 +163,7 @@ func (d *Driver) learn(f facts) error {
 		d.loseAll(backend.ReasonHistoryLost)
 		return lost
 	}
-	// What an operator wants to know of a failover or of a standby that was added.
+	// For operators, after a failover or a new standby.
 	if last.Exclusion != next.Exclusion {
 		d.log.Info("fencelock: PostgreSQL probed", "exclusion", next.Exclusion.String(), "tokenSpace", next.TokenSpace)
 	}
@@ -170,14 +172,14 @@ func (d *Driver) learn(f facts) error {
 	return nil
 }
 
-// facts returns what the last probe found.
+// facts returns the result of the last probe.
 func (d *Driver) facts() facts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.found
 }
 
-// describe returns what the driver declares with a server of which it knows f, and with or without notifications.
+// describe returns the description for a server with the facts f, with or without notifications.
 func (d *Driver) describe(f facts) *backend.Description {
 	desc := &backend.Description{
 		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
@@ -185,8 +187,13 @@ func (d *Driver) describe(f facts) *backend.Description {
 			backend.CapMinHold | backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch |
 			backend.CapWatchReplay | backend.CapForceRelease | backend.CapMultiAcquire,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: 1e6,
+		Shows: backend.Shows{
+			Look:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true},
+			List:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true},
+			RetryAfter: true, ChangeAuthor: true,
+		},
 	}
-	// How seldom waiters look is part of what the suite's clauses judge by.
+	// The suite's clauses depend on how rarely waiters look.
 	if d.deaf() {
 		desc.Polling = pollEvery
 	} else {
@@ -198,9 +205,9 @@ func (d *Driver) describe(f facts) *backend.Description {
 	return desc
 }
 
-// exclusionOf says what keeps two holders apart when the server fails. Before a probe it says what any PostgreSQL with
-// fsync is; the probe precedes the first grant. A standby that receives the log without being waited for may be
-// promoted, and then has forgotten the last commits: that is the weaker claim, which the correctness tier refuses
+// exclusionOf returns the exclusion when the server fails. Before a probe it returns that of any PostgreSQL with
+// fsync; the probe precedes the first grant. A standby that receives the log without being waited for may be
+// promoted, and then has lost the last commits: the correctness tier refuses this weaker claim
 // unless told otherwise.
 func exclusionOf(f facts) backend.Exclusion {
 	switch {

@@ -1,15 +1,15 @@
-// This file tells others that their turn has come, and hears it. Each client listens on one channel of its own, over
-// one connection beside the pool; a client that grants a lock or takes one away notifies the channel of the client that
-// it concerns, with the hold's id. A channel for each name was rejected: a release would wake everybody who waits for
-// it, where only the head of the queue is concerned.
+// This file notifies others of their turn, and listens for notifications. Each client listens on its own channel, over
+// one connection beside the pool; a client that grants a lock or takes one away notifies the channel of the client
+// concerned, with the hold's id. With a channel for each name a release would wake all waiters of the name, although
+// only the head of the queue is concerned.
 //
 // A notification only makes its receiver look. It may get lost, since it is sent after the commit and not with it;
 // then the poll of wait.go finds the grant within about a second. It may come twice, or too late; then looking finds
-// nothing new.
+// no change.
 //
-// Behind a pooler that hands connections on, nothing arrives and there is no error: so the listener first notifies
-// itself, and only believes in its connection when that arrives. Until then, and whenever the connection is lost, the
-// driver declares that its waiters poll, and polls more often while queues move.
+// Behind a pooler that hands connections on, no notification arrives and there is no error: so the listener first
+// notifies itself, and only believes in its connection when that arrives. Until then, and whenever the connection is
+// lost, the driver declares that its waiters poll, and polls more often while queues move.
 //
 // The listener is one goroutine for each driver. It is started by the first waiter or holder who wants to be told, and
 // ends with Close.
@@ -27,12 +27,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// channel is where this client listens. It has one of its own: a channel for each name would wake everybody who waits.
+// channel is this client's own channel: a channel for each name would wake all its waiters.
 func (d *Driver) channel() string { return "fencelock_" + d.id }
 
-// wake tells those whose request was granted, or whose hold was taken away, by channel and hold id of each. It is a
-// statement of its own, since a notification inside a transaction takes one lock for all databases of the server until
-// its commit is on disk; those that come together share one. Waiters and holders in this client are told without the
+// wake notifies the owners of requests that were granted and of holds that were taken away, by channel and hold id of
+// each. It uses a separate statement, since a notification inside a transaction takes one lock for all databases of the
+// server until its commit is on disk; concurrent ones share one. Waiters and holders in this client are notified
+// without the
 // server. It does not block.
 func (d *Driver) wake(pairs []string) {
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -50,16 +51,16 @@ func (d *Driver) wake(pairs []string) {
 	}
 }
 
-// notifyAll sends until there is nothing to send. At most one runs, as waking says, which notify takes back under d.mu
-// when it finds nothing.
+// notifyAll sends until there are no more notifications. At most one runs, as waking says, which notify clears under
+// d.mu when the list is empty.
 func (d *Driver) notifyAll(ctx context.Context) {
 	for d.notify(ctx) {
 	}
 }
 
-// notify sends what is to be sent, and is false if that is nothing. What fails is left to the polls of those who wait,
-// since they look within a second anyway, and a queue of notifications that are repeated could grow without bound
-// while the server is away. The commit is not waited for (synchronous_commit off): it has nothing to make durable.
+// notify sends the pending notifications, and is false for an empty list. A failure is left to the polls of the
+// waiters, since they look within a second anyway, and a queue of notifications that are repeated could grow without
+// bound while the server is away. The commit is not waited for (synchronous_commit off): it makes no change durable.
 func (d *Driver) notify(ctx context.Context) bool {
 	d.mu.Lock()
 	pairs := d.wakes
@@ -81,9 +82,9 @@ func (d *Driver) notify(ctx context.Context) bool {
 	return true
 }
 
-// notified is what a notification does: the waiters with that hold id look, or, if there are none, the holds with it
-// are checked. It may have got lost, come twice, or mean another client's hold with the same id, so that it decides
-// nothing. It does not block.
+// notified acts on a notification: the waiters with that hold id look, or, without a waiter, the holds with it
+// are checked. It may have got lost, come twice, or mean another client's hold with the same id, so it is only a hint.
+// It does not block.
 func (d *Driver) notified(holdID string) {
 	d.mu.Lock()
 	// A waiter may leave at any time, hence under the lock.
@@ -108,8 +109,8 @@ func (d *Driver) listen() {
 }
 
 const (
-	// listenPing is how long a connection may be silent before it is asked for a sign of life, and listenPatience how
-	// long that may take: a connection that was cut off would be silent for ever.
+	// listenPing is the silence of a connection after which it is asked for a sign of life, and listenPatience bounds
+	// the wait for that: a connection that was cut off would be silent indefinitely.
 	listenPing     = 5 * time.Second // how long a connection may be silent before it is asked for a sign of life
 	listenPatience = 2 * time.Second
 )
@@ -120,7 +121,7 @@ const (
 func (d *Driver) listenAll(ctx context.Context) {
 	ctx, done := d.gate.Bind(ctx)
 	defer done()
-	// The operator is told once, and not at every try.
+	// The operator gets one warning, and not one per try.
 	told := false
 	for ctx.Err() == nil {
 		err := d.listenOnce(ctx)
@@ -135,13 +136,18 @@ func (d *Driver) listenAll(ctx context.Context) {
 	}
 }
 
-// listenOnce listens on a new connection until that fails, and closes it. What came while nobody listened is not
+// listenOnce listens on a new connection until that fails, and closes it. Notifications before it are not
 // repeated, so that it looks at all holds and all waiters once it hears. OnNotification runs in this goroutine, within
 // WaitForNotification.
 func (d *Driver) listenOnce(ctx context.Context) error {
-	config := d.pool.Config().ConnConfig
+	pool := d.pool.Config()
+	config := pool.ConnConfig
 	if d.listenAt != nil {
 		config = d.listenAt.Copy()
+	} else if pool.BeforeConnect != nil { // it may set a password of this hour
+		if err := pool.BeforeConnect(ctx, config); err != nil {
+			return err
+		}
 	}
 	// An empty payload is the listener's own.
 	arrived := bell.New()
@@ -168,8 +174,8 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if _, err := conn.Exec(begin, "listen "+pgx.Identifier{d.channel()}.Sanitize()); err != nil {
 		return err
 	}
-	// Behind a pooler that hands connections from one transaction to the next nothing arrives, without an error. It is
-	// sent over the pool, so that it takes the way that others' notifications take.
+	// Behind a pooler that hands connections from one transaction to the next no notification arrives, without an error.
+	// It is sent over the pool, so that it takes the way of others' notifications.
 	err = d.query(begin, func(pgx.Rows) error { return nil }, `select pg_notify($1::text, '')`, d.channel())
 	if err != nil {
 		return err
@@ -177,11 +183,11 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if err := conn.PgConn().WaitForNotification(begin); err != nil {
 		return err
 	}
-	// Before the looks below: what is notified from here on arrives.
+	// Before the looks below: notifications from here on arrive.
 	d.hears.Store(true)
 	d.unheard.Store(false)
 	d.described.Store(d.describe(d.facts()))
-	// What came while nobody listened is not repeated.
+	// Notifications that came while nobody listened are not repeated.
 	d.checkHolds(ctx, "") // what came while nobody listened is not repeated
 	d.lookAtAll()
 	for {

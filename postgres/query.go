@@ -32,27 +32,31 @@ type queries struct {
 	schema string
 
 	// The verbs. acquire and release do one name and may wait for its row; acquireFree and releaseFree do several,
-	// those whose rows nobody else has, and wait for none; acquireAll does all or nothing. renew prolongs a session
-	// and compares its holds; move puts holds on another session; begin makes a session; sweep ends what nobody knows
-	// of; reap ends what clients left that died. poll looks at waits and settle moves their queues on; force takes a
-	// name away.
+	// those with rows that nobody else has locked, and do not wait; acquireAll does all or nothing. renew prolongs a
+	// session and compares its holds; move puts holds on another session; begin makes a session; sweep ends unknown
+	// holds; reap ends the sessions of clients that died. poll looks at waits and settle moves their queues on; force
+	// takes a name away.
 	acquire, acquireFree, acquireAll, release, releaseFree, renew, move, begin, sweep, reap, poll, settle, force string
 
-	// What is only read: look also keeps a name's changes for ten minutes from then on.
-	look, holders, list, changes string
+	// The read-only statements: look also keeps a name's changes for ten minutes from then on.
+	look, holders, queue, use, list, changes, authors string
 }
 
-// answerFields are those that answer.scan reads.
+// answerFields are the fields that answer.scan reads.
 const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coalesce(min_left, 0), coalesce(holder, ''),
-	coalesce(hold_id, ''), coalesce(retry, 0), coalesce(reason, ''), coalesce(wake, '{}'), here`
+	coalesce(hold_id, ''), coalesce(retry, 0), coalesce(reason, ''), coalesce(wake, '{}'), here,
+	coalesce(why, ''), coalesce(by_whom, ''), coalesce(principal, ''), coalesce(name, ''), ` + nonceField
+
+// nonceField reads a nonce without hyphens, and "" for a hold of an earlier version.
+const nonceField = `coalesce(replace(nonce::text, '-', ''), '')`
 
 // queriesFor writes the statements for a schema. Nulls become zero values here, so that answers scan into plain
 // fields.
 func queriesFor(schema string) queries {
 	in := func(sql string) string { return inSchema(sql, schema) }
-	// A request is a row of the table holds without what the server decides: token, time and minimum. SQL takes it
+	// A request is a row of the table holds without the server's part: token, time and minimum. SQL takes it
 	// whole, so that its fields are named in one place.
-	const request = `row(%s, %s, %s, %s, %s, %s, %s, %s, 0, null, null, false, %s)::fencelock.holds`
+	const request = `row(%s, %s, %s, %s, %s, %s, %s, %s, 0, null, null, false, %s, null)::fencelock.holds`
 	one := fmt.Sprintf(request, "$1::text", "$2::text", "$3::text", "$4::text", "$5::text", "$6::smallint",
 		"$7::int", "$8::int", "$9::jsonb")
 	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "u.ses", "u.own", "u.knd", "u.prm", "u.lim",
@@ -68,26 +72,43 @@ func queriesFor(schema string) queries {
 		schema: schema,
 		acquire: in(`select ` + answerFields + ` from fencelock.acquire(` + one + `, $10::boolean,
 			nullif($11::bigint, 0) * interval '1 ms')`),
-		acquireFree: in(`select coalesce(places, '{}'), coalesce(tokens, '{}'), here from fencelock.acquire_free(` +
+		acquireFree: in(`select coalesce(places, '{}'), coalesce(tokens, '{}'), coalesce(nonces, '{}')::text[], here
+			from fencelock.acquire_free(` +
 			several("i") + `)`),
 		acquireAll: in(`select ` + answerFields + ` from fencelock.acquire_all(` + several(`u.name collate "C"`) + `,
 			nullif($10::bigint, 0) * interval '1 ms')`),
 		release: in(`select ` + answerFields + ` from fencelock.release($1, $2, $3, $4)`),
-		releaseFree: in(`select coalesce(places, '{}'), '{}'::bigint[], here
+		releaseFree: in(`select coalesce(places, '{}'), '{}'::bigint[], '{}'::text[], here
 			from fencelock.release_free($1::text[], $2::text[], $3::bigint[])`),
-		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(moved, '{}'),
-				coalesce(sessions, '{}'), here
+		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(whys, '{}'),
+				coalesce(bys, '{}'), coalesce(principals, '{}'),
+				coalesce(moved, '{}'), coalesce(sessions, '{}'), here
 			from fencelock.renew($1, $2::text[], $3::text[], $4::bigint[])`),
-		move:    in(`select fencelock.move($1, $2::text[], $3::text[], $4::bigint[])`),
-		begin:   in(`select fencelock.begin_session($1, $2, $3)`),
-		sweep:   in(`select fencelock.sweep($1, $2::text[], $3)`),
-		reap:    in(`select fencelock.reap()`),
-		poll:    in(`select * from fencelock.poll($1::text[], $2::text[])`),
-		settle:  in(`select fencelock.settle_names($1::text[])`),
-		force:   in(`select ` + answerFields + ` from fencelock.force_release($1, $2)`),
-		look:    in(`select fencelock.interest($1), (select count(*) from fencelock.waits where name = $1)`),
-		holders: in(heldColumns + ` where name = $1 order by since`),
-		list:    in(heldColumns + ` where name > $1 and starts_with(name, $2) order by name, since limit $3`),
+		move:  in(`select fencelock.move($1, $2::text[], $3::text[], $4::bigint[])`),
+		begin: in(`select fencelock.begin_session($1, $2, $3)`),
+		sweep: in(`select fencelock.sweep($1, $2::text[], $3)`),
+		reap:  in(`select fencelock.reap()`),
+		poll: in(`select i, state, session, token, min_left, due, ahead, here, ` + nonceField + `
+			from fencelock.poll($1::text[], $2::text[])`),
+		settle: in(`select fencelock.settle_names($1::text[])`),
+		force: in(`select ` + answerFields + ` from fencelock.force_release($1, $2, $3, $4,
+			nullif($5, '')::uuid, $6)`),
+		look: in(`select fencelock.interest($1), (select count(*) from fencelock.waits where name = $1)`),
+		queue: in(`select owner, hold_id, kind::int, permits, limit_n from fencelock.waits w
+			where name = $1 and exists (select 1 from fencelock.sessions s
+				where s.id = w.session and s.expires_at > clock_timestamp())
+			order by ticket limit $2`),
+		use: in(`select kind, limit_n, owner from (
+			select kind, limit_n, owner, 0 as i from fencelock.holds where name = $1
+			union all select kind, limit_n, owner, 1 from fencelock.waits where name = $1) u order by i limit 1`),
+		holders: in(heldColumns + ` from fencelock.held h where name = $1 order by since`),
+		// The waiters are counted once for each name of the page, and not for each of its holders.
+		list: in(`with page as (
+				select * from fencelock.held where name > $1 and starts_with(name, $2) order by name, since limit $3
+			), queues as (
+				select w.name as queue, count(*) as waiters from fencelock.waits w
+				where w.name in (select p.name from page p) group by w.name
+			) ` + heldColumns + `, coalesce(waiters, 0) from page h left join queues on queue = name order by name, since`),
 		changes: in(`select compacted, revision, coalesce(wake, '{}'),
 			(select coalesce(array_agg(c.type order by c.revision), '{}') from unnest(news) c),
 			(select coalesce(array_agg(c.owner order by c.revision), '{}') from unnest(news) c),
@@ -96,11 +117,13 @@ func queriesFor(schema string) queries {
 			(select coalesce(array_agg(c.reason order by c.revision), '{}') from unnest(news) c),
 			(select coalesce(array_agg(c.revision order by c.revision), '{}') from unnest(news) c)
 			from fencelock.changes_since($1, $2)`),
+		authors: in(`select token, by_whom, principal from fencelock.revoked
+			where name = $1 and token = any ($2::bigint[])`),
 	}
 }
 
 // inSchema writes the default schema's statements for another one. The name has been checked (Options.schema). A
-// search_path would not do: it is a setting of the connection, which a pooler hands on.
+// search_path would be a setting of the connection, which a pooler hands on.
 func inSchema(sql, schema string) string {
 	if schema == defaultSchema {
 		return sql
@@ -115,6 +138,8 @@ func inSchema(sql, schema string) string {
 func (d *Driver) connect(config *pgxpool.Config) {
 	config = config.Copy()
 	d.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
+	// pgx sends UTF-8, which the server would take for its own encoding.
+	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	// The settings are the application's, for its own load; connections kept ready twice would be too many.
 	config.MinConns, config.MinIdleConns = 0, 0
 	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > callTime {
@@ -142,12 +167,12 @@ func (d *Driver) connect(config *pgxpool.Config) {
 	d.pool, d.unfit = pgxpool.NewWithConfig(context.Background(), config)
 }
 
-// once is the key of a context whose call is not repeated, so that it asks for a sign of life on its connection first.
+// once is the context key of calls that are not repeated: they first ask for a sign of life on their connection.
 // All others find out by failing, and are sent on another connection; asking each time would cost them a round trip.
 type once struct{}
 
 // notices counts the notices of a connection, of which one goroutine at a time has the use, and returns how many there
-// were before more. The count is kept on the connection, since pgx calls the handler with nothing else.
+// were before more. The count is kept on the connection, the only argument that pgx passes to the handler.
 func notices(c *pgconn.PgConn, more int) int {
 	const field = "fencelock notices"
 	n, _ := c.CustomData()[field].(int)
@@ -157,17 +182,17 @@ func notices(c *pgconn.PgConn, more int) int {
 	return n
 }
 
-// callTime bounds one statement: a server that says nothing for so long is asked again, on another connection. It is
+// callTime bounds one statement: after a silence of that length the statement is repeated on another connection. It is
 // longer than the 4 s for which the functions wait for a row (fencelock.be_patient), so that the server gives up first
 // and says so.
 const callTime = 5 * time.Second
 
 // query runs one statement and gives its rows to scan. A connection that the pool had, and that has ended meanwhile,
-// is no reason to fail: nothing was sent on it, and the pool has others or makes one. After a restart of the server
+// is no reason to fail: no request was sent on it, and the pool has others or makes one. After a restart of the server
 // all of them may be such, hence as many tries as the pool may have connections. A connection that cannot be made is
 // an answer.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
-	// Each turn takes another connection. What was mixed up is tried once more, since nothing is prepared after that.
+	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after that.
 	for tries := int32(0); ; tries++ {
 		err := d.queryOnce(ctx, scan, sql, args...)
 		var dial *pgconn.ConnectError
@@ -180,11 +205,11 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 }
 
 // queryOnce is query, but for connections that had ended and statements that a pooler mixed up. Waiting for a
-// connection is bounded by ctx alone, since nothing has been asked of a server yet; from then on callTime counts.
+// connection is bounded by ctx alone, since no request has been sent to a server yet; from then on callTime counts.
 //
 // A notice during the statement makes its outcome unknown (see errNotice): the statement was answered, and the answer
-// is not to be believed. scan must therefore only store what it reads, and its caller must look at the error first. An
-// error of scan means that the server is not the one that was expected, and leaves the outcome unknown, too.
+// is not to be trusted. scan must therefore only store its values, and its caller must look at the error first. An
+// error of scan means that it is an unexpected server, and leaves the outcome unknown, too.
 func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -217,8 +242,8 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	return nil
 }
 
-// prepare prepares the statements of every day on a new connection, so that each call stays one round trip. What
-// cannot be prepared is sent as it is, and the call fails with its error: a schema that is missing should not look
+// prepare prepares the statements of every day on a new connection, so that each call stays one round trip. A statement
+// that cannot be prepared is sent unprepared, and the call fails with its error: a missing schema should not look
 // like a connection that cannot be made.
 func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{
@@ -237,7 +262,7 @@ func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // mixedUp reports whether a prepared statement was missing, or there already, because a pooler hands connections on:
-// nothing was executed. From then on nothing is prepared, and the pool's connections are made anew.
+// the statement was not executed. From then on no statement is prepared, and the pool's connections are made anew.
 func (d *Driver) mixedUp(err error) bool {
 	if code := sqlState(err); code != "26000" && code != "42P05" {
 		return false
@@ -247,7 +272,7 @@ func (d *Driver) mixedUp(err error) bool {
 	return true
 }
 
-// notSent is the error of a call for which no connection could be had, so that nothing was done.
+// notSent returns the error of a call that got no connection, and so had no effect.
 func notSent(ctx context.Context, err error) error {
 	if ended := ctx.Err(); ended != nil {
 		return fmt.Errorf("%w: %w: %w", backend.ErrUnavailable, ended, err)
@@ -270,9 +295,9 @@ func callEnded(ctx context.Context, err error) error {
 	return err
 }
 
-// answer is what a verb's function returns, the SQL type fencelock.answer.
+// answer is the result of a verb's function, the SQL type fencelock.answer.
 type answer struct {
-	// granted, waiting, held, mismatch, no-session, ended, or what a later schema says.
+	// granted, waiting, held, mismatch, no-session, ended, or a state of a later schema.
 	state  string
 	token  int64
 	queued bool
@@ -281,17 +306,25 @@ type answer struct {
 	minLeft        int64
 	holder, holdID string
 	retry          int64
-	reason         string
+	reason, why    string // of a lost hold; why is the reason given to ForceRelease
+	by, principal  string // who called ForceRelease
 	wake           []string
+
+	// The name in the way, of a set that was refused.
+	name string
 
 	// Where the server is in its history: see saw.
 	here int64
+
+	// Of the hold that was granted; empty if an earlier version made it.
+	nonce string
 }
 
 // scan reads a row of answerFields.
 func (a *answer) scan(rows pgx.Rows) error {
 	return rows.Scan(
 		&a.state, &a.token, &a.queued, &a.minLeft, &a.holder, &a.holdID, &a.retry, &a.reason, &a.wake, &a.here,
+		&a.why, &a.by, &a.principal, &a.name, &a.nonce,
 	)
 }
 
@@ -300,7 +333,7 @@ func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, erro
 	var a answer
 	began := d.position()
 	err := d.query(ctx, a.scan, sql, args...)
-	d.wake(a.wake) // also if the answer is in doubt: a wake-up in vain does no harm
+	d.wake(a.wake) // also if the answer is in doubt: a needless wake-up does no harm
 	if err == nil {
 		err = d.saw(began, a.here)
 	}
@@ -332,23 +365,23 @@ func (d *Driver) position() int64 {
 	return d.here
 }
 
-// saw takes note of the server's position in its history, of which only what is on disk counts. One that lies before
-// what was known when the request was sent means that the server has forgotten what it acknowledged: then every hold
-// is lost, and nothing is granted any more. before must be read when the request is sent, since answers overtake each
+// saw records the server's position in its history, up to the part that is on disk. A position before the known one at
+// the time of the request means that the server has forgotten acknowledged commits: then every hold is lost, and the
+// driver no longer grants. before must be read when the request is sent, since answers overtake each
 // other.
 //
-// This is the net below the tokens. They rise by themselves as long as the timeline or the position does. A disk that
-// was rolled back to an earlier copy has the same timeline and an earlier position, and would issue tokens again; only
-// those who lived through it can know (TestDiskIsRolledBack).
+// This is the net below the tokens. They rise without it as long as the timeline or the position does. A disk that was
+// rolled back to an earlier copy has the same timeline and an earlier position, and would reissue tokens; only clients
+// that lived through it can know (TestDiskIsRolledBack).
 //
 // A later timeline means that another server is primary. Its settings and standbys are probed anew, and every session
-// looks for what nobody knows: a standby that lagged brings back what was released since, on sessions that live on.
+// sweeps unknown holds: a lagging standby brings back holds released since, on sessions that live on.
 func (d *Driver) saw(before, here int64) error {
 	d.mu.Lock()
 	if here >= before {
 		// Not the first position of all, and of a later timeline.
 		if here>>timelineShift > d.here>>timelineShift && d.here != 0 {
-			// A standby that lagged brings back what was released since, on sessions that live on.
+			// A lagging standby brings back holds released since, on sessions that live on.
 			for _, s := range d.sessions.Live() {
 				s.doubt = true
 			}
@@ -371,18 +404,18 @@ func (d *Driver) saw(before, here int64) error {
 	return err
 }
 
-// history returns why the driver does nothing any more, or nil.
+// history returns the reason why the driver refuses all calls, or nil.
 func (d *Driver) history() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.lost
 }
 
-// timelineShift is how many bits of a position are for the log, in units of 64 bytes; the timeline is above them.
+// timelineShift is the number of bits of a position for the log, in units of 64 bytes; the timeline is above them.
 const timelineShift = 43
 
 // showPosition writes a position for people: the timeline, and the log's byte in hexadecimal, such as 3/1a2b40. Two of
-// them stand in the error of a lost history: what was known, and what the server tells.
+// them stand in the error of a lost history: the known one, and the server's.
 func showPosition(p int64) string {
 	return strconv.FormatInt(p>>timelineShift, 10) + "/" + strconv.FormatInt(p&(1<<timelineShift-1)<<6, 16)
 }

@@ -5,12 +5,12 @@
 // kit.Sessions says which session a TTL uses and who uses it. For the server a session is one of three things: not
 // begun, as long as no begin has been answered; alive, while its row is there and expires_at has not passed; or ended,
 // when the row has been deleted. It is deleted by remove, by anybody's reap, or by the first statement that meets it
-// after its time: that deletion is what makes the end final, since a renewal only ever updates a row that it finds. A
-// row with the same id is never made again.
+// after its time: that deletion makes the end final, since a renewal only ever updates an existing row. A row with the
+// same id is never recreated.
 //
 // The client counts the other way round. A session is proved since the instant before the last renewal that was
 // answered left, and every grant on it is valid from that instant. So the client's time is over before the server's,
-// whatever the two clocks show.
+// whatever the readings of the two clocks.
 
 package postgres
 
@@ -40,7 +40,7 @@ type session struct {
 
 	// The following fields are protected by d.mu.
 
-	proved backend.Instant // when the last renewal that was confirmed was sent; zero: none yet
+	proved backend.Instant // when the last renewal that was confirmed was sent; zero before the first
 
 	// A request on the session may be carried out late, or a standby that lagged has brought one back.
 	doubt bool
@@ -69,14 +69,14 @@ func (d *Driver) join(ctx context.Context, ttl time.Duration) (*session, error) 
 	return s, nil
 }
 
-// provedAt returns when the last renewal that was confirmed was sent; zero if none was.
+// provedAt returns when the last renewal that was confirmed was sent; zero without one.
 func (s *session) provedAt() backend.Instant {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return s.proved
 }
 
-// doubts reports whether something may be on the session that nobody knows.
+// doubts reports whether the session may have a hold or place that nobody knows.
 func (s *session) doubts() bool {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
@@ -99,26 +99,31 @@ func (s *session) fresh(ctx context.Context) error {
 	}
 }
 
-// missing is what a renewal says of holds that are not on its session any more, by their places in what was asked,
-// from 1. gone has a reason each, and moved a session: a call that moves such a hold is under way, or was not
-// answered.
+// missing is a renewal's answer about holds that are no longer on its session, by their places in the request, from 1.
+// gone has a reason each, and moved a session: a call that moves such a hold is under way, or was not answered.
 type missing struct {
-	gone     []int // with the reasons why
-	reasons  []string
-	moved    []int // to these sessions: a call that moves them is under way, or was not answered
-	sessions []string
+	gone       []int // with the reasons, the reason given to ForceRelease, and its caller
+	reasons    []string
+	whys       []string
+	bys        []string
+	principals []string
+	moved      []int // to these sessions: a call that moves them is under way, or was not answered
+	sessions   []string
 }
 
-// reason tells why the j-th of gone is gone: evicted, where the server has kept no reason.
-func (m missing) reason(j int) backend.Reason {
-	return cmp.Or(backend.Reason(m.reasons[j]), backend.ReasonEvicted)
+// loss tells why the j-th of gone is gone: evicted, where the server has kept no reason.
+func (m missing) loss(j int) backend.Loss {
+	return backend.Loss{
+		Reason: cmp.Or(backend.Reason(m.reasons[j]), backend.ReasonEvicted), Text: m.whys[j],
+		By: m.bys[j], Principal: m.principals[j],
+	}
 }
 
-// renew prolongs the session and asks which of the holds are gone. Without holds it does nothing if the session was
-// proved within recent, so that those who come together share one renewal. One renewal of a session is under way at a
-// time, as the token in renewing says: two at once would only wait for the row.
+// renew prolongs the session and asks which of the holds are gone. Without holds it has no effect if the session was
+// proved within recent, so that concurrent callers share one renewal. One renewal of a session is under way at a time,
+// as the token in renewing says: a second one would only wait for the row.
 //
-// The session's proof is the instant before the statement was sent; one that overtakes another never sets it back.
+// The session's proof is the instant before the statement was sent; an overtaken statement never sets it back.
 func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
 	seen missing, err error,
 ) {
@@ -136,7 +141,7 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	case len(holds) == 0 && !proved.IsZero() && now.Sub(proved) < recent:
 		return seen, nil
 	case proved.IsZero():
-		// The first renewal makes the row, and has nothing to ask about unless holds moved here.
+		// The first renewal makes the row, and asks about holds only if some moved here.
 		if err := s.begin(ctx); err != nil || len(holds) == 0 {
 			return seen, err
 		}
@@ -147,7 +152,8 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	var here int64
 	before := s.d.position()
 	err = s.d.query(ctx, func(rows pgx.Rows) error {
-		return rows.Scan(&state, &seen.gone, &seen.reasons, &seen.moved, &seen.sessions, &here)
+		return rows.Scan(&state, &seen.gone, &seen.reasons, &seen.whys, &seen.bys, &seen.principals,
+			&seen.moved, &seen.sessions, &here)
 	}, s.d.sql.renew, s.id, names, ids, tokens)
 	if err == nil {
 		err = s.d.saw(before, here)
@@ -166,7 +172,7 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 
 // begin makes the session's row, unless an earlier begin that was not answered has made it. Nobody knows which of them
 // did, so the proof counts from the first: counted from a later one, the holds would be believed for longer than the
-// row lives. The next renewal makes up for what is lost if the first never arrived. The caller has the token.
+// row lives. If the first never arrived, the next renewal makes up for the difference. The caller has the token.
 func (s *session) begin(ctx context.Context) error {
 	if s.begun.IsZero() {
 		s.begun = s.d.clock.Now()
@@ -183,28 +189,29 @@ func (s *session) begin(ctx context.Context) error {
 // expired looks why the server does not know the session: its time was over, or everything was deleted, which is a
 // lost history and not a lost session.
 func (s *session) expired(ctx context.Context) error {
-	if err := s.d.probe(ctx); err != nil {
+	if err := s.d.probe(ctx); err != nil && !errors.Is(err, backend.ErrMisconfigured) {
 		return err
 	}
 	s.ended(backend.ReasonSessionExpired)
 	return errNoSession
 }
 
-// ended tells everybody who lives on the session that it is over, and makes room for another one. Only the first call
-// does anything. The callbacks are called without d.mu, in the goroutine that has found the end: a renewal, a call, or
-// a probe that has found another history. Waiters are made to look, find their places gone, and ask again.
+// ended notifies the holders and waiters of the session that it is over, and makes room for another one. Only the first
+// call has an effect. The callbacks are called without d.mu, in the goroutine that has found the end: a renewal, a
+// call, or a probe that has found another history. Waiters are made to look, find their places gone, and repeat their
+// requests.
 func (s *session) ended(reason backend.Reason) {
 	d := s.d
 	if !d.sessions.End(s) {
 		return
 	}
 	d.mu.Lock()
-	// Both under one lock, so that a loss is told once, here or by the call that finds it.
+	// Both under one lock, so that a loss is reported once, here or by the call that finds it.
 	lost := d.holdsOf(s)
 	waiting := d.waitersOf(s)
 	d.mu.Unlock()
 	for _, h := range lost {
-		h.lose(reason)
+		h.lose(backend.Loss{Reason: reason})
 	}
 	for _, w := range waiting {
 		w.look() // its place is gone: it asks for another one
@@ -212,17 +219,17 @@ func (s *session) ended(reason backend.Reason) {
 }
 
 // keepAlive renews the session about three times per TTL while anybody uses it, and ends it when nobody has for three
-// TTLs. It runs from the session's first use until its end or Close. A renewal that fails is tried again after a short
+// TTLs. It runs from the session's first use until its end or Close. A failed renewal is retried after a short
 // pause (kit.RetryPause), so that one lost answer does not cost a third of the TTL.
 //
-// What is in doubt is swept after a renewal that has worked: the sweep must not end what a call is about to be
-// answered with, and known lists those. Every fourth round also reaps the sessions of clients that died, a few at a
+// Unknown holds are swept after a successful renewal: the sweep must not end a hold that a call is about to be granted,
+// and known lists those calls. Every fourth round also reaps the sessions of clients that died, a few at a
 // time and by one client at once, and probes the server. A program that only renews, and makes no calls that would
 // notice, learns of a promotion by that.
 func (s *session) keepAlive(ctx context.Context) {
 	d, beats := s.d, 0
 	for {
-		// A tenth of the interval earlier than a third of the TTL, and not at once after a renewal that failed.
+		// A tenth of the interval earlier than a third of the TTL, and not right after a failed renewal.
 		pause := s.ttl/3 - s.ttl/30
 		if proved := s.provedAt(); !proved.IsZero() {
 			pause = max(pause-d.clock.Now().Sub(proved), kit.RetryPause(s.ttl))
@@ -230,19 +237,22 @@ func (s *session) keepAlive(ctx context.Context) {
 		if !d.pause(ctx, pause) {
 			return
 		}
-		// Nobody can join it from here on, so that what the sweep ends is nobody's.
+		// Nobody can join it from here on, so that the sweep ends no hold in use.
 		if d.sessions.Retire(s, 3*s.ttl) {
-			_ = s.remove(ctx) // it ends by itself
+			_ = s.remove(ctx) // the row ends by its TTL
 		}
 		if s.Ended() {
 			return
 		}
-		// A renewal that takes longer is of no use: the next one is due.
+		// A longer renewal is useless: the next one is due.
 		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
 		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
-			_ = d.exec(bounded, d.sql.sweep, s.id, d.known(), false) // what fails is done after the next renewal
+			// A failed sweep is repeated after the next renewal. If the server refuses it, unknown holds end with the session.
+			if err := d.exec(bounded, d.sql.sweep, s.id, d.known(), false); undone(err) {
+				d.sessions.Abandon(s)
+			}
 		}
-		// Any client does this for all: those whose sessions are over do nothing any more.
+		// Any client does this for all: clients with ended sessions may be dead.
 		if beats++; beats%4 == 0 {
 			_ = d.exec(bounded, d.sql.reap)
 			_ = d.probe(bounded)
@@ -251,7 +261,7 @@ func (s *session) keepAlive(ctx context.Context) {
 	}
 }
 
-// remove ends the session in the service, with all that may be left on it. What fails ends by itself after the TTL.
+// remove ends the session in the service, with all holds and places on it. If that fails, they end after the TTL.
 func (s *session) remove(ctx context.Context) error {
 	if s.provedAt().IsZero() { // it has not begun there
 		return nil
@@ -266,7 +276,7 @@ func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
 	return kit.Sleep(bound, pause) == nil
 }
 
-// columns returns what the SQL functions take of holds: arrays of names, request ids and tokens.
+// columns returns the columns of holds for the SQL functions: arrays of names, request ids and tokens.
 func columns(holds []backend.Grant) (names, ids []string, tokens []int64) {
 	names, ids, tokens = make([]string, len(holds)), make([]string, len(holds)), make([]int64, len(holds))
 	for i := range holds {

@@ -32,6 +32,7 @@ func TestSoak(t *testing.T) {
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		server := migrated(t)
 		pool := newPool(t, server.URL())
+		hooks := harness(server, nil).Server
 		only := func(act func(context.Context) error) func(context.Context, int) error {
 			return func(ctx context.Context, _ int) error { return act(ctx) }
 		}
@@ -47,7 +48,9 @@ func TestSoak(t *testing.T) {
 				err = pool.QueryRow(ctx, `select pg_postmaster_start_time()::text`).Scan(&process)
 				return process, err
 			},
-			Leftovers: func() ([]string, error) { return leftovers(server) },
+			RefuseRelease: hooks.RefuseRelease,
+			RefuseWrites:  hooks.RefuseWrites,
+			Leftovers:     func() ([]string, error) { return leftovers(server) },
 			Logs: func(ctx context.Context) map[string]string {
 				return map[string]string{"postgres": server.Logs(ctx)}
 			},

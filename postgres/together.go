@@ -1,9 +1,9 @@
 // This file lets calls of one verb that come together share a statement and its commit.
 //
-// The disk is what a lock costs: a commit waits for it, whatever the number of names in it. 32 callers with a name
+// A lock costs a disk write: a commit waits for it, whatever the number of names in it. 32 callers with a name
 // each had 0.44 of the rate of plain UPDATEs when each acquire committed alone, and 0.98 in a run in which they shared
 // (bench/RESULTS.md, PostgreSQL, tput32; the machine was busy in both). Nobody waits for others to come: the first
-// call is sent at once, and those that come while it is under way go together in the next statement.
+// call is sent at once, and the calls that come meanwhile go together in the next statement.
 
 package postgres
 
@@ -18,14 +18,14 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// together sends the calls of one verb. One that comes while none is under way is a statement of its own. Those that
-// come meanwhile share a statement, which does what nobody is in the way of and waits for the row of no name. What it
-// does not do is sent again, each call alone: so every refusal is the answer to one call, and a name that is kept from
-// one caller keeps nobody else waiting.
+// together sends the calls of one verb. A call that comes while no other is under way is a separate statement. Calls
+// that come meanwhile share a statement, which completes those without a conflict and never waits for the row of a
+// name. The others are repeated, each call alone: so every refusal is the answer to one call, and a name that is kept
+// from one caller keeps nobody else waiting.
 //
 // With ten callers at once it goes like this: the first is sent alone; the second starts fly, which sends it together
 // with those that have come by then; the rest come while that statement waits for the disk, and share the next one.
-// With one caller nothing is shared and nothing is slower.
+// With one caller no statement is shared or delayed.
 //
 // mu protects single, flying and waiting. No statement runs while it is held.
 type together struct {
@@ -33,11 +33,11 @@ type together struct {
 	one     string // the statement of one call
 	free    string // of several
 	columns func([]*call) []any
-	done    string // the state of those that the statement of several did
+	done    string // the state of the calls that the shared statement completed
 
 	mu      sync.Mutex // protects the following fields
 	single  int        // calls that are sent alone
-	flying  bool       // a loop sends those that wait
+	flying  bool       // a loop sends the waiting calls
 	waiting []*call
 }
 
@@ -46,21 +46,21 @@ type together struct {
 type call struct {
 	args   []any // of the statement of one
 	ended  chan struct{}
-	did    bool // of what follows, once ended is closed
+	did    bool // the following fields are valid, once ended is closed
 	answer answer
 	err    error
 }
 
-// mostCalls share one statement. A second statement at the same time was rejected: each did half as much for nearly
-// the same cost (260 to 331 µs of processors for a cycle with two, 180 to 220 with one; bench/RESULTS.md).
+// mostCalls share one statement. With two concurrent statements, each did half as much for nearly the same cost (260 to
+// 331 µs of processors for a cycle with two, 180 to 220 with one; bench/RESULTS.md).
 const mostCalls = 64
 
-// ask returns the answer to one call, which is sent alone if it does not fit among others, or if nothing is under way.
-// If ctx ends first, a call that has not been sent never will be, and is ErrUnavailable; one that has been may be
-// carried out all the same, and is ErrUnknown.
+// ask returns the answer to one call, which is sent alone if it does not fit among others, or if no call is under way.
+// If ctx ends first, a call that has not been sent never will be, and is ErrUnavailable; a sent call may be carried out
+// all the same, and is ErrUnknown.
 func (t *together) ask(ctx context.Context, fits bool, args ...any) (answer, error) {
 	t.mu.Lock()
-	// Alone: it would not fit, as a request with a minimum time, or nobody is under way whom it could join.
+	// Alone: it would not fit, as a request with a minimum time, or no call is under way that it could join.
 	if !fits || t.single == 0 && !t.flying {
 		t.single++
 		t.mu.Unlock()
@@ -71,7 +71,7 @@ func (t *together) ask(ctx context.Context, fits bool, args ...any) (answer, err
 		}()
 		return t.d.ask(ctx, t.one, args...)
 	}
-	// One loop for each verb. It belongs to the gate, so that Close waits for what was sent.
+	// One loop for each verb. It belongs to the gate, so that Close waits for sent calls.
 	t.flying = t.flying || t.d.gate.Go(t.fly)
 	if !t.flying {
 		t.mu.Unlock()
@@ -89,7 +89,7 @@ func (t *together) ask(ctx context.Context, fits bool, args ...any) (answer, err
 		}
 		return answer{}, fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err())
 	}
-	// Somebody was in its way: ask by itself, with an answer of its own.
+	// Another transaction was in its way: ask alone, for a separate answer.
 	if c.err == nil && !c.did {
 		return t.d.ask(ctx, t.one, args...)
 	}
@@ -107,12 +107,12 @@ func (t *together) withdraw(c *call) bool {
 	return i >= 0
 }
 
-// fly sends those that wait, mostCalls at a time and one statement after the other, until there are none. It decides
-// to end under mu, so that a call is either in the list before or starts another fly.
+// fly sends the waiting calls, mostCalls at a time and one statement after the other, until the list is empty. It
+// decides to end under mu, so that a call is either in the list before or starts another fly.
 func (t *together) fly(ctx context.Context) {
 	for {
 		t.mu.Lock()
-		// What came first goes first.
+		// First come, first served.
 		calls := slices.Clone(t.waiting[:min(len(t.waiting), mostCalls)])
 		// Cleared behind, so that the array keeps no call alive.
 		t.waiting = slices.Delete(t.waiting, 0, len(calls))
@@ -122,7 +122,7 @@ func (t *together) fly(ctx context.Context) {
 			return
 		}
 		t.mu.Unlock()
-		// Bounded by callTime, whatever the callers' contexts are: one caller's end must not end the others' statement.
+		// Bounded by callTime, whatever the callers' contexts: one caller's end must not end the others' statement.
 		t.send(ctx, calls)
 		for _, c := range calls {
 			close(c.ended)
@@ -130,32 +130,34 @@ func (t *together) fly(ctx context.Context) {
 	}
 }
 
-// send asks for all of calls, and gives each its answer. An error that the server tells took all of it back, and each
-// call is told its own error when it is sent again alone. Any other error, such as a broken connection, is the answer
+// send asks for all of calls, and gives each its answer. An error from the server rolled all of it back, and each call
+// gets its own error when it is repeated alone. Any other error, such as a broken connection, is the answer
 // to all of them, since the statement may have been carried out. c.did, c.answer and c.err are written here and read
 // after ended is closed.
 func (t *together) send(ctx context.Context, calls []*call) {
 	var places, tokens []int64
+	var nonces []string
 	var here int64
 	before := t.d.position()
-	read := func(rows pgx.Rows) error { return rows.Scan(&places, &tokens, &here) }
+	read := func(rows pgx.Rows) error { return rows.Scan(&places, &tokens, &nonces, &here) }
 	err := t.d.query(ctx, read, t.free, t.columns(calls)...)
 	switch {
 	case err == nil:
 		err = t.d.saw(before, here)
 	case undone(err):
-		// Nothing was done, and no call is marked: each is sent again alone.
+		// The statement had no effect, and no call is marked: each is repeated alone.
 		return
 	}
 	for _, c := range calls {
 		c.err = err
 	}
 	for i, place := range places {
-		// places are those that the statement did, from 1; tokens has as many for an acquire, and none for a release.
+		// places are the calls that the statement completed, from 1; tokens is as long for an acquire, and empty for a
+		// release.
 		c := calls[place-1]
 		c.did, c.answer = true, answer{state: t.done, here: here}
 		if i < len(tokens) {
-			c.answer.token = tokens[i]
+			c.answer.token, c.answer.nonce = tokens[i], nonces[i]
 		}
 	}
 }

@@ -1,16 +1,16 @@
-// This file is the wait for one's turn. The place in the queue is a row of the table waits; what happens here is only
-// how a waiter learns that its turn has come. It can come in three ways:
+// This file is the wait for one's turn. The place in the queue is a row of the table waits; this file only decides how
+// a waiter learns of its turn. It can come in three ways:
 //
 //   - a release in this client or another one grants to the head of the queue in its own transaction, and then
 //     notifies it (push.go): one round trip after the release;
 //   - the holder dies: its session's time runs out and nobody says so. The next poll of any waiter of the name finds
 //     that something is due and settles the name, which grants to the head;
-//   - the notification is lost, or none can arrive: the poll finds the grant that was made.
+//   - the notification is lost, or cannot arrive: the poll finds the grant.
 //
-// One loop of the driver's polls for all waiters of the client, about once a second. However many wait, that is one
+// One loop of the driver polls for all waiters of the client, about once a second. However many wait, that is one
 // statement a second; one for each waiter would grow with them.
 //
-// A waiter is never granted anything here. It is told to look, asks how its request stands, and finds a hold or none.
+// This file never grants. A waiter is woken, asks for the state of its request, and finds a hold or not.
 
 package postgres
 
@@ -26,7 +26,7 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// waiter is an acquire that waits for its turn. Nothing of it runs but its caller. turn has room for one wake-up,
+// waiter is an acquire that waits for its turn. It has no goroutine but its caller's. turn has room for one wake-up,
 // since a second look would find the same.
 type waiter struct {
 	d       *Driver
@@ -35,7 +35,7 @@ type waiter struct {
 	turn    bell.Bell // asks for a look at this one
 }
 
-// errGone: the request has neither a hold nor a place any more. It is asked again.
+// errGone: the request no longer has a hold or a place. It is repeated.
 var errGone = errors.New("the place in the queue is gone")
 
 // waitFor enters a waiter, before its request is sent: the notification may be faster than the answer. It starts the
@@ -56,7 +56,7 @@ func (d *Driver) waitFor(r *backend.Request) *waiter {
 	return w
 }
 
-// stop takes a waiter out. The loop that polls ends by itself when it finds nobody; the one that listens goes on until
+// stop removes a waiter. The polling loop ends when it finds no waiter; the listening loop continues until
 // Close, since the next waiter or holder will need it.
 func (w *waiter) stop() {
 	w.d.mu.Lock()
@@ -92,8 +92,8 @@ func (w *waiter) look() {
 }
 
 // wait returns the answer to a request that was granted, or an error: errGone if it has no place any more, the
-// context's own error, or ErrClosed. A grant on another session than the one that was asked belongs to a call that
-// moved it; asking again finds it.
+// context's own error, or ErrClosed. A grant on a session other than the waiter's belongs to a call that moved it; a
+// repetition finds it.
 func (w *waiter) wait(ctx context.Context) (answer, error) {
 	for {
 		select {
@@ -103,52 +103,53 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 		case <-w.d.gate.Closing().Done():
 			return answer{}, backend.ErrClosed
 		}
-		// What woke us proves nothing, so the database is asked.
+		// A wake-up is no proof, so the database is asked.
 		states, err := w.d.poll(ctx, []*waiter{w})
 		if errors.Is(err, backend.ErrHistoryLost) {
 			return answer{}, err
 		}
 		if err != nil || len(states) == 0 {
-			continue // the loop looks again
+			continue // the next look decides
 		}
 		switch st := states[0]; {
 		case st.state == "gone", st.state == "granted" && st.session != w.session.id:
 			// The session ended, or a call that moved it took the grant along.
 			return answer{}, errGone
 		case st.state == "granted":
-			return answer{state: "granted", token: st.token, minLeft: st.minLeft, here: st.here}, nil
+			return answer{state: "granted", token: st.token, minLeft: st.minLeft, here: st.here, nonce: st.nonce}, nil
 		}
 	}
 }
 
-// standing is how it stands with one that waits: i is its place in what was asked, from 1; ahead is how many wait in
+// standing is the state of one waiter: i is its place in the request, from 1; ahead is how many wait in
 // front of it, 20 at most; due says that settling the name would change something.
 type standing struct {
 	i, token, minLeft, ahead, here int64
-	state, session                 string
+	state, session, nonce          string
 	due                            bool
 }
 
-// poll asks how it stands with ws, in one statement that writes nothing, and settles the names where something is due.
-// So a queue whose holder died moves on when any of its waiters looks.
+// poll asks for the state of ws, in one statement that only reads, and settles the names that are due. So a queue with
+// a dead holder moves on when any of its waiters looks.
 func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	names, ids := make([]string, len(ws)), make([]string, len(ws))
 	for i, w := range ws {
 		names[i], ids[i] = w.r.Name, w.r.RequestID
 	}
-	// One row for each, in any order: i says whose it is.
+	// One row for each, in any order: i names the waiter.
 	states := make([]standing, 0, len(ws))
 	before := d.position()
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		var st standing
-		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.ahead, &st.here)
+		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.ahead, &st.here,
+			&st.nonce)
 		states = append(states, st)
 		return err
 	}, d.sql.poll, names, ids)
 	if err != nil {
 		return nil, err
 	}
-	// Names where the holder's time is over, or a place can be granted: nobody has said so, or nobody was told.
+	// Names with an expired holder, or a place that can be granted, without a notification.
 	var due []string
 	for _, st := range states {
 		if err := d.saw(before, st.here); err != nil {
@@ -170,7 +171,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 // queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so that
 // the next waiter starts another one, or with Close.
 func (d *Driver) pollAll(ctx context.Context) {
-	// seen is how many were ahead of each waiter at the last look, by which a queue that moves is known.
+	// seen is the number ahead of each waiter at the last look, to detect a moving queue.
 	pause, seen := pollEvery, map[key]int64{}
 	for {
 		select {

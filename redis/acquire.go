@@ -1,11 +1,11 @@
 package redis
 
-// This file is one Acquire, as far as it does not wait. An attempt asks for its name in tries: each sends one step, or
-// two where the first finds the name contended for, and reads what the server says. noWait repeats a try after a fault,
-// wait.go repeats it until the name is granted, all.go asks for several names, and background.go gives back what tries
-// without an answer may have left.
+// This file is one Acquire that does not wait. An attempt asks for its name in tries. Each try sends one step, or two
+// if the name turns out to be contended, and reads the answer. noWait repeats a try after a fault, wait.go repeats it
+// until the name is granted, all.go asks for several names, and background.go removes the leftovers of tries without an
+// answer.
 //
-// What the server may have done is never guessed. What a try without a known outcome may have left is noted in
+// The driver never guesses whether the server has carried out a try. A try without a known outcome is noted in
 // attempt.leftovers; the next try says that the request may be there already, and an attempt that ends without a hold
 // hands the list to tidy.
 
@@ -17,10 +17,11 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
-// attempt is one Acquire, over all its tries. It belongs to the goroutine of its caller, so nothing here is locked; the
-// driver that it points to is shared.
+// attempt is one Acquire, over all its tries. It belongs to its caller's goroutine and needs no lock; its driver is
+// shared.
 type attempt struct {
 	d    *Driver
 	r    backend.Request
@@ -28,7 +29,7 @@ type attempt struct {
 	// The server may have seen the request: in a try without an answer, or before this Acquire began (Request.Fresh is
 	// false). From then on tries use the steps that look for the request first, which cost more.
 	again bool
-	// Of tries without a known outcome, at most maxLeftovers. What is given up hands them to Driver.giveUp.
+	// At most maxLeftovers tries without a known outcome. A failed attempt hands them to Driver.giveUp.
 	leftovers []leftover
 }
 
@@ -38,16 +39,16 @@ func (d *Driver) attempt(r backend.Request) *attempt {
 	return &attempt{d: d, r: r, keys: d.keys(r.Name), again: !r.Fresh}
 }
 
-// hold returns the hold that the next try asks for. Every try has a nonce of its own, so that a push for an earlier try
-// is not taken for an answer to this one, and a removal of the earlier one that arrives late does not remove this one.
-// The request id alone was rejected for both: it is the same in all tries of a request.
+// hold returns the hold that the next try asks for. Every try has its own nonce. A push for an earlier try is then not
+// mistaken for an answer to this one, and a late removal of the earlier try does not remove this one. The request id
+// alone cannot tell them apart: all tries of a request have the same.
 func (a *attempt) hold() redisscript.Hold {
 	return redisconn.HoldOf(a.r, a.d.identity, a.d.nonces.Add(1))
 }
 
 // codes are the steps by which a kind is acquired and kept. An exclusive hold is a string in Redis and the other kinds
 // are a hash (see internal/redisscript/shares.lua), so that each has its own steps: exclusive requests, which most are,
-// pay nothing for the other kinds.
+// do not pay for the other kinds.
 type codes struct{ wait, waitAgain, try, tryAgain, renew, accept string }
 
 var (
@@ -72,9 +73,9 @@ func codesOf(k backend.Kind) *codes {
 // ask asks for h once. The answer is that of a wait or of a try, whichever commands it took.
 //
 // An exclusive name that nobody is known to want is taken by SET NX PX and EXISTS, without the script: measured on
-// Redis 7.0, 77 % of what a call of the script costs the server is moving arguments and answers in and out of Lua. If
-// the name is held, it is noted as wanted and the script is asked in a second round trip; the calls of the next second
-// go to the script at once.
+// Redis 7.0, 77 % of the server's time for a call of the script goes into moving arguments and answers in and out of
+// Lua. If the name is held, it is noted as wanted and the script is asked in a second round trip; the calls of the next
+// second go straight to the script.
 //
 // TakeAhead says that SET NX took the lock while others wait for it, which happens where a hold has just run out. That
 // grant must not stand, because it would pass by everyone in the queue: GiveWay puts h behind them. From the SET on the
@@ -115,8 +116,8 @@ func (a *attempt) ask(ctx context.Context, h redisscript.Hold, wait bool) (
 func (a *attempt) run(ctx context.Context, h redisscript.Hold, there bool, code string, args ...string) (
 	answer any, sentAt backend.Instant, err error,
 ) {
-	s := newStep(code, a.keys, args...)
-	if answer, sentAt, err = a.d.lines.do(ctx, s); err != nil {
+	s := lines.NewStep(code, a.keys, args...)
+	if answer, sentAt, err = a.d.lines.Do(ctx, s); err != nil {
 		f := *redisconn.FailureOf(err)
 		f.Sent = f.Sent || there
 		return nil, 0, a.failed(s, h, &f)
@@ -136,7 +137,7 @@ func (a *attempt) try(ctx context.Context, h redisscript.Hold, wait bool) (
 	case answer == int64(1):
 		return a.grant(h, sentAt), true, nil, nil
 	case answer == int64(redisscript.Mismatch):
-		return g, false, nil, backend.ErrLimitMismatch
+		return g, false, nil, a.d.mismatch(ctx, a.r.Name)
 	}
 	// The request may have the name already: a reply was lost, or another driver asked with the same id. The answer is
 	// then that hold, not h: a second hold for one request would outlive the release of the first.
@@ -146,11 +147,38 @@ func (a *attempt) try(ctx context.Context, h redisscript.Hold, wait bool) (
 	return g, false, answer, nil
 }
 
-// grantOf is the answer to the caller whose request has another hold than h. Everything that the caller sees is the
-// request's own; only the incarnation, by which Renew and Release find the hold, is that of the hold in the server.
+// mismatch returns the present use of a name. It asks the server once more, for people: the user of the name may have
+// gone meanwhile, and without an answer the error names nobody.
+func (d *Driver) mismatch(ctx context.Context, name string) error {
+	e := &backend.LimitError{Name: name}
+	answer, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Inform, d.keys(name)))
+	if err != nil {
+		return e
+	}
+	state, _ := redisscript.ParseState(answer)
+	for _, s := range append(state.Shares, state) {
+		if !s.Held {
+			continue
+		}
+		e.Holder, e.Limit = s.Hold.Owner, s.Hold.Limit
+		switch {
+		case s.Hold.Permits > 0:
+			e.Kind = backend.KindPermits
+		case s.Hold.Shared:
+			e.Kind = backend.KindShared
+		}
+		break
+	}
+	return e
+}
+
+// grantOf returns the grant to a caller whose request already has a hold other than h. Its fields are those of the
+// request, except for the incarnation, by which Renew and Release find the hold, and the nonce: both are those of the
+// server's hold.
 func (a *attempt) grantOf(incarnation string, h redisscript.Hold, sentAt backend.Instant) backend.Grant {
 	g := a.grant(h, sentAt)
 	g.Incarnation = incarnation + strings.TrimPrefix(g.Incarnation, h.Incarnation())
+	g.Nonce = redisscript.NonceOf(redisscript.StartOf(incarnation, a.r.RequestID))
 	return g
 }
 
@@ -164,7 +192,7 @@ func (a *attempt) grant(h redisscript.Hold, sentAt backend.Instant) backend.Gran
 // three failures, with pauses of at most 10 and 20 ms between them, is one.
 const tries = 3
 
-// noWait acquires without waiting. A fault is tried again: the steps for requests that may have been there already
+// noWait acquires without waiting. It retries after a fault: the steps for requests that may have been there already
 // answer with the hold that exists, so a repetition cannot take the name twice.
 func (a *attempt) noWait(ctx context.Context) (backend.Grant, error) {
 	for n := 1; ; n++ {
@@ -193,13 +221,13 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	return g, redisconn.HeldError(a.r.Name, s)
 }
 
-// failed notes what a try that ended with err may have left, a hold or a place. Its nonce is abandoned at once: if the
-// server offers it the lock before tidy has removed it, the push declines (see push.go) instead of leaving the name
-// closed until the offer ends.
+// failed records that a try that ended with err may have left a hold or a place in the queue. It abandons the nonce
+// immediately: if the server offers it the lock before tidy has removed it, the push declines (see push.go), and the
+// name does not stay closed until the offer ends.
 //
-// Only the last maxLeftovers are kept. An older one is a place whose client does not accept, or the hold that a later
-// try of the same request has found.
-func (a *attempt) failed(s *step, h redisscript.Hold, err error) *redisconn.Failure {
+// Only the last maxLeftovers are kept. An older one is a place with a client that does not accept, or the hold that a
+// later try of the same request has found.
+func (a *attempt) failed(s *lines.Step, h redisscript.Hold, err error) *redisconn.Failure {
 	f := redisconn.FailureOf(err)
 	if f.Sent {
 		a.again = true

@@ -1,8 +1,7 @@
 package redis
 
-// This file is AcquireAll: several names in one call of the script, which grants all or none. The script runs a call as
-// a whole while nobody else is served, so no lock order and no undoing is needed; the price is that all keys must be on
-// one server, and that a set never waits.
+// This file is AcquireAll: one call of the script for several names, which grants all or none. A script call is atomic,
+// so no lock order and no undo is needed. In return, all keys must be on one server, and a set never waits.
 
 import (
 	"context"
@@ -11,25 +10,26 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 // maxAll bounds the names of one AcquireAll, and with them how long one call of the script keeps the server from
 // others.
-const maxAll = maxSteps
+const maxAll = lines.MaxSteps
 
 // sharded reports whether two names may be on different servers: the client is one of a cluster, or the probe or
 // Options.Assume says that a cluster is behind it.
-func (d *Driver) sharded() bool { return d.lines.sharded.Load() }
+func (d *Driver) sharded() bool { return d.lines.Sharded.Load() }
 
-// AcquireAll grants all names, of whatever kinds, in one round trip, or none of them. On a cluster it is
-// ErrUnsupported, as it is for more than 128 names. The grants are in the order of the requests. The error says which
-// name is in the way: backend.ErrHeld with its holder, ErrLimitMismatch, ErrUnavailable (nothing was sent), ErrUnknown
-// (what was granted may not have been given back), or ctx's error.
+// AcquireAll grants all names, of any kinds, in one round trip, or no name at all. On a cluster, and for more than
+// 128 names, it returns ErrUnsupported. The grants are in the order of the requests. The error names the blocked
+// name: backend.ErrHeld with its holder, ErrLimitMismatch, ErrUnavailable (not sent), ErrUnknown (grants may not have
+// been released), or ctx's error.
 //
-// It never waits: where a set with Wait cannot be granted at once it is ErrUnsupported, with nothing done. Waiting in
-// the queues of several names at the same time would close some of them for others while the rest is awaited, or let
-// those sets starve that never find all names free in one instant; names that are taken one after the other in one
-// order do neither, and the core does that.
+// It never waits: if a set with Wait cannot be granted immediately it returns ErrUnsupported without a change, and
+// the core acquires the names one after the other. Waiting in the queues of several names at the same time would
+// either close some names while the set waits for the rest, or starve sets that never find all names free in one
+// instant.
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) (_ []backend.Grant, err error) {
 	a := &setAttempt{d: d, rs: rs}
 	defer func() { err = redisconn.CallError(ctx, driverName, "acquire-all", a.inTheWay(), err) }()
@@ -67,7 +67,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) (_ []back
 type setAttempt struct {
 	d  *Driver
 	rs []backend.Request
-	// One for each name. Only their holds and keys are used: they never ask by themselves.
+	// One for each name. Only their holds and keys are used: they never send requests.
 	wishes []*attempt
 	// Some request may be in the server already; the script then looks for all of them, each under its own id.
 	again     bool
@@ -76,7 +76,7 @@ type setAttempt struct {
 	at int
 }
 
-// inTheWay is the name that the error is about; none of an empty set.
+// inTheWay returns the name for the error, or "" for an empty set.
 func (a *setAttempt) inTheWay() string {
 	if len(a.rs) == 0 {
 		return ""
@@ -84,9 +84,9 @@ func (a *setAttempt) inTheWay() string {
 	return a.rs[a.at].Name
 }
 
-// acquire asks for the whole set. A fault is tried again, as in attempt.noWait. A try that lost is an answer, but an
-// earlier one without an outcome may still be delivered and granted, so that what it would leave is tidied up before
-// the answer is returned.
+// acquire asks for the whole set. It retries after a fault, as attempt.noWait does. A try that lost is an answer, but
+// an earlier try without an outcome may still be delivered and granted, so its possible leftovers are tidied up before
+// acquire returns.
 func (a *setAttempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 	for n := 1; ; n++ {
 		holds := make([]redisscript.Hold, len(a.wishes))
@@ -94,7 +94,7 @@ func (a *setAttempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 			holds[i] = w.hold()
 		}
 		s := a.step(holds)
-		answer, sentAt, err := a.d.lines.do(ctx, s)
+		answer, sentAt, err := a.d.lines.Do(ctx, s)
 		if err == nil {
 			if grants := a.grants(answer, holds, sentAt); grants != nil {
 				return grants, nil
@@ -102,7 +102,7 @@ func (a *setAttempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 			if len(a.leftovers) > 0 {
 				a.d.tidy(a.leftovers) // an earlier try may still be delivered
 			}
-			return nil, a.refused(answer)
+			return nil, a.refused(ctx, answer)
 		}
 		f := a.failed(s, holds, err)
 		if f.Fatal || n == tries || !redisconn.Pause(ctx, n) {
@@ -113,8 +113,8 @@ func (a *setAttempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 
 // step asks for all holds. The step stands on the first name's keys, and carries the other names' keys beside them: one
 // step, hence one atomic part of the script's call.
-func (a *setAttempt) step(holds []redisscript.Hold) *step {
-	s := newStep(redisscript.TryAll, a.wishes[0].keys)
+func (a *setAttempt) step(holds []redisscript.Hold) *lines.Step {
+	s := lines.NewStep(redisscript.TryAll, a.wishes[0].keys)
 	again := "0"
 	if a.again {
 		again = "1"
@@ -154,7 +154,7 @@ func (a *setAttempt) grants(answer any, holds []redisscript.Hold, sentAt backend
 }
 
 // refused reads the answer to a try that lost, which says who is in the way.
-func (a *setAttempt) refused(answer any) error {
+func (a *setAttempt) refused(ctx context.Context, answer any) error {
 	r, ok := redisscript.ParseRefused(answer, len(a.rs))
 	if !ok {
 		return &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
@@ -162,7 +162,7 @@ func (a *setAttempt) refused(answer any) error {
 	a.at = r.Index
 	switch {
 	case r.Mismatch:
-		return backend.ErrLimitMismatch
+		return a.d.mismatch(ctx, a.rs[r.Index].Name)
 	case a.rs[0].Wait:
 		return fmt.Errorf("a wait for several names at once: %w", backend.ErrUnsupported)
 	}
@@ -172,7 +172,7 @@ func (a *setAttempt) refused(answer any) error {
 // failed notes a try that ended with err and may have left holds. The step carried all of them, but only the first
 // leftover refers to it: whether the server has run the step is signalled once, and tidy awaits every leftover before
 // it removes the first hold.
-func (a *setAttempt) failed(s *step, holds []redisscript.Hold, err error) *redisconn.Failure {
+func (a *setAttempt) failed(s *lines.Step, holds []redisscript.Hold, err error) *redisconn.Failure {
 	f := redisconn.FailureOf(err)
 	if !f.Sent {
 		return f

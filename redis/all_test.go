@@ -53,7 +53,7 @@ func TestAcquireAll(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
-	mustRelease(t, a, mustAcquire(t, a, request("warm-up", time.Second, true)))
+	mustRelease(t, a, mustAcquire(t, a, request("warm-up", time.Minute, true)))
 	trips := calls(t, admin, "evalsha")
 	grants := mustAcquireAll(t, a, set("w", "r", "p"))
 	if n := calls(t, admin, "evalsha") - trips; n != 1 {
@@ -82,7 +82,7 @@ func TestAcquireAll(t *testing.T) {
 			t.Errorf("%v: a wait: %v", each.names, err)
 		}
 		for _, free := range []string{"x", "y", "z"} {
-			mustRelease(t, b, mustAcquire(t, b, request(free, time.Second, false)))
+			mustRelease(t, b, mustAcquire(t, b, request(free, time.Minute, false)))
 		}
 	}
 	if _, err := b.AcquireAll(within(t, 30*time.Second), set("p", "x")); !errors.Is(err, backend.ErrLimitMismatch) {
@@ -164,7 +164,7 @@ func TestAcquireAllWithFaults(t *testing.T) {
 	s := startServer(t)
 	d, link := s.linked(t)
 	other := s.open(t)
-	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, false)))
+	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false)))
 	link.Drop(fault.Replies)
 	time.AfterFunc(300*time.Millisecond, link.Pass)
 	for _, g := range mustAcquireAll(t, d, set("w", "r", "p")) {
@@ -178,7 +178,7 @@ func TestAcquireAllWithFaults(t *testing.T) {
 	} {
 		// On a busy machine the time may be over before the request has left: then nothing is unknown.
 		eventually(t, what+" is lost", func() (sent bool) {
-			mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, false))) // the connection is open
+			mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false))) // the connection is open
 			breakIt()
 			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 			end := stall.Late(t)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
 )
 
 // The raw floors: the same two round trips with nothing added.
@@ -94,53 +96,69 @@ func benchCycle(b *testing.B, n int) {
 			parallel(b, s, n, func(i int) { rawCycle(b, ap, fmt.Sprint("raw", i), "value-of-some-length") })
 		})
 	}
-	b.Run("fencelock", func(b *testing.B) {
-		d := s.open(b)
-		if err := d.Ping(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		names := make([]string, n)
-		for i := range names {
-			names[i] = fmt.Sprint("name", i)
-		}
-		parallel(b, s, n, func(i int) {
-			g, err := d.Acquire(ctx, request(names[i], 10*time.Second, true))
-			if err == nil {
-				err = d.Release(ctx, g)
+	for name, open := range drivers {
+		b.Run(name, func(b *testing.B) {
+			d := open(b, s.addr)
+			if err := d.(backend.Pinger).Ping(b.Context()); err != nil {
+				b.Fatal(err)
 			}
-			if err != nil {
-				b.Error(err)
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			names := make([]string, n)
+			for i := range names {
+				names[i] = fmt.Sprint("name", i)
 			}
+			parallel(b, s, n, func(i int) {
+				g, err := d.Acquire(ctx, request(names[i], 10*time.Second, true))
+				if err == nil {
+					err = d.Release(ctx, g)
+				}
+				if err != nil {
+					b.Error(err)
+				}
+			})
 		})
-	})
+	}
+}
+
+// drivers are the driver of this package and the engine's binding.
+var drivers = map[string]func(testing.TB, string) backend.Driver{
+	"fencelock": func(t testing.TB, addr string) backend.Driver { return openAt(t, addr) },
+	"engine":    func(t testing.TB, addr string) backend.Driver { return bindAt(t, addr) },
 }
 
 func BenchmarkCycle1(b *testing.B)  { benchCycle(b, 1) }
 func BenchmarkCycle64(b *testing.B) { benchCycle(b, 64) }
 
 func benchHandoff(b *testing.B, n int) {
+	for name, open := range drivers {
+		b.Run(name, func(b *testing.B) { benchHandoffOf(b, n, open) })
+	}
+}
+
+func benchHandoffOf(b *testing.B, n int, open func(testing.TB, string) backend.Driver) {
 	s := startServer(b)
 	admin := s.admin(b)
-	drivers := make([]*Driver, n)
-	for i := range drivers {
-		drivers[i] = s.open(b)
-		g := mustAcquire(b, drivers[i], request("warm-up", 10*time.Second, true))
-		mustRelease(b, drivers[i], g)
-	}
-	before := commands(b, admin)
+	drivers := make([]backend.Driver, n)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	parallel(b, s, n, func(i int) {
-		g, err := drivers[i].Acquire(ctx, request("one", 10*time.Second, true))
+	cycle := func(i int, name string) {
+		r := request(name, 10*time.Second, true)
+		r.Renews = true
+		g, err := drivers[i].Acquire(ctx, r)
 		if err == nil {
 			err = drivers[i].Release(ctx, g)
 		}
 		if err != nil {
 			b.Error(err)
 		}
-	})
+	}
+	for i := range drivers {
+		drivers[i] = open(b, s.addr)
+		cycle(i, "warm-up")
+	}
+	before := commands(b, admin)
+	parallel(b, s, n, func(i int) { cycle(i, "one") })
 	b.ReportMetric(float64(commands(b, admin)-before)/float64(b.N), "commands/grant")
 }
 

@@ -10,12 +10,14 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/redis"
+	"github.com/fencelock/fencelock/redis/internal/binding"
 )
 
 // TestConformance runs the suite over every way to make a driver, each on a server of its own.
@@ -44,10 +46,10 @@ func TestConformance(t *testing.T) {
 			var groups []string
 			if name != "New" {
 				deep.NotShort(t)
-				groups = deep.Some(t, "ownership", "waiting", "cancellation", "errors", "outages")
+				groups = deep.Some(t, "ownership", "waiting", "errors")
 			}
 			t.Parallel()
-			conformance.Run(t, harness(t, dial), groups...)
+			conformance.Run(t, harness(t, dial).RefusesLong(name == "New"), groups...)
 		})
 	}
 }
@@ -59,6 +61,20 @@ func TestConformanceAsPermits(t *testing.T) {
 	conformance.Run(t, conformance.AsPermits(harness(t, func(t testing.TB, addr string) backend.Driver {
 		return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
 	}), 2, 3), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
+}
+
+// TestConformanceOfBinding runs the suite over the engine's binding, which shares the keys of the driver.
+func TestConformanceOfBinding(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	conformance.Run(t, harness(t, func(t testing.TB, addr string) backend.Driver {
+		return newBinding(t, addr)
+	}), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity", "capabilities")...)
+}
+
+func newBinding(t testing.TB, addr string) backend.Driver {
+	c := newClient(t, &goredis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1})
+	return engine.New(binding.New(c, &binding.Options{Name: "redis-engine"}))
 }
 
 func newClient(t testing.TB, o *goredis.Options) *goredis.Client {
@@ -91,12 +107,23 @@ func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conform
 					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
 				})(t)
 			},
-			EvictWaiter: func(t testing.TB, name string) {
+			EvictWaiter: func(t testing.TB, name string) (deleted int) {
 				containers.Within(func(ctx context.Context) error {
-					return admin.Del(ctx, redisscript.KeysOf(prefix, name).Queue).Err()
+					n, err := admin.Del(ctx, redisscript.KeysOf(prefix, name).Queue).Result()
+					deleted = int(n)
+					return err
 				})(t)
+				return deleted
 			},
 			Wipe: containers.Within(func(ctx context.Context) error { return admin.FlushAll(ctx).Err() }),
+			RefuseRelease: containers.Refusal(
+				func(ctx context.Context) error { return admin.Do(ctx, "acl", "setuser", "default", "-del").Err() },
+				func(ctx context.Context) error { return admin.Do(ctx, "acl", "setuser", "default", "+del").Err() },
+			),
+			RefuseWrites: containers.Refusal(
+				func(ctx context.Context) error { return admin.ConfigSet(ctx, "min-replicas-to-write", "1").Err() },
+				func(ctx context.Context) error { return admin.ConfigSet(ctx, "min-replicas-to-write", "0").Err() },
+			),
 		},
 		Leftovers: func() ([]string, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

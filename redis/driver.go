@@ -1,21 +1,20 @@
 package redis
 
-// This file is the driver's public face: options, construction, what it says of itself, and the methods that act on one
-// hold. Where to read on:
+// This file is the driver's public face: options, construction, Describe, and the methods that act on one hold. Where
+// to read on:
 //
 //	acquire.go      an Acquire that does not wait; wait.go: one that does; all.go: several names
-//	background.go   what is given back when nobody waits for it any more
-//	batch.go        a step on its way to the server and back; lines.go: which connection it takes
-//	push.go         the subscription; waiting.go: looking after those who wait; offer.go: after what was offered
+//	background.go   clean-up of leftovers that no caller waits for
+//	internal/lines  a step on its way to the server and back, and which connection it takes
+//	push.go         the subscription; waiting.go: the waiters; offer.go: offers to waiters
 //	probe.go        whether the server is fit; replicas.go: whether its replicas have a hold
-//	list.go         List, ForceRelease; hooks.go: what hooks of the user's client see; open.go: URLs
+//	list.go         List, ForceRelease; open.go: URLs
 //
-// What the script does to the keys is in internal/redisscript/*.lua, and the connections are in internal/rediswire;
-// package redlock uses both on several servers. What each call does first, and how its error is told, is in
+// The keys and the script are in internal/redisscript/*.lua, and the connections are in internal/rediswire; package
+// redlock uses both on several servers. The checks that begin each call, and the errors that end it, are in
 // internal/redisconn.
 //
-// Locks: lines.mu, push.mu and waiting.mu each protect their own struct for a few lines, and none of them is held while
-// a server is asked.
+// Locks: push.mu and waiting.mu each protect their own struct for a few lines. Neither is held while a server is asked.
 
 import (
 	"cmp"
@@ -35,6 +34,7 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 // driverName is the driver's name in errors and descriptions.
@@ -47,28 +47,28 @@ const (
 	maxTTL = 30 * 24 * time.Hour
 )
 
-// Options configure a Driver. The zero value is ready to use. New copies what it needs, so they may be changed
-// afterwards.
+// Options configure a Driver. The zero value is ready to use. New copies them, so they may be changed afterwards.
 type Options struct {
 	// KeyPrefix starts every key and channel; all clients of one set of locks use the same. It has no braces. Default
 	// "fencelock:".
 	KeyPrefix string
 
 	// AllowVolatileEviction accepts a server with a maxmemory limit and a maxmemory-policy of volatile-…, the default
-	// of some hosted ones. All keys of locks have a time to live, so a server that is full throws held locks away, with
-	// volatile-ttl those first: two holders at once, until the first one's next renewal. Watch evicted_keys.
+	// of some hosted ones. All keys of locks have a time to live, so a full server evicts held locks, with
+	// volatile-ttl before other keys: two holders at the same time, until the first one's next renewal. Monitor
+	// evicted_keys.
 	AllowVolatileEviction bool
 
-	// Assume is for servers that do not answer INFO, such as proxies, or not to this user: it takes the place of what
-	// INFO would say, and nothing of that is checked. nil asks.
+	// Assume is for servers that do not answer INFO, such as proxies, or not to this user: it replaces the answer of
+	// INFO, and is not checked. nil: INFO is asked.
 	Assume *Server
 
-	// Replicas is how many replicas must have a hold before it is granted or renewed: WAIT, after each grant and each
-	// renewal, in one more round trip. With fewer, a grant is given back and refused with a ReplicasError, also to one
-	// who would wait, and a renewal has failed. 0 asks none. See the package comment for what this buys.
+	// Replicas is the number of replicas that must have a hold before it is granted or renewed: WAIT, after each
+	// grant and each renewal, in one more round trip. With fewer, a grant is released and the call fails with a
+	// ReplicasError, even with Wait, and a renewal fails. 0: no WAIT. See the package comment for benefit and limits.
 	Replicas int
 
-	// ReplicaTimeout is how long the replicas may take to say so, at most half of the TTL. Default 500 ms.
+	// ReplicaTimeout bounds the wait for the replicas, at most half of the TTL. Default 500 ms.
 	ReplicaTimeout time.Duration
 
 	// ReplicaDisk says that they must have it in their append-only files, on disk: WAITAOF, from Redis 7.2.
@@ -78,9 +78,9 @@ type Options struct {
 	Clock backend.Clock
 }
 
-// Server is what a driver has to know of a server.
+// Server replaces the answer of INFO, see Options.Assume.
 type Server struct {
-	// Version is that of Redis, or of what it is compatible with, such as "7.0"; at least 6.0.
+	// Version is the Redis version, or a version that the server is compatible with, such as "7.0"; at least 6.0.
 	Version string
 
 	// Cluster says that names may be on different servers although the client is one of a single server: behind a
@@ -95,7 +95,7 @@ type Driver struct {
 	client goredis.UniversalClient
 	// Close closes client: Open made it, or fit did.
 	own bool
-	// With defaults for what was not given.
+	// The options, with defaults filled in.
 	o     Options
 	clock backend.Clock
 	// identity names this driver's channel and marks its holds and places. It is random, so that no two drivers share
@@ -112,7 +112,7 @@ type Driver struct {
 
 	// A backend.Exclusion, as the last probe has found.
 	exclusion atomic.Uint32
-	lines     *lines
+	lines     *lines.Lines
 	// Names that others want, or did within the last second: their requests go to the script at once.
 	wanted  redisconn.Wanted
 	push    push
@@ -132,18 +132,18 @@ var (
 )
 
 // New returns a driver on client, which may be a *goredis.Client (also from NewFailoverClient), a
-// *goredis.ClusterClient, or a type that embeds a *goredis.Client. It does no I/O; what is wrong with the client or the
-// server shows in Ping or in the first call, as an error that wraps backend.ErrMisconfigured or
+// *goredis.ClusterClient, or a type that embeds a *goredis.Client. It does no I/O; problems of the client or the
+// server show in Ping or in the first call, as an error that wraps backend.ErrMisconfigured or
 // backend.ErrInvalidOption.
 //
-// Lock commands go on connections of the driver's own, made from client's options: whatever client's retries and
-// timeouts are, a lock command is sent once, and never outlives its context. For its questions the driver uses client
-// if that has MaxRetries: -1 and ContextTimeoutEnabled: true, and otherwise a client of its own from a copy of the
-// options, with these two changed. Of a client of Sentinel the copy uses what finds the master, so that client must not
-// be closed before the driver.
+// Lock commands use the driver's own connections, made from client's options: whatever client's retries and timeouts, a
+// lock command is sent once, and never outlives its context. For other commands the driver uses client if that
+// has MaxRetries: -1 and ContextTimeoutEnabled: true, and otherwise its own client from a copy of the options, with
+// these two changed. The copy of a Sentinel client finds the master through the original, so do not close that client
+// before the driver.
 //
-// Hooks that were added to client with AddHook before New see the lock commands, see the package comment: New adds one
-// hook of its own for that, which lets everything else pass.
+// Hooks that were added to client with AddHook before New see the lock commands, see the package comment: New adds a
+// hook to client for that, which passes all other commands on.
 //
 // The driver never closes client.
 func New(client goredis.UniversalClient, o *Options) *Driver {
@@ -153,12 +153,13 @@ func New(client goredis.UniversalClient, o *Options) *Driver {
 	fitting, own, unfit := fit(client)
 	d := newDriver(fitting, own, unfit, o)
 	if unfit == nil {
-		d.lines.hooks = newHooks(client)
+		d.lines.ShowTo(client)
 	}
 	return d
 }
 
-// newDriver makes the driver on a client that is fit, or not: unfit says why. A mistake in the options is told first.
+// newDriver makes the driver on a client; unfit says why the client is unfit, or is nil. A mistake in the options takes
+// precedence.
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), client: client, own: own, o: *o, identity: rand.Text()[:13], patience: probeTime,
@@ -175,7 +176,7 @@ func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options
 	if d.clock = o.Clock; d.clock == nil {
 		d.clock = backend.SystemClock()
 	}
-	d.lines = newLines(client, d.clock, redisscript.Channel(d.o.KeyPrefix, ""), d.suspect)
+	d.lines = lines.New(client, d.clock, redisscript.Channel(d.o.KeyPrefix, ""), d.suspect)
 	d.probe = redisconn.Probe{Gate: d.gate, Unfit: unfit, Look: d.inspect}
 	d.exclusion.Store(uint32(backend.ExclusionVolatileServer))
 	d.push.init()
@@ -207,8 +208,8 @@ func (o *Options) check() error {
 // keys returns the keys of a name.
 func (d *Driver) keys(name string) redisscript.Keys { return redisscript.KeysOf(d.o.KeyPrefix, name) }
 
-// Describe tells what the driver can do with the present server, without asking it. Exclusion is what the last probe
-// found (see the package comment), and that of a volatile server before the first one.
+// Describe returns the capabilities of the driver with the current server, without I/O. Exclusion is the result of
+// the last probe (see the package comment), and ExclusionVolatileServer before the first probe.
 func (d *Driver) Describe() backend.Description {
 	capabilities := backend.CapShared | backend.CapPermits | backend.CapMinHold | backend.CapMetadata |
 		backend.CapInspect | backend.CapList | backend.CapForceRelease
@@ -222,18 +223,23 @@ func (d *Driver) Describe() backend.Description {
 		MinTTL:         minTTL,
 		MaxTTL:         maxTTL,
 		TTLGranularity: time.Millisecond,
+		Shows: backend.Shows{
+			Look:       backend.StateFields{ExpiresIn: true, Limit: true, Waiters: true, Queue: true},
+			List:       backend.StateFields{ExpiresIn: true, Limit: true, Waiters: true},
+			RetryAfter: true,
+		},
 		NoFencing: "Redis replicates asynchronously and may evict, flush or lose what it stored in a restart, so " +
 			"that every counter in it can go back; and its TTLs follow the server's wall clock",
 	}
 }
 
-// Acquire takes a lock: one round trip for a free name. With Wait the request stands in the name's queue until it is
-// granted or ctx ends, and leaves nothing there. The same RequestID again gets the same hold; once that was so through
-// two drivers, only a release by one of them, or its time, ends the hold. Validity counts from Grant.SentAt.
+// Acquire takes a lock: one round trip for a free name. With Wait the request stays in the name's queue until it is
+// granted or ctx ends, and is removed then. The same RequestID gets the same hold again; after that happened through
+// two drivers, only a release by one of them, or its expiry, ends the hold. Validity counts from Grant.SentAt.
 //
-// Errors wrap backend.ErrHeld (with the holder's id and the time that its hold has left), ErrUnavailable (nothing was
-// sent), ErrUnknown (what the request may have taken could not be given back yet), ErrMisconfigured, ErrLimitMismatch,
-// ErrClosed, or ctx's error.
+// Errors wrap backend.ErrHeld (with the holder's id and the remaining time of its hold), ErrUnavailable (not sent),
+// ErrUnknown (a possible grant could not be released yet), ErrMisconfigured, ErrLimitMismatch, ErrClosed, or ctx's
+// error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (_ backend.Grant, err error) {
 	defer redisconn.Tell(ctx, driverName, "acquire", r.Name, &err)
 	if err := d.probe.BeginAcquire(ctx, d.Describe(), r); err != nil {
@@ -255,11 +261,12 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (_ backend.Gran
 	return g, nil
 }
 
-// Renew prolongs grants, and answers for each of them, in order: one script call for up to 128 grants, all calls in one
-// pipeline (on a cluster, one call a grant and one pipeline a node). It never shortens: a renewal that arrives late, or
-// asks for less than the hold has, changes nothing. A hold that is gone is a backend.NotHeldError with its reason and
-// is never made again; where the server did not answer the hold may live on, and the error wraps backend.ErrUnavailable
-// or ErrUnknown. With Options.Replicas a renewal that too few replicas have is a ReplicasError.
+// Renew prolongs grants, and returns a result for each of them, in order: one script call for up to 128 grants, all
+// calls in one pipeline (on a cluster, one call per grant and one pipeline per node). It never shortens: a late
+// renewal, or a renewal for less than the remaining time, has no effect. A missing hold is a backend.NotHeldError
+// with its reason and is never made again; if the server did not answer the hold may live on, and the error wraps
+// backend.ErrUnavailable or ErrUnknown. With Options.Replicas, a renewal that too few replicas confirm is a
+// ReplicasError.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	if err := d.probe.BeginKnown(ctx); err != nil {
 		return redisconn.Unrenewed(ctx, driverName, grants, err)
@@ -267,13 +274,13 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	answers := make([]backend.Renewal, len(grants))
 	defer d.gate.Leave()
 	now := d.clock.Now()
-	all := make([]*step, 0, len(grants))
+	all := make([]*lines.Step, 0, len(grants))
 	for _, g := range grants {
-		all = append(all, newStep(codesOf(g.Kind).renew, d.keys(g.Name), redisconn.StartOf(g),
+		all = append(all, lines.NewStep(codesOf(g.Kind).renew, d.keys(g.Name), redisconn.StartOf(g),
 			redisscript.Millis(redisconn.PXOf(g, now))))
 	}
-	var lost []*backend.NotHeldError // by grant; nil while none is
-	d.lines.doAll(ctx, all, func(i int, s *step, err error) {
+	var lost []*backend.NotHeldError // by grant; nil until the first loss
+	d.lines.DoAll(ctx, all, func(i int, s *lines.Step, err error) {
 		g := grants[i]
 		if err == nil { // only then is the step this goroutine's to read
 			if n, ok := s.Answer.(int64); ok && n == 1 && g.Incarnation != "" {
@@ -302,9 +309,9 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return answers
 }
 
-// Release gives a hold back if it still is the one that was granted, in one round trip, and offers the lock to the
-// first waiter. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
-// queue. What is not held is backend.ErrNotHeld, and nothing is changed.
+// Release ends a hold if it is still the granted one, in one round trip, and offers the lock to the first waiter.
+// With a grant that Request.Grant made it removes the hold of that request, or its place in the queue. If there is
+// neither, it returns backend.ErrNotHeld without a change.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
 	defer redisconn.Tell(ctx, driverName, "release", g.Name, &err)
 	if g.Kind > backend.KindPermits {
@@ -316,10 +323,10 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
 	defer d.gate.Leave()
 	keys, start := d.keys(g.Name), redisconn.StartOf(g)
 	closed := redisconn.ClosedFor(g.MinHoldUntil, d.clock.Now())
-	// An exclusive hold of a name that nobody is known to want ends by the short script, which does nothing where
-	// somebody waits: then the whole script is asked, in a second round trip.
+	// An exclusive hold of an uncontended name ends by the short script, which has no effect if a request waits: then
+	// the whole script is asked, in a second round trip.
 	if start != "" && g.Kind == backend.KindExclusive && closed == "0" && !d.wanted.Has(keys.Lock) {
-		answer, _, err := d.lines.do(ctx, newStep(redisscript.Free, keys, start))
+		answer, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Free, keys, start))
 		if err != nil || answer == int64(1) {
 			return err
 		}
@@ -332,7 +339,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
 	case g.Kind != backend.KindExclusive:
 		code = redisscript.GroupRelease
 	}
-	ended, err := d.endHold(ctx, code, keys, args...)
+	ended, err := d.endHold(ctx, lines.NewStep(code, keys, args...))
 	switch {
 	case ended || err != nil:
 		return err
@@ -344,12 +351,11 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
 	return lost
 }
 
-// endHold runs a step that ends a hold, and reports whether there was one. If somebody was offered the lock, it sees to
-// it that the offer is looked after.
-func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys, args ...string) (
-	ended bool, err error,
-) {
-	answer, _, err := d.lines.do(ctx, newStep(code, keys, args...))
+// endHold runs a step that ends a hold, and reports whether there was one. If a waiter was offered the lock, it
+// monitors the offer.
+func (d *Driver) endHold(ctx context.Context, s *lines.Step) (ended bool, err error) {
+	keys := s.Keys
+	answer, _, err := d.lines.Do(ctx, s)
 	if err != nil {
 		return false, err
 	}
@@ -363,9 +369,9 @@ func (d *Driver) endHold(ctx context.Context, code string, keys redisscript.Keys
 	return n > 0, nil
 }
 
-// Expire ends a hold as its time would, in one round trip: unlike Release it leaves a hold that another driver was
-// answered with, so that what one of two gateways gives up does not take it from the other. With a minimum hold the
-// name stays closed until that is over. What is not held, or was granted to others too, is backend.ErrNotHeld.
+// Expire ends a hold as its expiry would, in one round trip: unlike Release it keeps a hold that was granted to
+// another driver too, so that one of two gateways cannot end the other's hold. With a minimum hold the name stays
+// closed until that is over. A hold that has ended, or was granted to others too, is backend.ErrNotHeld.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) (err error) {
 	defer redisconn.Tell(ctx, driverName, "expire", g.Name, &err)
 	start := redisconn.StartOf(g)
@@ -377,16 +383,16 @@ func (d *Driver) Expire(ctx context.Context, g backend.Grant) (err error) {
 	}
 	defer d.gate.Leave()
 	closed := redisconn.ClosedFor(g.MinHoldUntil, d.clock.Now())
-	ended, err := d.endHold(ctx, redisscript.Expire, d.keys(g.Name), start, closed)
+	ended, err := d.endHold(ctx, lines.NewStep(redisscript.Expire, d.keys(g.Name), start, closed))
 	if err == nil && !ended {
 		err = &backend.NotHeldError{Name: g.Name}
 	}
 	return err
 }
 
-// Look tells who holds a name and how many wait for it, in one round trip, as the server saw it in one moment. Since is
-// not known. A name that nobody holds is a State that is not Held, and no error. Errors wrap backend.ErrUnavailable,
-// ErrMisconfigured, ErrClosed, or ctx's error.
+// Look returns the holders of a name and the number of waiters, in one round trip, as the server saw them in one
+// moment. Since is not known. A free name is a State that is not Held, and no error. Errors wrap
+// backend.ErrUnavailable, ErrMisconfigured, ErrClosed, or ctx's error.
 func (d *Driver) Look(ctx context.Context, name string) (_ backend.State, err error) {
 	defer redisconn.Tell(ctx, driverName, "holder", name, &err)
 	if err := backend.ValidateName(name); err != nil {
@@ -396,11 +402,17 @@ func (d *Driver) Look(ctx context.Context, name string) (_ backend.State, err er
 		return backend.State{}, err
 	}
 	defer d.gate.Leave()
-	answer, _, err := d.lines.do(ctx, newStep(redisscript.Inform, d.keys(name)))
+	answer, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Inform, d.keys(name)))
 	if err != nil {
 		return backend.State{}, err
 	}
-	return stateOf(name, answer)
+	state, err := stateOf(name, answer)
+	if err == nil && state.Waiters > 0 {
+		state.Queue, err = lines.Question(ctx, func(ctx context.Context) ([]backend.Waiter, error) {
+			return redisconn.Queue(ctx, d.client, d.keys(name))
+		})
+	}
+	return state, err
 }
 
 // stateOf reads the answer to Inform: an exclusive hold, or the shares of a name that is held in shares.
@@ -425,7 +437,7 @@ func stateOf(name string, answer any) (backend.State, error) {
 	return info, nil
 }
 
-// Close ends waiters with backend.ErrClosed and gives their places in the queues back, as far as ctx and the server
+// Close ends waiters with backend.ErrClosed and removes their places in the queues, as far as ctx and the server
 // allow. It releases no holds, and closes the client only if Open made it. Close may be called again, and beside other
 // calls, which fail with backend.ErrClosed from then on.
 //
@@ -435,7 +447,7 @@ func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)
 	d.waiting.close()
-	if ends := append(d.lines.close(), d.push.subscription.Close()); err == nil {
+	if ends := append(d.lines.Close(), d.push.subscription.Close()); err == nil {
 		err = redisconn.Await(ctx, ends...)
 	}
 	if first && d.own {

@@ -17,6 +17,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 // linked returns a driver behind a proxy.
@@ -97,7 +98,7 @@ func TestLostReply(t *testing.T) {
 			t.Error("nothing went through the link")
 		}
 		if _, err := other.Acquire(
-			within(t, 30*time.Second), request("n", time.Second, false),
+			within(t, 30*time.Second), request("n", time.Minute, false),
 		); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("a rival: %v", err)
 		}
@@ -158,9 +159,9 @@ func TestServerIsDown(t *testing.T) {
 	s := startServer(t)
 	s.kill()
 	d := s.open(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if _, err := d.Acquire(ctx, request("n", time.Second, false)); !errors.Is(err, backend.ErrUnavailable) ||
+	if _, err := d.Acquire(ctx, request("n", time.Minute, false)); !errors.Is(err, backend.ErrUnavailable) ||
 		errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("try: %v", err)
 	}
@@ -173,7 +174,7 @@ func TestServerIsDown(t *testing.T) {
 	end := stall.Late(t)
 	short, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	_, err := d.Acquire(short, request("n", time.Second, true))
+	_, err := d.Acquire(short, request("n", time.Minute, true))
 	if !errors.Is(err, backend.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("wait: %v", err)
 	}
@@ -197,7 +198,7 @@ func TestServerIsDown(t *testing.T) {
 }
 
 // A caller that is alone, whose context ends before anything is sent, leaves nothing to find out.
-func TestContextThatEndsBeforeSending(t *testing.T) {
+func TestContextEndsBeforeSending(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, err := Open(t.Context(), "redis://"+s.addr) // a client of its own, on which callers send by themselves
@@ -212,7 +213,7 @@ func TestContextThatEndsBeforeSending(t *testing.T) {
 			ctx, cancel = context.WithCancel(t.Context())
 			cancel()
 		}
-		_, _, err := d.lines.do(ctx, newStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
+		_, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Cancel, redisscript.KeysOf("", "n"), "owner"))
 		var f *redisconn.Failure
 		if !errors.Is(err, want) || !errors.As(err, &f) || f.Sent {
 			t.Errorf("%v: %+v, want a failure that sent nothing", want, err)
@@ -225,9 +226,9 @@ func TestRestartedEmpty(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, other := s.open(t), s.open(t)
-	g := mustAcquire(t, d, request("n", 10*time.Second, true))
+	g := mustAcquire(t, d, request("n", time.Minute, true))
 	got := make(chan backend.Grant, 1)
-	go func() { got <- mustAcquire(t, other, request("n", 10*time.Second, true)) }()
+	go func() { got <- mustAcquire(t, other, request("n", time.Minute, true)) }()
 	awaitQueue(t, s.admin(t), "n", 1)
 	s.kill()
 	s.start(t)
@@ -298,7 +299,7 @@ func TestUnfitServers(t *testing.T) {
 		"credentials":      startServer(t, "--requirepass", "secret"),
 	} {
 		d := s.open(t)
-		_, acquire := d.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
+		_, acquire := d.Acquire(within(t, 30*time.Second), request("n", time.Minute, true))
 		_, open := Open(within(t, 30*time.Second), "redis://"+s.addr)
 		for call, err := range map[string]error{
 			"acquire": acquire, "open": open, "ping": d.Ping(within(t, 30*time.Second)),
@@ -325,7 +326,7 @@ func TestServerOutOfMemory(t *testing.T) {
 	if err := admin.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Acquire(ctx, request("other", time.Second, false)); !errors.Is(err, backend.ErrUnavailable) {
+	if _, err := d.Acquire(ctx, request("other", time.Minute, false)); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("full: %v", err)
 	}
 	mustRelease(t, d, g)
@@ -338,7 +339,7 @@ func TestUnfitClients(t *testing.T) {
 	plain := goredis.NewClient(&goredis.Options{Addr: s.addr})
 	defer plain.Close()
 	d := New(plain, nil)
-	mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
 	own, ok := d.client.(*goredis.Client)
 	if !ok || own == plain || own.Options().MaxRetries != 0 || !own.Options().ContextTimeoutEnabled {
 		t.Errorf("default settings: %+v", own.Options())
@@ -366,7 +367,7 @@ func TestUnfitClients(t *testing.T) {
 	defer ring.Close()
 	for name, client := range map[string]goredis.UniversalClient{"ring": ring, "nil": nil} {
 		d := New(client, nil)
-		_, err := d.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
+		_, err := d.Acquire(within(t, 30*time.Second), request("n", time.Minute, true))
 		if !errors.Is(err, backend.ErrMisconfigured) && !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 func pttl(t *testing.T, c *goredis.Client, name string) time.Duration {
@@ -28,7 +29,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
-	r := request("n", 10*time.Second, false)
+	r := request("n", time.Minute, false)
 	before := backend.SystemClock().Now()
 	g := mustAcquire(t, a, r)
 	if g.SentAt < before || g.Token != 0 || g.TTL != r.TTL || g.Owner != r.Owner || g.RequestID != r.RequestID {
@@ -39,7 +40,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 	if !errors.Is(err, backend.ErrHeld) || !errors.As(err, &held) {
 		t.Fatalf("second acquire: %v", err)
 	}
-	if held.Holder != r.Owner || held.RetryAfter <= 9*time.Second || held.RetryAfter > 10*time.Second {
+	if held.Holder != r.Owner || held.RetryAfter <= 30*time.Second || held.RetryAfter > r.TTL {
 		t.Errorf("held: %+v", held)
 	}
 	var call *backend.CallError
@@ -56,7 +57,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 }
 
 // A request id is compared whole: an id that starts like the holder's does not get its lock.
-func TestRequestIDsThatArePrefixes(t *testing.T) {
+func TestRequestIDPrefixes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
@@ -168,7 +169,7 @@ func TestRenewAfterAGapIsALoss(t *testing.T) {
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)
 	lost := mustAcquire(t, a, request("n", 100*time.Millisecond, false))
-	kept := mustAcquire(t, a, request("kept", 10*time.Second, false))
+	kept := mustAcquire(t, a, request("kept", time.Minute, false))
 	between := mustAcquire(t, b, request("n", 10*time.Second, true)) // waits for the expiry
 	if err := a.Renew(within(t, 30*time.Second), []backend.Grant{lost})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("renewed under a rival: %v", err)
@@ -210,7 +211,7 @@ func TestRenewManyInOneRoundTrip(t *testing.T) {
 			t.Errorf("%d: %+v", i, answer)
 		}
 	}
-	if n := calls(t, admin, "evalsha") - before; n > (1000+maxSteps-1)/maxSteps {
+	if n := calls(t, admin, "evalsha") - before; n > (1000+lines.MaxSteps-1)/lines.MaxSteps {
 		t.Errorf("%d calls of the script", n)
 	}
 	for _, g := range grants {
@@ -252,11 +253,11 @@ func TestMinimumHold(t *testing.T) {
 		t.Errorf("second release: %v", err)
 	}
 	if _, err := b.Acquire(
-		within(t, 30*time.Second), request("n", time.Second, false),
+		within(t, 30*time.Second), request("n", time.Minute, false),
 	); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("open before its time: %v", err)
 	}
-	next := mustAcquire(t, b, request("n", time.Second, true))
+	next := mustAcquire(t, b, request("n", time.Minute, true))
 	if d := time.Since(start); d < r.MinHold {
 		t.Errorf("open after %v", d)
 	}
@@ -267,7 +268,7 @@ func TestMinimumHold(t *testing.T) {
 	g = mustAcquire(t, a, r)
 	done := make(chan time.Duration, 1)
 	go func() {
-		g, err := b.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
+		g, err := b.Acquire(within(t, 30*time.Second), request("n", time.Minute, true))
 		if err == nil {
 			err = b.Release(within(t, 30*time.Second), g)
 		}
@@ -283,7 +284,7 @@ func TestMinimumHold(t *testing.T) {
 	}
 	start = time.Now()
 	mustAcquire(t, a, r)
-	mustRelease(t, b, mustAcquire(t, b, request("n", time.Second, true)))
+	mustRelease(t, b, mustAcquire(t, b, request("n", time.Minute, true)))
 	if d := time.Since(start); d < r.MinHold {
 		t.Errorf("free %v after its holder died", d)
 	}
@@ -305,7 +306,7 @@ func TestInspectAndMetadata(t *testing.T) {
 	if err != nil || info.Held || info.Waiters != 0 {
 		t.Errorf("free: %+v, %v", info, err)
 	}
-	r := request("n", 10*time.Second, false)
+	r := request("n", time.Minute, false)
 	r.Owner = "host|1|with separators"
 	r.Metadata = map[string]string{"why": "a|b\nc", "": "x"}
 	g := mustAcquire(t, d, r)
@@ -322,7 +323,7 @@ func TestInspectAndMetadata(t *testing.T) {
 	}
 	h := info.Holders[0]
 	if h.Owner != r.Owner || h.HoldID != r.HoldID || h.Metadata["why"] != "a|b\nc" || len(h.Metadata) != 2 ||
-		h.ExpiresIn > 10*time.Second || h.ExpiresIn < 5*time.Second {
+		h.ExpiresIn > r.TTL || h.ExpiresIn < 30*time.Second {
 		t.Errorf("holder: %+v", h)
 	}
 	cancel()
@@ -341,7 +342,7 @@ func TestUnsupportedRequests(t *testing.T) {
 		"an unknown kind": func(r *backend.Request) { r.Kind = backend.KindPermits + 1 },
 		"hierarchical":    func(r *backend.Request) { r.Hierarchical = true },
 	} {
-		r := request("n", time.Second, false)
+		r := request("n", time.Minute, false)
 		change(&r)
 		if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", what, err)
@@ -363,12 +364,12 @@ func TestBadInput(t *testing.T) {
 	d := s.open(t)
 	for _, name := range []string{"", strings.Repeat("x", 513), "a\x00", "a\n", "\xff"} {
 		if _, err := d.Acquire(
-			within(t, 30*time.Second), request(name, time.Second, false),
+			within(t, 30*time.Second), request(name, time.Minute, false),
 		); !errors.Is(err, backend.ErrInvalidName) {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
-	r := request("n", time.Second, false)
+	r := request("n", time.Minute, false)
 	r.RequestID = "worker-1"
 	if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.Is(err, backend.ErrInvalidOption) {
 		t.Errorf("short request id: %v", err)
@@ -392,7 +393,7 @@ func TestForeignKeys(t *testing.T) {
 		if err := admin.HSet(ctx, key, "field", "value").Err(); err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range []backend.Request{request("n", time.Second, false), request("n", time.Second, true)} {
+		for _, r := range []backend.Request{request("n", time.Minute, false), request("n", time.Minute, true)} {
 			if key == k.Lock && r.Wait {
 				continue // it waits, as for any holder
 			}
@@ -412,37 +413,37 @@ func TestForeignKeys(t *testing.T) {
 		if v, err := admin.HGetAll(ctx, key).Result(); err != nil || v["field"] != "value" {
 			t.Errorf("%s was changed: %v, %v", key, v, err)
 		}
-		g := mustAcquire(t, d, request("other", time.Second, true)) // in the same batches as ever
+		g := mustAcquire(t, d, request("other", time.Minute, true)) // in the same batches as ever
 		mustRelease(t, d, g)
 		admin.Del(ctx, key)
 	}
 
 	// A foreign string is a holder that nobody knows; foreign elements of the queue are dropped.
-	if err := admin.Set(ctx, k.Lock, "foreign", 300*time.Millisecond).Err(); err != nil {
+	if err := admin.Set(ctx, k.Lock, "foreign", 5*time.Second).Err(); err != nil {
 		t.Fatal(err)
 	}
 	if err := admin.RPush(ctx, k.Queue, "foreign", "1|2|3").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Acquire(ctx, request("n", time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+	if _, err := d.Acquire(ctx, request("n", time.Minute, false)); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("foreign holder: %v", err)
 	}
-	mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
 }
 
 func TestClosedDriver(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
-	g := mustAcquire(t, d, request("n", time.Second, true))
+	g := mustAcquire(t, d, request("n", time.Minute, true))
 	waited := make(chan error, 1)
 	go func() {
-		_, err := d.Acquire(context.Background(), request("n", time.Second, true))
+		_, err := d.Acquire(context.Background(), request("n", time.Minute, true))
 		waited <- err
 	}()
 	admin := s.admin(t)
 	awaitQueue(t, admin, "n", 1)
-	mustRelease(t, d, mustAcquire(t, d, request("other", time.Second, true)))
+	mustRelease(t, d, mustAcquire(t, d, request("other", time.Minute, true)))
 	if err := d.Close(within(t, 5*time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +452,7 @@ func TestClosedDriver(t *testing.T) {
 	}
 	awaitQueue(t, admin, "n", 0)
 	ctx := within(t, 30*time.Second)
-	_, err1 := d.Acquire(ctx, request("n", time.Second, true))
+	_, err1 := d.Acquire(ctx, request("n", time.Minute, true))
 	_, err2 := d.Look(ctx, "n")
 	for i, err := range []error{err1, err2, d.Release(ctx, g), d.Ping(ctx), d.Renew(ctx, []backend.Grant{g})[0].Err} {
 		if !errors.Is(err, backend.ErrClosed) {

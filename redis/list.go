@@ -1,8 +1,7 @@
 package redis
 
-// This file looks at many names and takes holds away: List, ForceRelease, and the question why a hold is gone. None of
-// it is on the path of Acquire or Release, and none of it makes them dearer: there is no index of names, and the mark
-// of a force-release is written by the one who forces it.
+// This file looks at many names and ends holds: List, ForceRelease, and the question why a hold is gone. It adds no
+// cost to Acquire or Release: there is no index of names, and ForceRelease itself writes its marks.
 
 import (
 	"context"
@@ -13,24 +12,26 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 const (
-	// scanCount is how many keys one SCAN looks at: the server does nothing else meanwhile.
+	// scanCount is the number of keys per SCAN, which blocks the server.
 	scanCount = 1000
-	// markedTime is for asking why a hold is gone. The loss itself is told in any case; only its reason would be less
-	// exact.
+	// markedTime bounds the question why a hold is gone. The loss itself is reported in any case, with a less exact
+	// reason.
 	markedTime = time.Second
 )
 
-// List yields the names that begin with prefix and are held, in no order. It reads through all keys of the database, of
-// a cluster those of each master in turn, 1000 at a time, since an index would cost every acquire: on a server that is
-// used for much else it is slow, and the server serves others meanwhile. Names that are held from its beginning to its
-// end are yielded once, except those whose keys move to another node of a cluster meanwhile, which may be missing;
-// others may be yielded or not. State.Revision is 0. After an error, which is yielded last, nothing more comes: ctx's,
-// ErrUnavailable, ErrMisconfigured, or ErrClosed. It may run beside other calls.
+// List yields the held names that begin with prefix, in no order. It reads all keys of the database, on a cluster of
+// each master in turn, 1000 at a time, since an index would cost every acquire: it is slow on a server with many
+// other keys, but does not block the server. Names that are held from its beginning to its end are yielded once,
+// except names with keys that move to another node of a cluster meanwhile, which may be missing; other names may be
+// yielded or not. State.Revision is 0. An error comes last: ctx's, ErrUnavailable, ErrMisconfigured, or ErrClosed. It
+// may run beside other calls.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, func(s backend.State) bool { return yield(s, nil) }); err != nil {
@@ -72,42 +73,15 @@ func (d *Driver) nodes(ctx context.Context) ([]goredis.Cmdable, error) {
 		return nil, err
 	}
 	defer d.gate.Leave()
-	return question(ctx, func(ctx context.Context) ([]goredis.Cmdable, error) {
-		return eachMaster(ctx, d.client, func(_ context.Context, c goredis.Cmdable) (goredis.Cmdable, error) {
+	return lines.Question(ctx, func(ctx context.Context) ([]goredis.Cmdable, error) {
+		return lines.EachMaster(ctx, d.client, func(_ context.Context, c goredis.Cmdable) (goredis.Cmdable, error) {
 			return c, nil
 		})
 	})
 }
 
-// question asks what changes nothing and returns within ctx. go-redis 9.23 ends a command with its context's deadline
-// but not with its cancellation, so the question is asked on a goroutine of its own, which ends after answerTime at the
-// latest. A step cannot be left behind like that: its outcome would matter.
-func question[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	got := make(chan answer, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(ctx, answerTime)
-		defer cancel()
-		value, err := ask(ctx)
-		got <- answer{value, err}
-	}()
-	var none T
-	select {
-	case a := <-got:
-		if a.err == nil {
-			return a.value, nil
-		}
-		return none, redisconn.Unsent(a.err)
-	case <-ctx.Done():
-		return none, &redisconn.Failure{Cause: ctx.Err()}
-	}
-}
-
-// page reads one page of keys, and what is held under them in one pipeline. Each page is a call of its own at the gate,
-// so that a reader that takes its time between pages does not keep Close waiting.
+// page reads one page of keys, and their holds in one pipeline. Each page is its own call at the gate, so that a slow
+// reader between pages does not keep Close waiting.
 //
 // SCAN shows lock keys, queues and other people's keys that happen to match: NameOf tells which are ours, since the
 // pattern cannot.
@@ -123,7 +97,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 		next uint64
 	}
 	// SCAN goes by the client and not by a line: it may take long, and everybody's steps would stand behind it.
-	found, err := question(ctx, func(ctx context.Context) (s scanned, err error) {
+	found, err := lines.Question(ctx, func(ctx context.Context) (s scanned, err error) {
 		s.keys, s.next, err = node.Scan(ctx, cursor, redisscript.Pattern(d.o.KeyPrefix, prefix), scanCount).Result()
 		return s, err
 	})
@@ -131,7 +105,7 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 		return nil, 0, err
 	}
 	var names []string
-	var all []*step
+	var all []*lines.Step
 	for _, key := range found.keys {
 		name, ok := redisscript.NameOf(d.o.KeyPrefix, key)
 		// A pattern of SCAN may match more than the prefix: queues, marks, and keys of others.
@@ -140,12 +114,12 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 		}
 		seen[name] = true
 		names = append(names, name)
-		all = append(all, newStep(redisscript.Inform, redisscript.KeysOfLock(key)))
+		all = append(all, lines.NewStep(redisscript.Inform, redisscript.KeysOfLock(key)))
 	}
 	if len(all) == 0 {
 		return nil, found.next, nil
 	}
-	d.lines.doAll(ctx, all, func(i int, s *step, failed error) {
+	d.lines.DoAll(ctx, all, func(i int, s *lines.Step, failed error) {
 		switch {
 		// After the first failure the other answers are passed over: each step must still be seen to end.
 		case err != nil:
@@ -161,60 +135,82 @@ func (d *Driver) page(ctx context.Context, node goredis.Cmdable, prefix string, 
 	return held, found.next, err
 }
 
-// ForceRelease ends all holds of name that it finds, and offers the lock to the first waiter, in two round trips. A
-// minimum hold ends with its hold; a name that only a minimum hold keeps closed is backend.ErrNotHeld. The victims
-// learn backend.ReasonForceReleased with their next renewal, or ReasonEvicted if they were granted at that very moment,
-// or if the mark that says so was lost; reason is not stored. Until that renewal they believe in their holds, for as
-// long as the TTL at most.
-func (d *Driver) ForceRelease(ctx context.Context, name, reason string) (err error) {
-	defer redisconn.Tell(ctx, driverName, "force-release", name, &err)
-	if err := backend.ValidateName(name); err != nil {
+// ForceRelease ends the holds that r names, marks them with the reason, and offers the lock to the first waiter, in one
+// step of the script. With a condition it looks first which value has the nonce or token, and the step compares that
+// value. A minimum hold ends with its hold; a name that only a minimum hold keeps closed is backend.ErrNotHeld. The
+// victims learn backend.ReasonForceReleased with their next renewal, or ReasonEvicted if the mark was lost. Until that
+// renewal they believe in their holds, for as long as the TTL at most.
+func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) (err error) {
+	defer redisconn.Tell(ctx, driverName, "force-release", r.Name, &err)
+	if err := kit.ValidateForce(d.Describe(), &r); err != nil {
 		return err
 	}
 	if err := d.probe.BeginKnown(ctx); err != nil {
 		return err
 	}
 	defer d.gate.Leave()
-	keys := d.keys(name)
-	// The holds are marked first and ended afterwards. The other order would leave a moment in which a victim renews,
-	// finds its hold gone, and finds no mark. A mark without an end, when the second step fails, says nothing to
-	// anybody: it is read only by those whose hold is gone.
-	if _, _, err := d.lines.do(ctx, newStep(redisscript.Mark, keys.Marks())); err != nil {
-		return err
+	keys := d.keys(r.Name)
+	var start string
+	if r.Conditional() {
+		if start, err = d.startOf(ctx, keys, &r); err != nil {
+			return err
+		}
 	}
-	ended, err := d.endHold(ctx, redisscript.Force, keys)
+	s := lines.NewStep(redisscript.Force, keys, start, redisscript.MarkOf(r.Reason, r.By, r.Principal))
+	s.Others = append(s.Others, keys.Marks())
+	ended, err := d.endHold(ctx, s)
 	if err == nil && !ended {
-		err = &backend.NotHeldError{Name: name}
+		err = &backend.NotHeldError{Name: r.Name}
 	}
 	return err
 }
 
-// explain finds out why holds are gone that have not run out, and sets the reason of those that were force-released. It
-// takes markedTime at most; if the service does not tell by then the reasons stay as they are, and the losses are told
-// anyway. The mark is removed by reading it, so a reason is told once, to the one who lost the hold.
+// startOf returns the start of the value of the hold that r names.
+func (d *Driver) startOf(ctx context.Context, keys redisscript.Keys, r *backend.ForceRequest) (string, error) {
+	answer, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Inform, keys))
+	if err != nil {
+		return "", err
+	}
+	state, ok := redisscript.ParseState(answer)
+	if !ok {
+		return "", &redisconn.Failure{Cause: redisconn.ErrAnswer, Fatal: true}
+	}
+	for _, s := range append(state.Shares, state) {
+		if start := s.Hold.Start(); s.Held && r.Matches(redisscript.NonceOf(start), 0) {
+			return start, nil
+		}
+	}
+	return "", &backend.NotHeldError{Name: r.Name}
+}
+
+// explain finds out why holds are gone that have not expired, and sets the reason of those that were force-released. It
+// takes markedTime at most; without an answer by then the reasons stay as they are, and the losses are reported anyway.
+// Reading a mark removes it, so a reason is reported once, to the one who lost the hold.
 func (d *Driver) explain(ctx context.Context, grants []backend.Grant, lost []*backend.NotHeldError) {
 	ctx, cancel := context.WithTimeout(ctx, markedTime)
 	defer cancel()
-	var all []*step
+	var all []*lines.Step
 	var asked []*backend.NotHeldError
 	for i, g := range grants {
-		// What ran out needs no other reason, and a grant without an incarnation was never in the server.
+		// An expired hold needs no other reason, and a grant without an incarnation was never in the server.
 		if lost[i] == nil || lost[i].Reason != backend.ReasonEvicted || g.Incarnation == "" {
 			continue
 		}
 		marks := d.keys(g.Name).Marks()
-		all = append(all, newStep(redisscript.Marked, marks, redisconn.StartOf(g)))
+		all = append(all, lines.NewStep(redisscript.Marked, marks, redisconn.StartOf(g)))
 		asked = append(asked, lost[i])
 	}
 	if len(all) == 0 {
 		return
 	}
-	d.lines.doAll(ctx, all, func(i int, s *step, err error) {
+	d.lines.DoAll(ctx, all, func(i int, s *lines.Step, err error) {
 		if err != nil {
 			return
 		}
-		if s.Answer == int64(1) {
-			asked[i].Reason = backend.ReasonForceReleased
+		if text, by, principal, marked := redisscript.ParseMarked(s.Answer); marked {
+			*asked[i] = *backend.Loss{
+				Reason: backend.ReasonForceReleased, Text: text, By: by, Principal: principal,
+			}.NotHeld(asked[i].Name)
 		}
 	})
 }

@@ -122,7 +122,7 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 			rival = taking(rival, 2, 2)
 		}
 		next := inLine(t, a, b, rival, 1)
-		if err := a.ForceRelease(within(t, 10*slack), name, "stuck"); err != nil {
+		if err := a.ForceRelease(within(t, 10*slack), backend.ForceRequest{Name: name, Reason: "stuck"}); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		got := <-next
@@ -142,7 +142,7 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 			t.Errorf("%s: the next holder: %v", name, answers[0].Err)
 		}
 		mustRelease(t, b, got)
-		if err := a.ForceRelease(within(t, 10*slack), name, "stuck"); !errors.Is(err, backend.ErrNotHeld) {
+		if err := a.ForceRelease(within(t, 10*slack), backend.ForceRequest{Name: name, Reason: "stuck"}); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("%s: of a free name: %v", name, err)
 		}
 	}
@@ -179,7 +179,7 @@ func TestListOnCluster(t *testing.T) {
 		t.Errorf("List = %q, want %q", got, want)
 	}
 	for _, g := range grants {
-		if err := d.ForceRelease(within(t, 10*slack), g.Name, ""); err != nil {
+		if err := d.ForceRelease(within(t, 10*slack), backend.ForceRequest{Name: g.Name}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -1,11 +1,11 @@
 package redis
 
-// This file makes a driver from a URL (Open), and a client with fitting settings from the one that New was given (fit).
-// One server, Sentinels and a cluster differ here, in lines.go, and in whether AcquireAll is offered; the rest of the
-// driver does not tell them apart.
+// This file makes a driver from a URL (Open), and a client with fitting settings from New's client (fit). One server,
+// Sentinels and a cluster differ here, in lines.go, and in whether AcquireAll is offered; the rest of the driver treats
+// them alike.
 //
-// What is wrong with a URL is said with what to write instead, and as early as it can be known: by reading it, or else
-// by the first look at the server (redisconn.URL.Look).
+// Errors of a URL name the fault and its correction, and come as early as possible: from reading the URL, or else from
+// the first look at the server (redisconn.URL.Look).
 
 import (
 	"context"
@@ -30,7 +30,7 @@ var (
 // init registers the schemes for fencelock.OpenURL.
 func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 
-// Open connects to the server, Sentinels or cluster that rawURL names, probes it, and returns a driver whose Close
+// Open connects to the server, Sentinels or cluster that rawURL names, probes it, and returns a driver. Its Close
 // closes the connections.
 //
 //	redis://user:password@host:6379/0
@@ -48,13 +48,13 @@ func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 //	pool-size          connections to each server at most, by default ten a processor
 //	protocol           2 or 3: the version of the Redis protocol, 3 by default where the server has it
 //	db                 with Sentinels: the number of the database
-//	sentinel-username  with Sentinels that ask for credentials of their own
+//	sentinel-username with Sentinels that need separate credentials
 //	sentinel-password
 //	allow-volatile-eviction=true  Options.AllowVolatileEviction
 //	replicas           Options.Replicas
 //	replica-timeout    Options.ReplicaTimeout
 //	replica-disk=true  Options.ReplicaDisk
-//	assume-version     Options.Assume: the server's version, such as 7.0; nothing is asked then
+//	assume-version     Options.Assume: the server's version, such as 7.0; INFO is then not asked
 //	assume-cluster=true  Options.Assume: names are on different servers, behind a proxy; with assume-version
 //
 // Errors wrap backend.ErrInvalidOption, ErrUnavailable or ErrMisconfigured. Passwords are not in their text.
@@ -105,8 +105,8 @@ func optionsOf(u *redisconn.URL) (o *Options, err error) {
 	return o, nil
 }
 
-// dial makes the client for a URL. It does no I/O. What a topology has no use for, such as a path with a cluster, is an
-// error and not passed over: it is a sign that the URL leads elsewhere than its author thinks.
+// dial makes the client for a URL. It does no I/O. A part that the topology does not use, such as a path with a
+// cluster, is an error: it is a sign that the URL leads elsewhere than its author thinks.
 func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 	syntax := kit.Syntax{Driver: driverName, Schemes: plain, Secure: secure, Port: "6379"}
 	scheme, _, _ := strings.Cut(rawURL, "://")
@@ -188,8 +188,8 @@ func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClien
 
 // fit returns a client with settings that locks can rest on: client itself, or one made from its options, which the
 // driver then owns and closes. go-redis 9 repeats a command up to three times by default, and waits up to 3 s for an
-// answer whatever the context says; either would turn one question into several or hold a call beyond its context.
-// Refusing such clients was rejected: they are the default, and everybody's first try would fail.
+// answer regardless of the context; either would turn one question into several or hold a call beyond its context.
+// Refusing such clients would not help: they are the default, and every user's first try would fail.
 func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own bool, err error) {
 	if err := redisconn.CheckClient(client); err != nil {
 		return nil, false, err
@@ -217,7 +217,7 @@ func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own b
 			Setting: "client", Value: "*redis.Ring", Want: "a *redis.Client or *redis.ClusterClient",
 			Why: "a ring moves keys between servers as they come and go, and pushes do not follow them",
 		}
-	case interface{ Options() *goredis.Options }: // one that embeds a client
+	case interface{ Options() *goredis.Options }: // a type that embeds a client
 		return client, false, nil
 	}
 	return client, false, &backend.ConfigError{

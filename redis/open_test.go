@@ -186,7 +186,7 @@ func TestWrongURLs(t *testing.T) {
 				t.Errorf("%s: %v", url, err)
 				continue
 			}
-			mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+			mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
 			if err := d.Close(within(t, 5*time.Second)); err != nil {
 				t.Error(err)
 			}
@@ -210,7 +210,7 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := d.Acquire(within(t, 30*time.Second), request("n", time.Second, true))
+	g, err := d.Acquire(within(t, 30*time.Second), request("n", time.Minute, true))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,8 @@ type contention struct {
 	names []string
 	ttl   time.Duration
 	hold  time.Duration // at most
+	drop  float64       // the share of holds that are not released
+	as    func(*backend.Request)
 
 	mu       sync.Mutex // protects the following fields
 	holders  map[string]map[string]backend.Instant
@@ -34,7 +36,7 @@ type contention struct {
 }
 
 // run lets n workers of each driver contend until the end is called.
-func (c *contention) run(t *testing.T, n int, drivers ...*Driver) (end func()) {
+func (c *contention) run(t *testing.T, n int, drivers ...backend.Driver) (end func()) {
 	c.holders = map[string]map[string]backend.Instant{}
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -53,8 +55,11 @@ func (c *contention) run(t *testing.T, n int, drivers ...*Driver) (end func()) {
 	}
 }
 
-func (c *contention) once(ctx context.Context, t *testing.T, d *Driver) {
+func (c *contention) once(ctx context.Context, t *testing.T, d backend.Driver) {
 	r := request(c.names[rand.N(len(c.names))], c.ttl, true)
+	if c.as != nil {
+		c.as(&r)
+	}
 	began := time.Now()
 	g, err := d.Acquire(ctx, r)
 	if err != nil {
@@ -68,7 +73,7 @@ func (c *contention) once(ctx context.Context, t *testing.T, d *Driver) {
 	}
 	until := g.SentAt.Add(d.Describe().Validity(g.TTL))
 	c.note(func() {
-		now := d.clock.Now()
+		now := d.Describe().Clock.Now()
 		if c.holders[g.Name] == nil {
 			c.holders[g.Name] = map[string]backend.Instant{}
 		}
@@ -81,6 +86,9 @@ func (c *contention) once(ctx context.Context, t *testing.T, d *Driver) {
 		c.grants++
 		c.longest = max(c.longest, time.Since(began))
 	})
+	if rand.Float64() < c.drop {
+		return
+	}
 	time.Sleep(rand.N(c.hold + 1))
 	c.note(func() { delete(c.holders[g.Name], g.RequestID) })
 	bounded, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -155,7 +163,8 @@ func TestOverlapsInSlotMigration(t *testing.T) {
 			t.Fatalf("%v: %v", command, err)
 		}
 	}
-	end := c.run(t, 4, openCluster(t, nodes), openCluster(t, nodes))
+	bound := bindTo(t, openCluster(t, nodes).client)
+	end := c.run(t, 4, openCluster(t, nodes), bound)
 	times := 0
 	for range moves() {
 		c.further(t, 20)
@@ -204,7 +213,7 @@ func TestOverlapsInSentinelFailover(t *testing.T) {
 			!strings.Contains(replicas[0]["flags"], "down")
 	}
 	eventually(t, "the Sentinel knows the replica", ready)
-	var drivers []*Driver
+	var drivers []backend.Driver
 	for range 2 {
 		d, err := Open(ctx, "redis+sentinel://"+addr+"/mymaster")
 		if err != nil {
@@ -213,6 +222,7 @@ func TestOverlapsInSentinelFailover(t *testing.T) {
 		defer d.Close(ctx)
 		drivers = append(drivers, d)
 	}
+	drivers[1] = bindTo(t, drivers[0].(*Driver).client)
 	c := &contention{names: []string{"a", "b", "c", "d"}, ttl: 2 * time.Second, hold: 20 * time.Millisecond}
 	end := c.run(t, 4, drivers...)
 	times := 0
@@ -231,4 +241,40 @@ func TestOverlapsInSentinelFailover(t *testing.T) {
 	c.further(t, 50)
 	end()
 	c.print(t, "Sentinel failover", times)
+}
+
+// Drivers of this package and of the engine's binding share keys: they wait in one queue, and never both hold.
+func TestOverlapsWithBinding(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	d := 2 * time.Second
+	if deep.Wanted() {
+		d = time.Minute
+	}
+	for name, as := range map[string]func(*backend.Request){
+		"exclusive":   nil,
+		"handed over": func(r *backend.Request) { r.Renews = true },
+		"permits": func(r *backend.Request) { // of which no two fit at once
+			r.Kind, r.Permits, r.Limit = backend.KindPermits, 2, 3
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := startServer(t)
+			drivers := []backend.Driver{s.open(t), s.open(t)}
+			for range 2 {
+				drivers = append(drivers, bindTo(t, goredis.NewClient(fitOptions(s.addr))))
+			}
+			c := &contention{
+				names: []string{"a", "b"}, ttl: 500 * time.Millisecond, hold: 5 * time.Millisecond, drop: 0.01, as: as,
+			}
+			end := c.run(t, 4, drivers...)
+			time.Sleep(d)
+			end()
+			c.print(t, name, 1)
+			if c.overlaps > 0 || c.grants == 0 {
+				t.Error("both kinds of driver have to share the names")
+			}
+		})
+	}
 }

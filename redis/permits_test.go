@@ -24,19 +24,19 @@ func TestPermits(t *testing.T) {
 	if two.Permits != 2 || two.Limit != 4 || two.Kind != backend.KindPermits {
 		t.Errorf("grant: %+v", two)
 	}
-	_, err := b.Acquire(within(t, 30*time.Second), taking(request("n", time.Second, false), 2, 4))
+	_, err := b.Acquire(within(t, 30*time.Second), taking(request("n", time.Minute, false), 2, 4))
 	var refused *backend.HeldError
 	if !errors.As(err, &refused) || refused.Holder != "test/n" || refused.RetryAfter <= 0 ||
 		refused.RetryAfter > time.Minute {
 		t.Errorf("too many: %v", err)
 	}
 	big := inLine(t, a, b, taking(request("n", time.Minute, true), 4, 4), 1)
-	held(t, a, taking(request("n", time.Second, false), 1, 4), "a small request that would pass a big one")
+	held(t, a, taking(request("n", time.Minute, false), 1, 4), "a small request that would pass a big one")
 	small := inLine(t, a, a, taking(request("n", time.Minute, true), 1, 4), 2)
 	small2 := inLine(t, a, b, taking(request("n", time.Minute, true), 3, 4), 3)
 	last := inLine(t, a, b, taking(request("n", time.Minute, true), 1, 4), 4)
 	mustRelease(t, a, two)
-	held(t, a, taking(request("n", time.Second, false), 1, 4), "some are free, and a big request waits for them")
+	held(t, a, taking(request("n", time.Minute, false), 1, 4), "some are free, and a big request waits for them")
 	mustRelease(t, b, one)
 	g := <-big
 	mustRelease(t, b, g)

@@ -1,19 +1,19 @@
 package redis
 
-// This file decides whether the server may be used for locks, and what can be said of its exclusion. The first call
+// This file decides whether the server may be used for locks, and which exclusion it can promise. The first call
 // asks INFO and runs the script once; later looks are made in the background, after a fault, with a new connection, and
-// every half minute (redisconn.Probe). What a look finds holds from the next Acquire on. Renew and Release go on in any
-// case: a hold on a server that has become unfit is still best kept and given back.
+// every half minute (redisconn.Probe). The result of a look applies from the next Acquire on. Renew and Release go on
+// in any case: a hold on a server that has become unfit is still best renewed and released.
 
 import (
 	"context"
-	"sync"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 // probeTime is for one probe, unless a URL says otherwise. It does not depend on the contexts of the calls that wait
@@ -28,19 +28,19 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return redisconn.CallError(ctx, driverName, "ping", "", d.probe.Ping(ctx, d.inspect))
 }
 
-// suspect has the server looked at again with the next call: it may be another one, or have other settings.
+// suspect makes the next call look at the server: it may be another one, or have other settings.
 func (d *Driver) suspect() { d.probe.Suspect(d.clock.Now()) }
 
-// inspect is one look: it asks the servers and notes what it has found. It runs on a goroutine of the gate's and ends
-// after the driver's patience. The first look behind Sentinels also starts the goroutine that follows the master,
-// because New promises to do no I/O and start nothing.
+// inspect is one look: it asks the servers and records the result. It runs on a goroutine of the gate and ends after
+// the driver's patience. The first look behind Sentinels also starts the goroutine that follows the master, because New
+// promises not to do I/O or start goroutines.
 func (d *Driver) inspect(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
 	defer cancel()
-	if isSentinel(d.client) {
+	if lines.IsSentinel(d.client) {
 		d.follow.Do(func() {
 			opt := *d.client.(*goredis.Client).Options()
-			d.gate.Go(func(context.Context) { d.lines.follow(d.gate.Closing(), opt) })
+			d.gate.Go(func(context.Context) { d.lines.Follow(d.gate.Closing(), opt) })
 		})
 	}
 	err := d.judge(ctx)
@@ -51,19 +51,19 @@ func (d *Driver) inspect(ctx context.Context) error {
 // judge asks the servers and draws the conclusions: whether they are fit, whether names may be on different servers,
 // and how much exclusion they can promise. On a cluster the weakest master decides.
 //
-// With Options.Assume nothing is asked but whether the script runs: INFO may be refused or answered by a proxy about
+// With Options.Assume it only asks whether the script runs: INFO may be refused or answered by a proxy about
 // itself.
 func (d *Driver) judge(ctx context.Context) error {
 	if d.o.Assume != nil {
-		d.lines.sharded.Store(d.o.Assume.Cluster)
+		d.lines.Sharded.Store(d.o.Assume.Cluster)
 		return d.tryScript(ctx)
 	}
-	masters, err := eachMaster(ctx, d.client, redisconn.ReadServer)
+	masters, err := lines.EachMaster(ctx, d.client, redisconn.ReadServer)
 	if err != nil {
-		return redisconn.Unsent(err) // what one that does not answer would say is not known
+		return redisconn.Unsent(err) // the settings of a master without an answer are unknown
 	}
 	// Behind Sentinels there are replicas, or will be.
-	cluster, durable, replicas := false, true, isSentinel(d.client)
+	cluster, durable, replicas := false, true, lines.IsSentinel(d.client)
 	for _, s := range masters {
 		s.Tolerated = d.o.AllowVolatileEviction
 		if err := s.Fit(); err != nil {
@@ -76,16 +76,16 @@ func (d *Driver) judge(ctx context.Context) error {
 		durable = durable && s.Durable && !s.Evicts()
 		replicas = replicas || s.Cluster || s.Replicas > 0
 	}
-	// A single client would follow none of the cluster's redirections, and would see only this node's names.
+	// A single client would not follow the cluster's redirections, and would see only this node's names.
 	if _, ok := d.client.(*goredis.Client); ok && cluster {
 		return &backend.ConfigError{
 			Setting: "client", Value: "*redis.Client", Want: "a *redis.ClusterClient",
 			Why: "the server is a node of a cluster (cluster_enabled:1)",
 		}
 	}
-	d.lines.sharded.Store(cluster || d.lines.cluster != nil)
+	d.lines.Sharded.Store(cluster || lines.IsCluster(d.client))
 	if !d.probe.Passed() {
-		// A lock is taken without the script, by SET NX, and could not be given back if the script may not run.
+		// A lock is taken without the script, by SET NX, and could not be released if the script may not run.
 		if err := d.tryScript(ctx); err != nil {
 			return err
 		}
@@ -105,37 +105,9 @@ func (d *Driver) judge(ctx context.Context) error {
 // tryScript sees whether the server runs the script, with a question about a name that nobody needs. A user that may
 // not run it, or a proxy that does not pass it on, shows here and not with the first release.
 func (d *Driver) tryScript(ctx context.Context) error {
-	_, _, err := d.lines.do(ctx, newStep(redisscript.Inform, d.keys("probe")))
+	_, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Inform, d.keys("probe")))
 	if err != nil {
 		return redisconn.Unsent(err)
 	}
 	return nil
-}
-
-// isSentinel reports whether client finds its server through Sentinel. go-redis 9 shows that nowhere but in the
-// address, for which it writes FailoverClient.
-func isSentinel(client goredis.UniversalClient) bool {
-	c, ok := client.(*goredis.Client)
-	return ok && c.Options().Addr == "FailoverClient" // what go-redis writes for one
-}
-
-// eachMaster asks every server that has locks, the masters of a cluster side by side, and returns their answers in no
-// order. It ends with the first error.
-func eachMaster[T any](ctx context.Context, client goredis.UniversalClient,
-	ask func(context.Context, goredis.Cmdable) (T, error)) (all []T, err error) {
-	cluster, ok := client.(*goredis.ClusterClient)
-	if !ok {
-		one, err := ask(ctx, client)
-		return []T{one}, err
-	}
-	// Each master is asked by a goroutine of the client's: hence the lock.
-	var mu sync.Mutex
-	err = cluster.ForEachMaster(ctx, func(ctx context.Context, c *goredis.Client) error {
-		one, err := ask(ctx, c)
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, one)
-		return err
-	})
-	return all, err
 }

@@ -1,8 +1,8 @@
 package redis
 
-// This file is the driver's one subscription. Each driver has a channel of its own, named by its random identity, on
-// which the script tells it three things: a waiter of yours is offered the lock, the lock stays closed for so long, and
-// waiters of yours are asked whether they live.
+// This file is the driver's one subscription. Each driver has its own channel, named by its random identity, on which
+// the script sends three messages: a waiter is offered the lock, the lock stays closed for some time, and waiters are
+// asked whether they live.
 //
 // A message of Redis' PUBLISH is delivered at most once and can be lost with the connection, so a push is never the
 // only way to learn something: waiting.go looks for itself, more often where no push can come. redisconn.Subscription
@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 // push is the one subscription of a driver. It is made for the first waiter, since a driver that only tries needs no
@@ -30,7 +31,7 @@ type push struct {
 // init makes up; the rest is ready as it is.
 func (p *push) init() { p.up = make(chan struct{}) }
 
-// start makes the subscription unless there is one, and returns the channel that is closed when it is confirmed. A
+// start makes the subscription unless there is one, and returns a channel that is closed on confirmation. A
 // waiter has to be in no queue before that: a release that finds nobody listening passes it by.
 //
 // With every confirmation, the first and each later one, the server is looked at anew, as it may be another one; and
@@ -38,8 +39,8 @@ func (p *push) init() { p.up = make(chan struct{}) }
 func (p *push) start(d *Driver) (up <-chan struct{}) {
 	p.subscription.Start(d.client, redisscript.Channel(d.o.KeyPrefix, d.identity), redisconn.Listener{
 		Confirmed: func() {
-			// In this order: a waiter that sees the subscription stand may be pushed at once, and the looks find what
-			// was pushed before.
+			// In this order: a waiter may be pushed as soon as it sees the subscription stand, and the looks find
+			// earlier pushes.
 			p.confirmed()
 			d.suspect() // it may be another server
 			d.waiting.lookAll()
@@ -69,9 +70,9 @@ func (p *push) confirmed() {
 	}
 }
 
-// lost notes the end of a connection, or that none came about. refused says that trying again soon cannot help, such as
-// for a user that may not subscribe: redisconn then asks again every half minute, and waiters poll. Those that stand in
-// queues keep their places meanwhile, and learn of their turn by looks.
+// lost notes the end of a connection, or a failure to open one. refused says that an early retry cannot help, such as
+// for a user that may not subscribe: redisconn then retries every half minute, and waiters poll. Waiters in queues keep
+// their places meanwhile, and find their turn by looks.
 func (p *push) lost(err error) (refused bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,13 +93,13 @@ func (d *Driver) heard(text string) {
 		d.waiting.closed(m.Lock, m.For)
 	case m.Kind == redisscript.PushAsked:
 		d.waiting.asked(m.Lock)
-	// The try was abandoned, and the lock is of no use to anybody until it is given back.
+	// The try was abandoned, and the lock is useless until it is declined.
 	case !d.waiting.offered(m.Nonce):
 		d.gate.Go(func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, lookTime)
 			defer cancel()
-			// Without an answer it is given back by the end of the offer.
-			_, _, _ = d.lines.do(ctx, newStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce))
+			// Without an answer the offer ends when its time is over.
+			_, _, _ = d.lines.Do(ctx, lines.NewStep(redisscript.Decline, redisscript.KeysOfLock(m.Lock), d.identity, m.Nonce))
 		})
 	}
 }

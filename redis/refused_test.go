@@ -174,8 +174,8 @@ func TestUnfitAfterReconnect(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
-	g := mustAcquire(t, d, request("held", time.Minute, false))
-	ctx := within(t, 20*time.Second)
+	g := mustAcquire(t, d, request("held", 2*time.Minute, false))
+	ctx := within(t, 2*time.Minute)
 	set := func(policy string) {
 		t.Helper()
 		if err := admin.ConfigSet(ctx, "maxmemory-policy", policy).Err(); err != nil {

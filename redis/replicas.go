@@ -1,12 +1,12 @@
 package redis
 
-// This file has replicas confirm what was granted: Options.Replicas. After a grant, and after each renewal, the driver
-// prolongs the hold by a little and sends WAIT (or WAITAOF) behind it on one connection, in one pipeline. The write is
-// needed because WAIT speaks of what its own connection has written: without one it answers at once, whatever the
-// replicas have.
+// This file has replicas confirm grants: Options.Replicas. After a grant, and after each renewal, the driver prolongs
+// the hold by a little and sends WAIT (or WAITAOF) behind it on one connection, in one pipeline. The write is needed
+// because WAIT covers the writes of the same connection: without one it answers immediately, whatever the replicas
+// have.
 //
-// What is not confirmed is given back, and the call fails with a ReplicasError. doc.go says what this buys and what it
-// does not.
+// A grant that is not confirmed is released, and the call fails with a ReplicasError. doc.go states the benefit and the
+// limits.
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 const (
@@ -28,9 +29,8 @@ const (
 	maxReplicas = 100
 )
 
-// ReplicasError is the cause of a call that was refused because too few replicas have confirmed it: see
-// Options.Replicas. Beside it in the chain stands backend.ErrUnavailable, or ErrUnknown if it is not certain that what
-// was granted could be given back.
+// ReplicasError is the cause of a call that failed because too few replicas have confirmed it: see Options.Replicas.
+// Its chain also has backend.ErrUnavailable, or ErrUnknown if it is not certain that the grant was released.
 type ReplicasError struct {
 	// Replicas that were asked for, and that have confirmed.
 	Want, Got int
@@ -49,16 +49,15 @@ func (e *ReplicasError) Error() string {
 	return fmt.Sprintf("%d replicas have it%s after %v, %d are asked for", e.Got, where, e.Within, e.Want)
 }
 
-// confirmation asks the replicas of each server once for all that one call was granted there, since WAIT covers
-// whatever the server wrote before. It belongs to one call.
+// confirmation asks the replicas of each server once for all grants of one call there, since WAIT covers all earlier
+// writes of the server. It belongs to one call.
 type confirmation struct {
 	d     *Driver
 	asked map[goredis.Cmdable]error
 }
 
-// of waits until replicas have what was granted or renewed in g. It is nil if nothing is asked of replicas. On a
-// cluster the replicas of the name's own master count, so that each master is asked for itself, once for each call:
-// what it has answered for one grant holds for all that it was given before.
+// of waits until replicas have g. It returns nil if Options.Replicas is 0. On a cluster the replicas of the name's own
+// master count, so each master is asked separately, once per call: its answer for one grant covers all earlier grants.
 func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	if c.d.o.Replicas == 0 {
 		return nil
@@ -66,7 +65,7 @@ func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	var master goredis.Cmdable = c.d.client
 	if cluster, ok := c.d.client.(*goredis.ClusterClient); ok {
 		var err error
-		if master, err = masterOf(ctx, cluster, c.d.keys(g.Name).Lock); err != nil {
+		if master, err = lines.MasterOf(ctx, cluster, c.d.keys(g.Name).Lock); err != nil {
 			return err
 		}
 	}
@@ -83,7 +82,7 @@ func (c *confirmation) of(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// confirmed waits until replicas have what was just granted, and gives all of it back if they do not: a set is granted
+// confirmed waits until replicas have the new grants, and releases all of them if they do not: a set is granted
 // as a whole or not at all.
 func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
 	c := confirmation{d: d}
@@ -99,16 +98,16 @@ func (d *Driver) confirmed(ctx context.Context, grants ...backend.Grant) error {
 // that took longer would be worth little to its caller.
 func (d *Driver) replicated(ctx context.Context, master goredis.Cmdable, g backend.Grant) error {
 	within := min(d.o.ReplicaTimeout, max(g.TTL/2, time.Millisecond))
-	got, err := question(ctx, func(ctx context.Context) (int, error) { return d.waitFor(ctx, master, g, within) })
+	got, err := lines.Question(ctx, func(ctx context.Context) (int, error) { return d.waitFor(ctx, master, g, within) })
 	if want := d.o.Replicas; err == nil && got < want {
 		err = &redisconn.Failure{Cause: &ReplicasError{Want: want, Got: got, Within: within, Disk: d.o.ReplicaDisk}}
 	}
 	return err
 }
 
-// waitFor returns how many replicas have what it writes. The write is the script's accept step with a little more time
-// than the hold has, because a prolongation that changes nothing is not replicated. It goes by the client and not by a
-// line: WAIT blocks its connection for as long as the replicas take, and everybody's steps with it.
+// waitFor writes and returns how many replicas have the write. The write is the script's accept step with slightly more
+// time than the hold has, because a prolongation without a change is not replicated. It uses the client and not a line:
+// WAIT blocks its connection for as long as the replicas take, and with it all other steps.
 func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.Grant, within time.Duration) (
 	int, error,
 ) {
@@ -124,7 +123,7 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 		// More than the hold has left, so that something is written.
 		redisscript.Millis(redisconn.PXOf(g, d.clock.Now()) + 2*time.Millisecond),
 	}
-	// Rounded up to a millisecond: 0 would be for ever.
+	// Rounded up to a millisecond: 0 would wait indefinitely.
 	patience := (within + time.Millisecond - 1).Milliseconds()
 	ask := func(write func(goredis.Pipeliner) *goredis.Cmd) (wrote, waited *goredis.Cmd) {
 		pipe := master.Pipeline()
@@ -164,18 +163,18 @@ func (d *Driver) waitFor(ctx context.Context, master goredis.Cmdable, g backend.
 	return int(both[1]), nil
 }
 
-// refuse gives back what was granted and not confirmed because of err, and returns the call's error. It uses Expire,
-// which leaves a hold that another driver was answered with. What cannot be given back at once is tidied up in the
-// background, and makes the outcome unknown.
+// refuse releases grants that were not confirmed because of err, and returns the call's error. It uses Expire, which
+// keeps a hold that another driver was also granted. Grants that cannot be released now are tidied up in the
+// background, and make the outcome unknown.
 func (d *Driver) refuse(ctx context.Context, err error, grants []backend.Grant) error {
 	var leftovers []leftover
-	var all []*step
+	var all []*lines.Step
 	for _, g := range grants {
-		all = append(all, newStep(redisscript.Expire, d.keys(g.Name), redisconn.StartOf(g), "0"))
+		all = append(all, lines.NewStep(redisscript.Expire, d.keys(g.Name), redisconn.StartOf(g), "0"))
 	}
-	d.lines.doAll(ctx, all, func(i int, s *step, failed error) {
+	d.lines.DoAll(ctx, all, func(i int, s *lines.Step, failed error) {
 		keys := d.keys(grants[i].Name)
-		// Not given back yet: it is a leftover, like that of a try without an answer.
+		// Not released yet: it is a leftover, like that of a try without an answer.
 		if failed != nil {
 			h, _ := redisscript.ParseHold(redisconn.ValueOf(grants[i]))
 			leftovers = append(leftovers, leftover{keys: keys, hold: h})

@@ -33,7 +33,7 @@ func TestShowsNoKeys(t *testing.T) {
 			state.Holders[0].Owner != r.Owner || state.Holders[0].Metadata["a"] != "|" {
 			t.Errorf("%s: %+v, %v", name, state, err)
 		}
-		rival := request(name, time.Second, false)
+		rival := request(name, time.Minute, false)
 		if name == "permits" {
 			rival = taking(rival, 1, 2)
 		}
@@ -63,7 +63,7 @@ func TestShowsNoKeys(t *testing.T) {
 func TestRefusedInput(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	r := request("n", time.Second, false)
+	r := request("n", time.Minute, false)
 	for _, id := range []string{"a|b", "a\nb", "ä", strings.Repeat("x", 65)} {
 		r.HoldID = id
 		_, err := s.open(t).Acquire(within(t, 30*time.Second), r)
@@ -75,7 +75,7 @@ func TestRefusedInput(t *testing.T) {
 	} {
 		d := New(client, nil)
 		ctx := within(t, 30*time.Second)
-		r := request("n", time.Second, true)
+		r := request("n", time.Minute, true)
 		_, acquire := d.Acquire(ctx, r)
 		_, all := d.AcquireAll(ctx, []backend.Request{r})
 		_, look := d.Look(ctx, "n")

@@ -100,20 +100,20 @@ func TestReadersAndWriters(t *testing.T) {
 	if r1.Kind != backend.KindShared || r1.Token != 0 {
 		t.Errorf("grant: %+v", r1)
 	}
-	held(t, b, request("n", time.Second, false), "a writer beside readers")
+	held(t, b, request("n", time.Minute, false), "a writer beside readers")
 	w1 := inLine(t, a, b, request("n", time.Minute, true), 1)
-	held(t, a, reading(request("n", time.Second, false)), "a reader that would pass a writer")
+	held(t, a, reading(request("n", time.Minute, false)), "a reader that would pass a writer")
 	r3 := inLine(t, a, a, reading(request("n", time.Minute, true)), 2)
 	r4 := inLine(t, a, b, reading(request("n", time.Minute, true)), 3)
 	w2 := inLine(t, a, a, request("n", time.Minute, true), 4)
 	r5 := inLine(t, a, b, reading(request("n", time.Minute, true)), 5)
 
 	mustRelease(t, a, r1)
-	held(t, a, request("n", time.Second, false), "one reader is left")
+	held(t, a, request("n", time.Minute, false), "one reader is left")
 	notYet(t, w1, "a writer beside a reader")
 	mustRelease(t, b, r2)
 	g := <-w1
-	held(t, a, reading(request("n", time.Second, false)), "a reader beside a writer")
+	held(t, a, reading(request("n", time.Minute, false)), "a reader beside a writer")
 	mustRelease(t, b, g)
 	g3, g4 := <-r3, <-r4
 	info, err := a.Look(within(t, 30*time.Second), "n")
@@ -399,12 +399,12 @@ func TestMinimumOfShares(t *testing.T) {
 	if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("second release: %v", err)
 	}
-	mustRelease(t, d, mustAcquire(t, d, reading(request("n", time.Second, false))))
+	mustRelease(t, d, mustAcquire(t, d, reading(request("n", time.Minute, false))))
 	info, err := d.Look(within(t, 30*time.Second), "n")
 	if err != nil || info.Held {
 		t.Errorf("closed, and held by nobody: %+v, %v", info, err)
 	}
-	mustRelease(t, d, mustAcquire(t, d, request("n", time.Second, true)))
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, true)))
 	if took := time.Since(start); took < r.MinHold {
 		t.Errorf("open to a writer after %v", took)
 	}
@@ -413,8 +413,8 @@ func TestMinimumOfShares(t *testing.T) {
 	p.MinHold = 600 * time.Millisecond
 	start = time.Now()
 	g = mustAcquire(t, d, p)
-	mustRelease(t, d, mustAcquire(t, d, taking(request("n", time.Second, false), 1, 3)))
-	w := inLine(t, d, d, taking(request("n", time.Second, true), 2, 3), 1)
+	mustRelease(t, d, mustAcquire(t, d, taking(request("n", time.Minute, false), 1, 3)))
+	w := inLine(t, d, d, taking(request("n", time.Minute, true), 2, 3), 1)
 	mustRelease(t, d, g)
 	mustRelease(t, d, <-w)
 	if took := time.Since(start); took < p.MinHold {
@@ -482,8 +482,8 @@ func TestForeignKeysBesideShares(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, r := range []backend.Request{
-				reading(request("n", time.Second, false)), reading(request("n", time.Second, true)),
-				taking(request("n", time.Second, false), 1, 2), taking(request("n", time.Second, true), 1, 2),
+				reading(request("n", time.Minute, false)), reading(request("n", time.Minute, true)),
+				taking(request("n", time.Minute, false), 1, 2), taking(request("n", time.Minute, true), 1, 2),
 			} {
 				if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrMisconfigured) {
 					t.Errorf("%s at %s, %v, wait %v: %v", what, key, r.Kind, r.Wait, err)

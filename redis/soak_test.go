@@ -63,6 +63,12 @@ func soakService(t testing.TB) nemesis.Service {
 			info, err := admin.InfoMap(ctx, "server").Result()
 			return info["Server"]["run_id"], err
 		},
+		// No RefuseRelease: a release with a waiter sets the key to the offer, so no right is missing where it is only
+		// that of deleting.
+		RefuseWrites: containers.Refusal(
+			func(ctx context.Context) error { return admin.ConfigSet(ctx, "min-replicas-to-write", "1").Err() },
+			func(ctx context.Context) error { return admin.ConfigSet(ctx, "min-replicas-to-write", "0").Err() },
+		),
 		More: []nemesis.Kind{
 			nemesis.NewLapse("delete", "the key of a lock is deleted", func(ctx context.Context, name string) error {
 				return admin.Del(ctx, redisscript.KeysOf("fencelock:", name).Lock).Err()

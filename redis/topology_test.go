@@ -26,7 +26,7 @@ import (
 // startCluster starts three masters that share the slots.
 func startCluster(t *testing.T) []*testServer {
 	t.Helper()
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	var nodes []*testServer
 	var buses [3]string
 	for i := range buses {
@@ -76,7 +76,7 @@ func TestCluster(t *testing.T) {
 	deep.NotShort(t)
 	t.Parallel()
 	nodes := startCluster(t)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	a, err := Open(ctx, "redis+cluster://"+nodes[0].addr+","+nodes[1].addr)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestCluster(t *testing.T) {
 	// Names on all nodes, also names with braces of their own; renewed in one call.
 	var grants []backend.Grant
 	for i := range 100 {
-		grants = append(grants, mustAcquire(t, a, request(fmt.Sprintf("n%d}{%d", i, i%7), 20*time.Second, i%2 == 0)))
+		grants = append(grants, mustAcquire(t, a, request(fmt.Sprintf("n%d}{%d", i, i%7), 2*time.Minute, i%2 == 0)))
 	}
 	for i, s := range nodes {
 		if n := len(keys(t, s.admin(t))); n == 0 || n == 100 {
@@ -104,13 +104,13 @@ func TestCluster(t *testing.T) {
 	}
 	// Contention, by push.
 	for i, g := range grants {
-		if _, err := b.Acquire(ctx, request(g.Name, time.Second, false)); !errors.Is(err, backend.ErrHeld) {
+		if _, err := b.Acquire(ctx, request(g.Name, time.Minute, false)); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("%d: %v", i, err)
 		}
 		got := make(chan backend.Grant, 1)
 		if i < 10 {
 			go func() {
-				g, err := b.Acquire(ctx, request(g.Name, 20*time.Second, true))
+				g, err := b.Acquire(ctx, request(g.Name, 2*time.Minute, true))
 				if err != nil {
 					t.Error(err)
 				}
@@ -132,9 +132,9 @@ func TestCluster(t *testing.T) {
 		for _, kind := range []func(backend.Request) backend.Request{
 			reading, func(r backend.Request) backend.Request { return taking(r, 1, 2) },
 		} {
-			one := mustAcquire(t, a, kind(request(name, 20*time.Second, false)))
-			two := mustAcquire(t, b, kind(request(name, 20*time.Second, true)))
-			rival := request(name, 20*time.Second, true)
+			one := mustAcquire(t, a, kind(request(name, 2*time.Minute, false)))
+			two := mustAcquire(t, b, kind(request(name, 2*time.Minute, true)))
+			rival := request(name, 2*time.Minute, true)
 			if one.Kind == backend.KindPermits {
 				rival = taking(rival, 2, 2)
 			}
@@ -166,7 +166,7 @@ func TestCluster(t *testing.T) {
 func TestSlotMigration(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	d, err := Open(ctx, "redis+cluster://"+nodes[0].addr)
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestSlotMigration(t *testing.T) {
 			t.Fatalf("%v: %v", command, err)
 		}
 	}
-	g := mustAcquire(t, d, request("n", 20*time.Second, true))
+	g := mustAcquire(t, d, request("n", 2*time.Minute, true))
 	must(target, "cluster", "setslot", slot, "importing", ids[source])
 	must(source, "cluster", "setslot", slot, "migrating", ids[target])
 	renew := func(when string) {
@@ -218,7 +218,7 @@ func TestSlotMigration(t *testing.T) {
 	if err := <-released; err != nil {
 		t.Errorf("released after the move: %v", err)
 	}
-	mustRelease(t, d, mustAcquire(t, d, request("n", 20*time.Second, false)))
+	mustRelease(t, d, mustAcquire(t, d, request("n", 2*time.Minute, false)))
 	stats := ""
 	for _, s := range nodes {
 		text, err := s.admin(t).Info(ctx, "errorstats").Result()
@@ -259,7 +259,7 @@ func TestSentinel(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, "--appendonly", "yes", "--appendfsync", "always")
 	addr := startSentinel(t, s)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	a, err := Open(ctx, "redis+sentinel://"+addr+"/mymaster")
 	if err != nil {
 		t.Fatal(err)
@@ -272,8 +272,8 @@ func TestSentinel(t *testing.T) {
 	if got := a.Describe().Exclusion; got != backend.ExclusionAsyncReplica {
 		t.Errorf("exclusion: %v", got)
 	}
-	g := mustAcquire(t, a, request("n", 20*time.Second, true))
-	next := waitInLine(t, s, b, request("n", 20*time.Second, true), 1)
+	g := mustAcquire(t, a, request("n", 2*time.Minute, true))
+	next := waitInLine(t, s, b, request("n", 2*time.Minute, true), 1)
 	if answer := a.Renew(ctx, []backend.Grant{g})[0]; answer.Err != nil {
 		t.Error(answer.Err)
 	}

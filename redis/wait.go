@@ -4,8 +4,7 @@ package redis
 // things: the push that offers the lock, a look that finds the place gone or turned into the hold, the end of the
 // context, or Close. Without a confirmed subscription a round is a try and a pause.
 //
-// The waiter's goroutine does nothing while it waits: pushes and looks are waiting.go's, which end the wait through
-// waiter.event.
+// The waiter's goroutine only waits for waiter.event: the pushes and looks of waiting.go end the wait through it.
 
 import (
 	"context"
@@ -15,25 +14,26 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
-// Polling: the first pause, and the longest. 50 ms keeps a short section's next user close behind it; once a second is
-// what a server bears from many who wait for long.
+// Polling: the first pause, and the longest. 50 ms keeps the next user of a short section close behind it; a server
+// bears one poll a second from many long waiters.
 const (
 	pollFirst = 50 * time.Millisecond
 	pollMost  = time.Second
 )
 
 // wait acquires, however long that takes. Each round asks for a place in the queue, and waits until the place has
-// become the hold, or has gone: a client that could not be told of its turn, or was not seen for long, loses its place.
+// become the hold, or has gone: a client that could not be notified of its turn, or was not seen for long, loses its
+// place.
 //
 // Without a subscription a round is a try that takes no place, and a pause: a free lock must not depend on more than
 // the server's answer, and some servers, proxies and users have no subscriptions at all. Subscribing before the first
-// try was rejected for that: an Acquire of a free name took 2.00 s at a server that took no more connections, against
+// try would cost more: an Acquire of a free name took 2.00 s at a server that took no more connections, against
 // 0.36 ms for a TryAcquire.
 //
-// Faults are repeated with growing pauses as long as the context lasts; what they may have left is given back in the
-// end.
+// Faults are retried with growing pauses as long as the context lasts; their possible leftovers are removed in the end.
 func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 	for faults, polls := 0, 0; ; {
 		var g backend.Grant
@@ -50,7 +50,7 @@ func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 		if err == nil {
 			return g, nil
 		}
-		// The server was heard from, so that what went wrong before is no reason to pause.
+		// The server was heard from, so earlier faults are no reason to pause.
 		if errors.Is(err, errGone) {
 			faults = 0
 			a.again = true
@@ -68,7 +68,7 @@ func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 		if !redisconn.Pause(ctx, faults) {
 			return backend.Grant{}, a.d.giveUp(a.leftovers, err)
 		}
-		// Close ends a waiter between two rounds too. What it has left is removed before Close returns, as far as
+		// Close ends a waiter between two rounds too. Its leftovers are removed before Close returns, as far as
 		// Close's context allows.
 		if a.d.gate.Closed() {
 			return backend.Grant{}, a.d.giveUp(a.leftovers, backend.ErrClosed)
@@ -76,14 +76,14 @@ func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 	}
 }
 
-// errPoll says that the lock is held and that it is time to ask again.
+// errPoll says that the lock is held and that the next poll is due.
 var errPoll = errors.New("held")
 
 // poll pauses until the next try. The pause doubles from 50 ms to about a second, with a fifth of jitter so that
-// waiters who came together part. It is cut short to just behind the time that the present hold has left, and ends when
+// waiters who came together part. It is cut short to just behind the remaining time of the present hold, and ends when
 // the subscription stands, since the next round can then take a place.
 func (a *attempt) poll(ctx context.Context, n int, held error) error {
-	// The first poll starts the subscription, so that a driver whose names are always free never makes one.
+	// The first poll starts the subscription, so that a driver with names that are always free never makes one.
 	up := a.d.push.start(a.d)
 	d := redisscript.Jitter(min(pollFirst<<min(n, 5), pollMost*5/6)) // give or take a fifth
 	var h *backend.HeldError
@@ -103,13 +103,13 @@ func (a *attempt) poll(ctx context.Context, n int, held error) error {
 	return errPoll
 }
 
-// errGone says that the place in the queue, or the hold that came of it, does not exist any more. The next round asks
-// again, as a request that may have been there.
+// errGone says that the place in the queue, or the hold that came of it, no longer exists. The next round repeats the
+// request, as one that may have been there.
 var errGone = errors.New("the place in the queue is gone")
 
 // round is one try that takes a place. The waiter w was made known before the request left, as the push may overtake
-// the answer. When the context or the driver ends, the place is given back in the background: a place that stays would
-// be offered the lock and keep it closed for a second.
+// the answer. When the context or the driver ends, the place is removed in the background: a place that stays would be
+// offered the lock and keep it closed for a second.
 func (a *attempt) round(ctx context.Context, h redisscript.Hold, w *waiter) (backend.Grant, error) {
 	g, won, answer, err := a.try(ctx, h, true)
 	if won || err != nil {
@@ -144,7 +144,7 @@ func (a *attempt) round(ctx context.Context, h redisscript.Hold, w *waiter) (bac
 func (a *attempt) accept(ctx context.Context, h redisscript.Hold) (backend.Grant, error) {
 	code := codesOf(a.r.Kind).accept
 	for n := 1; ; n++ {
-		answer, sentAt, err := a.d.lines.do(ctx, newStep(code, a.keys, h.Start(), redisscript.Millis(h.PX)))
+		answer, sentAt, err := a.d.lines.Do(ctx, lines.NewStep(code, a.keys, h.Start(), redisscript.Millis(h.PX)))
 		if err == nil {
 			if answer == int64(1) {
 				return a.grant(h, sentAt), nil

@@ -48,7 +48,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	}
 	for i, next := range line {
 		if _, err := outsider.Acquire(
-			within(t, 30*time.Second), request("n", time.Second, false),
+			within(t, 30*time.Second), request("n", time.Minute, false),
 		); !errors.Is(err, backend.ErrHeld) {
 			t.Fatalf("barged before waiter %d: %v", i, err)
 		}
@@ -78,13 +78,18 @@ func TestCommandsPerGrant(t *testing.T) {
 		mustRelease(t, drivers[i], mustAcquire(t, drivers[i], request("warm-up", 10*time.Second, true)))
 	}
 	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
-	before, trips := commands(t, admin), calls(t, admin, "evalsha")
-	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
-	if n := calls(t, admin, "evalsha") - trips; n != 1 {
-		t.Errorf("uncontended: %d calls of scripts, want that of the release alone", n)
+	lone, scripts := math.MaxInt, math.MaxInt
+	for range 5 { // the others probe their subscriptions meanwhile
+		before, trips := commands(t, admin), calls(t, admin, "evalsha")
+		mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
+		scripts = min(scripts, calls(t, admin, "evalsha")-trips)
+		lone = min(lone, commands(t, admin)-before)
 	}
-	if n := commands(t, admin) - before; n > 6 {
-		t.Errorf("uncontended: %d commands", n)
+	if scripts != 1 {
+		t.Errorf("uncontended: %d calls of scripts, want that of the release alone", scripts)
+	}
+	if lone > 6 {
+		t.Errorf("uncontended: %d commands", lone)
 	}
 
 	// What a waiter asks when it has waited for long is no part of the price, and on a busy machine all wait for long.
@@ -95,7 +100,7 @@ func TestCommandsPerGrant(t *testing.T) {
 		if round > 0 && time.Since(began) > 20*time.Second {
 			break
 		}
-		before = commands(t, admin)
+		before := commands(t, admin)
 		contend(t, drivers, rounds)
 		least = min(least, float64(commands(t, admin)-before)/(workers*rounds))
 		if least <= 16 { // 14 to 15; waking one waiter too many costs as much again
@@ -364,7 +369,7 @@ func TestLostPush(t *testing.T) {
 }
 
 // A release that meets another hold than its own leaves hold and queue as they were.
-func TestStaleReleaseChangesNothing(t *testing.T) {
+func TestStaleReleaseHasNoEffect(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
@@ -450,7 +455,7 @@ func TestDeadQueue(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
-	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, true)))
+	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, true)))
 	k := redisscript.KeysOf("fencelock:", "n")
 	for _, wait := range []bool{false, true} {
 		for i := range 3 {
@@ -499,7 +504,7 @@ func TestFreeLockNeedsNoSubscription(t *testing.T) {
 	acquires("without +subscribe", d)
 
 	d = s.open(t)
-	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Second, false)))
+	mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false)))
 	if err := admin.ConfigSet(ctx, "maxclients", "1").Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,15 +1,15 @@
 package redis
 
-// This file looks after the waiters of one driver: all of them together, because what each cost by itself would be paid
-// by the server. A release pushes the next waiter awake, and nothing here is needed then. It is needed when a push is
-// lost, when a holder dies, and when a whole queue has died:
+// This file serves all waiters of one driver together, because the server would pay for each of them separately. A
+// release pushes the next waiter awake, without this file. It is needed when a push is lost, when a holder dies, and
+// when a whole queue has died:
 //
-//   - A look asks what became of this client's places at one name (redisscript.Look), and settles the name.
+//   - A look asks for the state of this client's places at one name (redisscript.Look), and settles the name.
 //   - A settlement has the server hand over if the present hold has run out (redisscript.Settle).
 //   - A peek asks, for up to 500 names in one step, which of them deserve a look: nobody holds them, or this client
 //     does.
 //
-// Each name that somebody waits for is a group with one timer, which is set to whatever is due next, a look or a
+// Each name that somebody waits for is a group with one timer, which is set to the next look or
 // settlement. One timer for all names peeks every second on a single server. Measured on a single server: 200 waiters
 // on 200 names cost some 20 commands a second, 10,000 some 300; a look for each name every three seconds cost 620 for
 // 200.
@@ -25,6 +25,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
 const (
@@ -32,26 +33,26 @@ const (
 	lookAgain = 500 * time.Millisecond
 	// lookTime is for one look, settlement or peek.
 	lookTime = 3 * time.Second
-	// peekEvery is how soon a lost push or a dead holder is noticed on a single server.
+	// peekEvery bounds the time until a lost push or a dead holder is noticed on a single server.
 	peekEvery = time.Second
 )
 
-// What a look costs is more than a peek at hundreds of names, and a settlement about as much. So on one server every
-// name is peeked at all the time, and for the rest many names share what one client may ask for in a second.
+// A look costs more than a peek at hundreds of names, and a settlement about as much as a look. So on one server every
+// name is peeked at all the time, and for the rest many names share the looks that one client may send in a second.
 const (
-	// restBetween is what lies between two looks at one name that is peeked at, at least.
+	// restBetween is the minimum time between two looks at a name that is peeked at.
 	restBetween = 10 * time.Second
-	// looksMore is how many looks a second a client may ask for at names of which none is looked at more often than
-	// need be, and namesALook how many names allow one more.
+	// looksMore bounds a client's looks per second at names none of which is looked at more often than necessary, and
+	// namesALook names allow one more.
 	looksMore, namesALook = 3, 150
 	// precise is the number of names up to which the end of each hold is settled when it is due. With more, the next
 	// peek finds it up to a second later.
 	precise = 64
 )
 
-// nextLook is how long to wait from a look at one of so many names, in whose queue there were so many places, to the
-// next one. What is due is spread evenly over twice its share of the client's looks, so that names whose waits began
-// together are looked at apart from then on.
+// nextLook returns the time between two looks at one of so many names, with so many places in its queue. Looks that are
+// due are spread evenly over twice their share of the client's looks, so that names with waits that began together are
+// looked at apart from then on.
 func nextLook(names, places int, peeked bool) time.Duration {
 	d := redisscript.NextLook(places)
 	if peeked {
@@ -62,22 +63,22 @@ func nextLook(names, places int, peeked bool) time.Duration {
 }
 
 // waiting knows the waiters of one driver, by nonce for pushes and by name for looks. It has one timer a name, one for
-// all of them, and one for each offer that is looked after; no goroutine runs between their firings. Every timer
-// function counts as a call at the gate, so Close waits for those that run, and close stops the others.
+// all of them, and one for each monitored offer; no goroutine runs between their firings. Every timer function counts
+// as a call at the gate, so Close waits for running ones, and close stops the others.
 //
-// Looks and peeks are not what keeps a waiter's place: a dead one is found out by offering it the lock. Heartbeats that
-// keep places were rejected, as their number grows with the names that one waits for.
+// Looks and peeks do not keep a waiter's place: a dead waiter is found by offering it the lock. The number of
+// heartbeats would grow with the names that a client waits for.
 type waiting struct {
-	// mu protects the following fields, but for ended, and those of the groups and waiters. It is never held during an
+	// mu protects the following fields, except ended, and the fields of the groups and waiters. It is never held during an
 	// exchange with the server.
 	mu     sync.Mutex
 	nonces map[string]*waiter
 	groups map[string]*group // by lock key
 	// Tries that ended without a hold as far as their callers know, and that the server may yet hand one.
 	ended redisconn.Abandoned
-	// By lock key: when to see what became of an offer that this driver has made. See offer.go.
+	// By lock key: when to settle an offer that this driver has made. See offer.go.
 	offers map[string]*time.Timer
-	// nil until there is something to peek at, and again when nobody waits.
+	// nil while there is no name to peek at.
 	peek *time.Timer
 	// Set by close: no timer is set any more.
 	shut bool
@@ -87,7 +88,8 @@ type waiting struct {
 type waiter struct {
 	keys  redisscript.Keys
 	nonce string
-	// What ended the wait. It has room for one: the first event counts, and the teller of a later one must not block.
+	// The event that ended the wait. It has room for one: the first event counts, and the teller of a later one must not
+	// block.
 	event chan event
 	// The waiters of the same name; nil until it is queued.
 	group *group
@@ -113,7 +115,7 @@ type group struct {
 	look time.Time
 	// When to settle next; zero if it is not known when the hold runs out, or left to the next peek.
 	settle time.Time
-	// A peek tells when to look sooner. Not for names held in shares, whose key says nothing about one hold.
+	// A peek tells when to look sooner. Not for names held in shares: their key does not show a single hold.
 	peeked bool
 }
 
@@ -140,7 +142,7 @@ func (w *waiting) queued(d *Driver, x *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(x.event) > 0 || w.shut {
-		return // the push was faster than the answer, and there is nothing to look after
+		return // the push was faster than the answer, and no look is needed
 	}
 	g := w.groups[x.keys.Lock]
 	if g == nil {
@@ -172,7 +174,7 @@ func (w *waiting) remove(x *waiter) {
 	}
 }
 
-// close stops all timers, and from then on nothing sets one. A timer function that has fired already finds the gate
+// close stops all timers, and no timer is set from then on. A timer function that has fired already finds the gate
 // closed or, if it entered before, is waited for by Close, which calls this afterwards.
 func (w *waiting) close() {
 	w.mu.Lock()
@@ -189,8 +191,8 @@ func (w *waiting) close() {
 	}
 }
 
-// offered passes a push on. It is false if the try was abandoned, and the lock is to be given back. A push for an try
-// that is just not known any more is no reason for that: a look was faster, and the try may hold the lock.
+// offered passes a push on. It returns false if the try was abandoned, and the lock is to be declined. A push for a try
+// that is merely unknown is no reason for that: a look was faster, and the try may hold the lock.
 func (w *waiting) offered(nonce string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -208,7 +210,7 @@ func (x *waiter) tell(e event) {
 	}
 }
 
-// closed says that a name stays closed for another d, by a minimum hold: there is nothing to settle before.
+// closed says that a name stays closed for another d, by a minimum hold: no settlement is due before.
 func (w *waiting) closed(lock string, d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -218,7 +220,7 @@ func (w *waiting) closed(lock string, d time.Duration) {
 	}
 }
 
-// asked answers the server's question whether those who wait for a name live. A look is the answer: a waiter that does
+// asked answers the server's question whether the waiters for a name live. A look is the answer: a waiter that does
 // not look in time loses its places.
 func (w *waiting) asked(lock string) {
 	w.mu.Lock()
@@ -237,15 +239,15 @@ func (w *waiting) lookAll() {
 	}
 }
 
-// now makes the group look at once, or again once the present look has ended. waiting.mu is held.
+// now makes the group look immediately, or after the present look. waiting.mu is held.
 func (g *group) now() {
 	g.look = time.Now()
 	g.again = g.again || g.busy
 	g.arm()
 }
 
-// peek looks at all names at once, and makes those groups look for whom something may have happened. It runs on its
-// timer and sets it anew; without groups it lets it go, and queued makes the next one.
+// peek looks at all names at once, and makes groups look if their name may have changed. It runs on its timer and sets
+// it anew; without groups it drops the timer, and queued makes the next one.
 func (d *Driver) peek() {
 	if d.gate.Enter() != nil {
 		return
@@ -271,7 +273,7 @@ func (d *Driver) peek() {
 	}
 	switch {
 	case w.shut:
-	// The next waiter starts the peeks again.
+	// The next waiter restarts the peeks.
 	case len(w.groups) == 0:
 		w.peek = nil
 	default:
@@ -285,9 +287,9 @@ func (d *Driver) peekAt(all []*group) (found []*group) {
 	if len(all) == 0 {
 		return nil
 	}
-	var steps []*step
+	var steps []*lines.Step
 	for chunk := range slices.Chunk(all, redisscript.MaxPeek) {
-		s := newStep(redisscript.Peek, chunk[0].keys, strconv.Itoa(len(chunk)), d.identity)
+		s := lines.NewStep(redisscript.Peek, chunk[0].keys, strconv.Itoa(len(chunk)), d.identity)
 		for _, g := range chunk[1:] {
 			s.Others = append(s.Others, g.keys)
 		}
@@ -295,7 +297,7 @@ func (d *Driver) peekAt(all []*group) (found []*group) {
 	}
 	ctx, cancel := context.WithTimeout(d.gate.Work(), lookTime)
 	defer cancel()
-	d.lines.doAll(ctx, steps, func(i int, s *step, err error) {
+	d.lines.DoAll(ctx, steps, func(i int, s *lines.Step, err error) {
 		if err != nil {
 			return // the next one is soon
 		}
@@ -311,7 +313,7 @@ func (d *Driver) peekAt(all []*group) (found []*group) {
 // settleAfter plans a settlement for soon after the hold has run out in d. waiting.mu is held.
 func (g *group) settleAfter(d time.Duration) { g.settle = time.Now().Add(redisscript.SettleIn(d)) }
 
-// arm sets the timer for what is due next. waiting.mu is held.
+// arm sets the timer for the next look or settlement. waiting.mu is held.
 func (g *group) arm() {
 	if g.busy || len(g.waiters) == 0 {
 		return
@@ -324,7 +326,7 @@ func (g *group) arm() {
 }
 
 // tick runs when a group's timer fires. While it is busy nobody else looks for this group, and the lock is not held
-// during the exchange, so everything is read again afterwards: waiters may have come and gone. A look carries at most
+// during the exchange, so the fields are read anew afterwards: waiters may have come and gone. A look carries at most
 // MaxLook nonces; Go's order of maps makes the next one carry others.
 func (d *Driver) tick(g *group) {
 	if d.gate.Enter() != nil {
@@ -369,10 +371,10 @@ func (d *Driver) tick(g *group) {
 	}
 }
 
-// settle lets the server hand over after a hold has run out, and plans the next settlement by what the present hold has
-// left.
+// settle lets the server hand over after a hold has run out, and plans the next settlement by the remaining time of the
+// present hold.
 func (d *Driver) settle(ctx context.Context, g *group) {
-	answer, _, err := d.lines.do(ctx, newStep(redisscript.Settle, g.keys))
+	answer, _, err := d.lines.Do(ctx, lines.NewStep(redisscript.Settle, g.keys))
 	w := &d.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -400,12 +402,12 @@ func (g *group) soon(d time.Duration) {
 	}
 }
 
-// look learns what became of the waiters, which also tells the server that they live, and settles. A place that is the
-// hold already was renewed by the look, so the instant before it was sent proves the hold.
+// look asks for the state of the waiters' places, which also shows the server that they live, and settles. A place that
+// is the hold already was renewed by the look, so the instant before it was sent proves the hold.
 func (d *Driver) look(ctx context.Context, g *group, nonces []string) {
-	s := newStep(redisscript.Look, g.keys)
+	s := lines.NewStep(redisscript.Look, g.keys)
 	s.Args = append([]string{d.identity}, nonces...)
-	answer, sentAt, err := d.lines.do(ctx, s)
+	answer, sentAt, err := d.lines.Do(ctx, s)
 	w := &d.waiting
 	w.mu.Lock()
 	defer w.mu.Unlock()

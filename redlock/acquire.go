@@ -2,7 +2,7 @@ package redlock
 
 // This file is one Acquire, as far as it does not wait: tries, each a round of votes (vote.go), until the lock is
 // granted, somebody else has a majority, or too many rounds have met faults. contend.go is the part that waits,
-// leftover.go what gives back the votes of rounds that were not won.
+// leftover.go the part that releases the votes of lost rounds.
 //
 // Two things tell a Redlock attempt from one on a single server. Votes can split, so that nobody has the lock although
 // no server is free; such a round is repeated after a random pause. And an answer that comes late may be worthless: the
@@ -30,17 +30,17 @@ type attempt struct {
 	// Servers may have seen the request, in an earlier round or before this Acquire: they are asked to look for it
 	// first.
 	again bool
-	// Why it is not known what a round left somewhere; nil if it is. It makes the outcome of the attempt unknown.
+	// The reason why the leftovers of a round are uncertain, or nil. It makes the outcome of the attempt unknown.
 	unsure error
 }
 
 // Acquire takes a lock when a majority of the servers has voted for the request: one parallel round for a free name.
-// With Wait it stands in the queue of the first server that is well until its turn comes or ctx ends; what it left
-// anywhere is taken back then, in the background where a server does not answer. The same RequestID again gets the same
-// hold. Validity counts from Grant.SentAt and is shorter than the TTL, see Describe.
+// With Wait it stays in the queue of the first healthy server until its turn comes or ctx ends; its entries on all
+// servers are removed then, in the background if a server does not answer. A repetition with the same RequestID gets
+// the same hold. Validity counts from Grant.SentAt and is shorter than the TTL, see Describe.
 //
-// Errors wrap backend.ErrHeld (with the holder that a majority has named, if one has), ErrUnavailable (no majority
-// answered, nothing is left), ErrUnknown (something may be left), ErrMisconfigured, ErrClosed, or ctx's error.
+// Errors wrap backend.ErrHeld (with the holder if a majority names the same), ErrUnavailable (no majority answered,
+// no votes are left), ErrUnknown (votes may be left), ErrMisconfigured, ErrClosed, or ctx's error.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (_ backend.Grant, err error) {
 	defer redisconn.Tell(ctx, driverName, "acquire", r.Name, &err)
 	if err := d.probe.BeginAcquire(ctx, d.Describe(), r); err != nil {
@@ -57,8 +57,8 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (_ backend.Gran
 	return a.noWait(ctx)
 }
 
-// hold returns the hold that the next try asks for. Tries have nonces of their own, so that giving one back does not
-// take from the next: the leftovers of the last round may still be under way when the next one has the lock.
+// hold returns the hold that the next try asks for. Each try has its own nonce, so that removing one does not take from
+// the next: the leftovers of the last round may still be under way when the next one has the lock.
 func (a *attempt) hold() redisscript.Hold {
 	return redisconn.HoldOf(a.r, a.d.identity, a.d.nonces.Add(1))
 }
@@ -71,9 +71,9 @@ func (a *attempt) ask(h redisscript.Hold, before bool, once, again string) (code
 	return once, []string{h.Value(), redisscript.Millis(h.PX)}
 }
 
-// once makes one try without waiting. If it won, the servers that it has not asked follow later (later.go). What it
-// left otherwise is given back, also by a majority that answered so late that nothing of the validity is left: won is
-// false then, and v.yes says that there was a majority.
+// once makes one try without waiting. If it won, the servers that it has not asked follow later (later.go). Otherwise
+// its votes are removed, even if a majority voted so late that no validity remains: won is then false, and v.yes says
+// that there was a majority.
 func (a *attempt) once(ctx context.Context) (g backend.Grant, won bool, v *vote) {
 	v = a.poll(ctx, a.hold())
 	if v.yes >= a.d.quorum {
@@ -89,8 +89,8 @@ func (a *attempt) once(ctx context.Context) (g backend.Grant, won bool, v *vote)
 	return backend.Grant{}, false, v
 }
 
-// grant is the answer to the caller, whose validity counts from sentAt; false if that is over. The margin for clock
-// drift and the resolution of Redis' expiry is part of Describe().Validity.
+// grant returns the grant with a validity that counts from sentAt; false if the validity is over. The margin for
+// clock drift and the resolution of Redis' expiry is part of Describe().Validity.
 func (a *attempt) grant(h redisscript.Hold, sentAt backend.Instant) (backend.Grant, bool) {
 	now := a.d.clock.Now()
 	g := redisconn.Grant(a.r, h, sentAt, now)
@@ -104,10 +104,10 @@ const (
 	splitTries = 12
 )
 
-// noWait acquires without waiting. Faults are tried again, since the script makes that harmless; split votes too, since
-// an answer that the lock is held would be wrong: nobody holds it.
+// noWait acquires without waiting. It retries faults, since the script makes that harmless, and split votes, since an
+// answer that the lock is held would be wrong: nobody holds it.
 //
-// A round whose refusals alone rule out a majority was split, whatever faults it has met beside. Only a round that more
+// A round with enough refusals to rule out a majority was split, whatever faults it met. Only a round that more
 // answers could have decided counts as a fault.
 func (a *attempt) noWait(ctx context.Context) (backend.Grant, error) {
 	for faults, splits := 0, 0; ; {
@@ -122,7 +122,7 @@ func (a *attempt) noWait(ctx context.Context) (backend.Grant, error) {
 		// A majority names one holder: the lock is held.
 		case v.top >= a.d.quorum:
 			return backend.Grant{}, v.held
-		// More refusals than a majority could do without: no answer that is missing could have decided the round.
+		// More refusals than a majority could do without: no missing answer could have decided the round.
 		case v.fault == nil || v.no > len(a.d.nodes)-a.d.quorum:
 			splits++
 			if splits == splitTries || ctx.Err() != nil || !redisconn.PauseFor(ctx, splitPause(splits)) {
@@ -130,7 +130,7 @@ func (a *attempt) noWait(ctx context.Context) (backend.Grant, error) {
 			}
 		default:
 			faults++
-			// A fault that trying again cannot help ends the attempt at once, one of the network after three rounds.
+			// A permanent fault ends the attempt immediately, a network fault after three rounds.
 			if v.fault.Fatal || faults == tries || !redisconn.Pause(ctx, faults) {
 				return backend.Grant{}, a.giveUp(ctx, v.fault)
 			}
@@ -158,8 +158,8 @@ func (a *attempt) giveUp(ctx context.Context, f *redisconn.Failure) error {
 	return &redisconn.Failure{Cause: cause, Sent: f.Sent || a.unsure != nil, Fatal: f.Fatal && a.unsure == nil}
 }
 
-// giveBack removes in the background what one try left, or will leave, on nodes. The caller does not wait: its outcome
-// does not depend on it. The nonce is abandoned first, so that a push which offers one of these nodes' votes is
+// giveBack removes in the background one try's present and future entries on nodes. The caller does not wait: its
+// outcome does not depend on it. The nonce is abandoned first, so that a push which offers one of these nodes' votes is
 // declined.
 func (a *attempt) giveBack(h redisscript.Hold, nodes set) {
 	if nodes == 0 {
@@ -173,8 +173,8 @@ func (a *attempt) giveBack(h redisscript.Hold, nodes set) {
 	}
 }
 
-// splitPause is how long to wait after the n-th split vote: 1 ms and up to 128 ms more, growing with n, so that of many
-// attempts one is likely to be alone for a round trip. A fixed pause would keep those together who came together.
+// splitPause returns the pause after the n-th split vote: 1 ms and up to 128 ms more, growing with n, so that one of
+// many attempts is likely to be alone for a round trip. A fixed pause would keep attempts together that came together.
 func splitPause(n int) time.Duration {
 	return time.Millisecond + mathrand.N(4*time.Millisecond<<min(n, 5))
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,10 +51,10 @@ func TestConformance(t *testing.T) {
 			var groups []string
 			if name != "New" {
 				deep.NotShort(t)
-				groups = deep.Some(t, "ownership", "cancellation", "errors", "outages")
+				groups = deep.Some(t, "ownership", "errors")
 			}
 			t.Parallel()
-			conformance.Run(t, harness(t, dial), groups...)
+			conformance.Run(t, harness(t, dial).RefusesLong(name == "New"), groups...)
 		})
 	}
 }
@@ -66,6 +67,14 @@ func clientsOf(t testing.TB, addrs []string) []goredis.UniversalClient {
 		clients = append(clients, c)
 	}
 	return clients
+}
+
+// refusal is a hook of conformance.Server.
+func refusal(begin, end func(testing.TB)) func(testing.TB, string) func() {
+	return func(t testing.TB, _ string) func() {
+		begin(t)
+		return func() { end(t) }
+	}
 }
 
 func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) conformance.Harness {
@@ -108,15 +117,28 @@ func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) confo
 			Start:   all(func(ctx context.Context, i int) error { return nodes[i].Start(ctx) }),
 			Pause:   all(func(ctx context.Context, i int) error { return nodes[i].Pause(ctx) }),
 			Resume:  all(func(ctx context.Context, i int) error { return nodes[i].Resume(ctx) }),
+			RefuseRelease: refusal(
+				all(func(ctx context.Context, i int) error {
+					return admins[i].Do(ctx, "acl", "setuser", "default", "-del").Err()
+				}),
+				all(func(ctx context.Context, i int) error {
+					return admins[i].Do(ctx, "acl", "setuser", "default", "+del").Err()
+				}),
+			),
+			RefuseWrites: redlock.RefuseWrites(admins[:]),
 			Evict: func(t testing.TB, name string) {
 				all(func(ctx context.Context, i int) error {
 					return admins[i].Del(ctx, redisscript.KeysOf(prefix, name).Lock).Err()
 				})(t)
 			},
-			EvictWaiter: func(t testing.TB, name string) {
+			EvictWaiter: func(t testing.TB, name string) int {
+				var deleted atomic.Int64
 				all(func(ctx context.Context, i int) error {
-					return admins[i].Del(ctx, redisscript.KeysOf(prefix, name).Queue).Err()
+					n, err := admins[i].Del(ctx, redisscript.KeysOf(prefix, name).Queue).Result()
+					deleted.Add(n)
+					return err
 				})(t)
+				return int(deleted.Load())
 			},
 			Wipe: all(func(ctx context.Context, i int) error { return admins[i].FlushAll(ctx).Err() }),
 		},

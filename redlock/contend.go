@@ -1,15 +1,15 @@
 package redlock
 
 // This file is one Acquire that waits. After a first try it becomes a waiter: it stands in the queue of one server, the
-// leader, and asks the others for their votes when the leader has given its own. look.go holds what a waiter does by
-// time, waiters.go how pushes find it.
+// leader, and asks the others for their votes when the leader has voted. look.go holds a waiter's timed actions,
+// waiters.go the way of a push to its waiter.
 //
-// Everything that happens to a waiter passes through one goroutine, its caller's, in the loop of contend: answers come
-// from sink, pushes from events, and one timer is set to what is due next. So a waiter needs no lock. The loop ends
-// with a grant, a fault, a split vote, ctx, or Close, and gives back whatever any server may have.
+// One goroutine, the caller's, handles all events of a waiter in the loop of contend: answers come from sink, pushes
+// from events, and one timer is set to the next action. So a waiter needs no lock. The loop ends with a grant, a fault,
+// a split vote, ctx, or Close, and releases all votes and places that a server may have.
 //
-// The promise is exclusion, and an order that is that of arrival as a rule. Exclusion is what majority counts; the
-// order is worth only as much machinery as keeps votes from splitting.
+// The promise is exclusion, and, as a rule, the order of arrival. majority counts votes for exclusion; the order has
+// only as much machinery as keeps votes from splitting.
 
 import (
 	"context"
@@ -23,11 +23,11 @@ import (
 
 // A waiter checks its places and votes as often as redisscript says, and more often once it has a vote.
 const (
-	// reachLook is for a waiter that has the leader's vote and lacks others: what it waits for is on its way.
+	// reachLook is for a waiter that has the leader's vote and lacks others: the other votes are on their way.
 	reachLook = 40 * time.Millisecond
-	// reachEvery, or a third of the TTL, is between its later looks: a look keeps the votes alive that it has.
+	// reachEvery, or a third of the TTL, is between its later looks: a look keeps its votes alive.
 	reachEvery = 500 * time.Millisecond
-	// patientFor is how many looks at split votes pass before it gives up its own.
+	// patientFor is the number of looks at split votes before it drops its own votes.
 	patientFor = 2
 )
 
@@ -36,7 +36,7 @@ const (
 // queue, so a try there takes votes that the next in line needs.
 //
 // Then rounds of contend follow until one is granted the lock. A split round is followed by a random pause, a fault by
-// one that grows.
+// a growing one.
 func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 	if !a.d.waiters.contended(a.keys.Lock) {
 		g, won, v := a.once(ctx)
@@ -49,7 +49,7 @@ func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 			return backend.Grant{}, a.giveUp(ctx, &redisconn.Failure{Cause: ctx.Err(), Fatal: true})
 		}
 	}
-	// A place in a queue is worth nothing to a client that hears no push.
+	// A place in a queue is worthless to a client without pushes.
 	if err := a.d.listen(ctx); err != nil {
 		return backend.Grant{}, a.giveUp(ctx, redisconn.FailureOf(err))
 	}
@@ -80,17 +80,16 @@ func (a *attempt) wait(ctx context.Context) (backend.Grant, error) {
 
 // waiter is an attempt that waits, in one of its tries.
 //
-// It stands in the queue of one node, the leader: the first in the order of the clients' list that is well. Only the
-// waiter that has the leader's vote asks the other nodes, in whose queues there is then hardly anybody else; so votes
-// split only while waiters disagree about the leader, for lack of a connection to it for example. Queues on all nodes
-// at once were rejected: each has its own order, and with many waiters none of them gets a majority in any round.
+// It stands in the queue of one node, the leader: the first healthy one in the order of the clients' list. Only the
+// waiter with the leader's vote asks the other nodes, which then have almost empty queues; so votes split only while
+// waiters disagree about the leader, for lack of a connection to it for example. Queues on all nodes would differ in
+// their order, and with many waiters nobody would get a majority in any round.
 //
-// The queue is a matter of order alone. Whatever becomes of it, the lock belongs to nobody who lacks the votes of a
-// majority.
+// The queue is only a matter of order. The lock never belongs to a request without the votes of a majority.
 type waiter struct {
 	a *attempt
 	h redisscript.Hold
-	// Pushes, from the goroutines of the subscriptions. They never block: what does not fit is found by the next look.
+	// Pushes, from the goroutines of the subscriptions. They never block: the next look finds the rest.
 	events chan event
 	// Answers. It has room for every step under way, which flying counts.
 	sink chan *step
@@ -110,7 +109,7 @@ type waiter struct {
 	look time.Time
 }
 
-// place is what a waiter has on one node, as far as it knows.
+// place is the known state of a waiter on one node.
 type place struct {
 	state placeState
 	// The place, or the vote, was there after this instant. Zero for a vote that was offered and not yet accepted: it
@@ -118,19 +117,19 @@ type place struct {
 	proved backend.Instant
 	// The push for the place was here before the answer that there is one.
 	early bool
-	// The last step ended without an answer, so that nobody knows.
+	// The last step ended without an answer, so the state is unknown.
 	unsure bool
-	// The last step that asked for the place; nil if none did, so that there is nothing to give back.
+	// The last step that asked for the place; nil if no step did: there is no entry to remove.
 	step *step
 	// The request in the way, as the last look has found.
 	holder string
 }
 
-// placeState is what a waiter knows of its place on one node.
+// placeState is the known state of a place on one node.
 type placeState uint8
 
 const (
-	// Nothing is there, or it was given up.
+	// There is no place, or it was dropped.
 	absent placeState = iota
 	// A step that asks for it is under way.
 	asking
@@ -154,7 +153,7 @@ func (a *attempt) contend(ctx context.Context) (backend.Grant, error) {
 		return backend.Grant{}, &redisconn.Failure{Cause: errNobody}
 	}
 	x.lookIn(redisscript.FirstLook())
-	// The timer is set anew in each turn of the loop; an hour is only what it is made with.
+	// The timer is set anew in each turn of the loop; an hour is only the initial value.
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -174,7 +173,7 @@ func (a *attempt) contend(ctx context.Context) (backend.Grant, error) {
 			err = backend.ErrClosed
 		}
 		if err == nil {
-			// A majority whose validity is over is not an end: the votes are renewed by the next look.
+			// A majority after the end of its validity is not an end: the votes are renewed by the next look.
 			if sentAt := x.majority(); sentAt != 0 {
 				if g, valid := a.grant(x.h, sentAt); valid {
 					return g, nil
@@ -182,19 +181,18 @@ func (a *attempt) contend(ctx context.Context) (backend.Grant, error) {
 			}
 			continue
 		}
-		// What any server may have is given back as leftovers. Only what no answer has told of makes the outcome
-		// unknown.
+		// All that a server may have is released as leftovers. Only a part without an answer makes the outcome unknown.
 		if x.unsure() {
 			a.unsure = errSilent
 		}
-		// All nodes that were ever asked: giving back what is not there does nothing.
+		// All nodes that were ever asked: removing an absent entry has no effect.
 		a.giveBack(x.h, x.left())
 		return backend.Grant{}, err
 	}
 }
 
-// enter asks for a place on the first node that is well, or that at least has a subscription. It is false if there is
-// none: without one nobody would tell of the turn.
+// enter asks for a place on the first healthy node, or else one with a subscription. It is false if there is
+// neither: without a subscription no push would announce the turn.
 func (x *waiter) enter() bool {
 	for _, picky := range []bool{true, false} {
 		for i, n := range x.a.d.nodes {
@@ -244,11 +242,11 @@ func (x *waiter) submit(i int, s *step) {
 	x.a.d.nodes[i].ask(s)
 }
 
-// answered takes in one answer. An error ends the try only if trying again cannot help (Fatal), or if nobody is left to
-// lead; otherwise the place is asked for again with the next look.
+// answered processes one answer. An error ends the try only if it is permanent (Fatal), or if no node is left to lead;
+// otherwise the next look asks for a new place.
 //
-// A vote by any node is the sign to go ahead, also by one that led before: then its queue had this waiter first. A
-// place that is gone from the leader is asked for again at once, there or on the next node that is well.
+// A vote by any node is the sign to go ahead, even by a former leader: its queue then had this waiter first. If a place
+// has gone from the leader, a new one is requested immediately, there or on the next healthy node.
 func (x *waiter) answered(s *step) error {
 	i := s.index
 	p := &x.places[i]
@@ -257,7 +255,7 @@ func (x *waiter) answered(s *step) error {
 		if s.Err.Fatal {
 			return s.Err
 		}
-		// Whether it was run is not known, so the try's end has it given back.
+		// The step may have run, so the end of the try removes its entry.
 		if s.Err.Sent {
 			p.unsure = true
 		} else if p.state == asking {
@@ -302,7 +300,7 @@ func (x *waiter) answered(s *step) error {
 	switch {
 	case p.state == voted:
 		x.turn(i)
-	// The place is gone there: the present leader, this one again or the next, is asked for a new one.
+	// The place is gone there: the present leader, the same or the next, is asked for a new one.
 	case i == x.leader && p.state == absent && s.Code != redisscript.Inform:
 		if !x.enter() {
 			return &redisconn.Failure{Cause: errNobody}
@@ -311,16 +309,16 @@ func (x *waiter) answered(s *step) error {
 	return nil
 }
 
-// looked takes in the answer to a look: what became of the place, how long the queue is, which sets the pace of the
-// next look, and when the hold in the way should have run out.
+// looked takes in the answer to a look: the state of the place, the length of the queue, which sets the pace of the
+// next look, and the expected end of the hold in the way.
 func (x *waiter) looked(i int, s *step) {
 	found, ok := redisscript.ParseLooked(s.Answer, 1)
 	p := &x.places[i]
-	// An answer to a look that left before the place was asked for again says nothing about the new one.
+	// An answer to a look that left before the new request for a place is about the old place.
 	if !ok || p.state == asking {
 		return
 	}
-	// The longer the queue, the less often: what many clients ask of the leader together stays bounded.
+	// The longer the queue, the less often: this bounds the leader's load from many clients.
 	if i == x.leader && !x.reached && time.Until(x.look) > 0 {
 		x.lookIn(redisscript.NextLook(found.Length))
 	}
@@ -339,9 +337,9 @@ func (x *waiter) looked(i int, s *step) {
 	}
 }
 
-// heard takes in a push. An offer to a place in the queue is accepted, and taken as the turn; one that arrived before
-// the answer is noted for when that comes. An offer may be stale, made to an earlier place of the same try: then the
-// answer to accept says so, and the place is asked for again. All else is a reason to look.
+// heard processes a push. An offer to a place in the queue is accepted, and taken as the turn; if it arrived before the
+// answer, it is noted for that answer. An offer may be stale, made to an earlier place of the same try: then the answer
+// to accept says so, and a new place is requested. Any other push is a reason to look.
 func (x *waiter) heard(e event) {
 	p := &x.places[e.node]
 	switch {
@@ -358,7 +356,7 @@ func (x *waiter) heard(e event) {
 	}
 }
 
-// turn takes the vote of a node in whose queue the waiter stood as the sign to go ahead. It may be a former leader.
+// turn takes the vote of a node on which the waiter was queued as the sign to go ahead. It may be a former leader.
 func (x *waiter) turn(i int) {
 	if !x.reached {
 		x.leader = i

@@ -1,18 +1,18 @@
 package redlock
 
-// This file is the driver's public face: options, construction, and what it says of itself. Where to read on:
+// This file is the driver's public face: options, construction, and Describe. Where to read on:
 //
 //	acquire.go   an Acquire that does not wait; vote.go: one round of its votes; later.go: votes that follow a grant
-//	contend.go   an Acquire that waits; look.go: what it does by time; waiters.go: how pushes find it
+//	contend.go   an Acquire that waits; look.go: its timed actions; waiters.go: the way of pushes to it
 //	renew.go     Renew; release.go: Release; inspect.go: Look
-//	leftover.go  what is given back when nobody waits for it any more
+//	leftover.go  clean-up of leftovers that no caller waits for
 //	node.go      one server, and whether it may vote; survey.go: all of them
 //	push.go      the subscriptions; poll.go, step.go: questions to nodes, and their answers; open.go: URLs
 //
 // The script and the connections are those of package redis (internal/redisscript, internal/rediswire): each server is
-// a lock service of its own, and this package counts.
+// an independent lock service, and this package counts votes.
 //
-// Locks: later.mu, Driver.roster, waiters.mu and node.leftoverMu are each taken alone, or before that of a line. None
+// Locks: later.mu, Driver.roster, waiters.mu and node.leftoverMu are each taken alone, or before a line's lock. No lock
 // is held while an answer is awaited.
 
 import (
@@ -53,9 +53,9 @@ type Options struct {
 	// "fencelock:".
 	KeyPrefix string
 
-	// NodeTimeout is how long a call waits for servers that do not answer when its outcome depends on them. A minority
-	// of silent servers delays nothing as long as the others agree. Default: a quarter of the TTL, at least 50 ms and
-	// at most one second.
+	// NodeTimeout bounds the wait of a call for servers that do not answer, when its outcome depends on them. A
+	// minority of unresponsive servers causes no delay as long as the others agree. Default: a quarter of the TTL, at
+	// least 50 ms and at most one second.
 	NodeTimeout time.Duration
 
 	// MaxTTL is the longest TTL, and the longest minimum hold, that any client of these locks uses; longer ones are
@@ -65,24 +65,24 @@ type Options struct {
 	MaxTTL time.Duration
 
 	// TrustFresh gives a vote to servers which this driver meets for the first time although they have not been up for
-	// MaxTTL. Set it for servers that never granted anything: a first deployment, or tests. Servers that restart after
-	// this driver has met them are excluded all the same; one that restarted while no driver ran is not noticed.
+	// MaxTTL. Set it for servers that never granted a lock: a first deployment, or tests. Servers that restart after
+	// this driver has met them are excluded all the same; a restart while no driver ran is not detected.
 	TrustFresh bool
 
-	// WaitForAll asks all servers at once, and has Acquire return when all have answered that are known to answer, so
-	// that a hold begins with all the votes there are. Otherwise a majority is asked, and the others a few milliseconds
-	// later, or never if the hold has been given back by then: that saves 4 of 10 requests for a short section on five
-	// servers. For those milliseconds the hold has none to lose.
+	// WaitForAll asks all servers at the same time, and makes Acquire wait for all responsive servers, so that a hold
+	// begins with all available votes. Otherwise a majority is asked, and the others a few milliseconds later, or
+	// never if the hold has been released by then: that saves 4 of 10 requests for a short section on five servers.
+	// For those milliseconds the hold cannot lose a vote.
 	WaitForAll bool
 
 	// AllowVolatileEviction accepts servers with a maxmemory limit and a maxmemory-policy of volatile-…, the default of
-	// some hosted ones. A server that is full then throws votes away; a majority that does may vote twice.
+	// some hosted ones. A full server then evicts votes; a majority of such servers may vote twice.
 	AllowVolatileEviction bool
 
 	// AssumeVersion is for servers that do not answer INFO, or not to this user: the version of Redis that they all
-	// have or are compatible with, such as "7.0", at least 6.0. Nothing is asked then: a server that restarts is not
-	// noticed and votes at once, whatever it has forgotten, and one that is given twice votes twice. Use it where all
-	// servers have appendfsync always. Default: INFO is asked.
+	// have or are compatible with, such as "7.0", at least 6.0. INFO is then not asked: a restarted server is not
+	// detected and votes immediately, even if it has forgotten its votes, and a server that is listed twice votes
+	// twice. Use it where all servers have appendfsync always. Default: INFO is asked.
 	AssumeVersion string
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -106,10 +106,10 @@ type Driver struct {
 	probe redisconn.Probe
 	// For one survey.
 	patience time.Duration
-	// roster protects what the nodes know of their servers: two that connect at once must not both find that the other
-	// is somebody else.
+	// roster protects the nodes' knowledge of their servers: if two nodes with the same server connect concurrently, at
+	// least one must find that out.
 	roster sync.Mutex
-	// Off only in tests that show what it is for.
+	// Off only in tests that show its purpose.
 	quarantine bool
 
 	waiters waiters
@@ -135,12 +135,12 @@ var (
 )
 
 // New returns a driver on the servers that clients connect to: an odd number of at least three, one *goredis.Client for
-// each. It does no I/O; what is wrong with the clients or the servers shows in Ping or in the first call, as an error
-// that wraps backend.ErrMisconfigured or backend.ErrInvalidOption.
+// each. It does no I/O; problems of the clients or the servers show in Ping or in the first call, as an error that
+// wraps backend.ErrMisconfigured or backend.ErrInvalidOption.
 //
-// The driver makes clients of its own from copies of the options, since it must look at each server on every new
+// The driver makes its own clients from copies of the options, since it must check each server on every new
 // connection and must know of each command whether it was sent: hooks added with AddHook are not carried over. Close
-// closes these and never the ones handed in.
+// closes these clients, and never the given ones.
 func New(clients []goredis.UniversalClient, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1,
@@ -161,7 +161,7 @@ func New(clients []goredis.UniversalClient, o *Options) *Driver {
 	for i, c := range clients {
 		opt, err := optionsOf(c)
 		if err != nil {
-			// The first client that is no good is named; the rest may be as good as they like.
+			// The error names the first unfit client.
 			if d.probe.Unfit == nil {
 				d.probe.Unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
 			}
@@ -197,7 +197,7 @@ func (o *Options) check(servers int) error {
 	return nil
 }
 
-// optionsOf returns what the driver's own client for c's server is made from. Clients that may lead to another server
+// optionsOf returns the options for the driver's own client of c's server. Clients that may lead to another server
 // tomorrow, of Sentinel or a cluster, are refused: a vote must come from the server that gave it.
 func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	refuse := func(value, why string) error {
@@ -209,7 +209,7 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	switch c := c.(type) {
 	case *goredis.Client:
 		opt := *c.Options()
-		if opt.Addr == "FailoverClient" { // what go-redis writes for a client of Sentinel
+		if opt.Addr == "FailoverClient" { // go-redis writes this for a client of Sentinel
 			return nil, refuse("a client of Sentinel",
 				"a failover replaces the server by one that may not know its locks")
 		}
@@ -220,8 +220,8 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	return nil, refuse(fmt.Sprintf("%T", c), "each vote needs one server of its own")
 }
 
-// Describe tells what the driver can do, without asking the servers. Exclusion is always that of volatile servers:
-// which of the servers keep what, no single value says.
+// Describe returns the capabilities of the driver, without I/O. Exclusion is always ExclusionVolatileServer: no
+// single value describes servers with different settings.
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
@@ -231,6 +231,9 @@ func (d *Driver) Describe() backend.Description {
 		MaxTTL:         d.o.MaxTTL,
 		TTLGranularity: time.Millisecond,
 		Margin:         ownMargin,
+		Shows: backend.Shows{
+			Look: backend.StateFields{ExpiresIn: true, Waiters: true}, RetryAfter: true,
+		},
 		NoFencing: "Redlock's servers share no order of events, so no number that grows with every grant comes out " +
 			"of a majority of them; and its exclusion rests on their clocks",
 	}
@@ -247,21 +250,21 @@ func (d *Driver) nodeTimeout(ttl time.Duration) time.Duration {
 // keys returns the keys of a name.
 func (d *Driver) keys(name string) redisscript.Keys { return redisscript.KeysOf(d.o.KeyPrefix, name) }
 
-// Close ends waiters with backend.ErrClosed; what they and earlier calls left is given back, as far as ctx and the
-// servers allow. It releases no holds, and closes the clients that it has made and never those that New was given.
-// Close may be called again, and beside other calls, which fail with backend.ErrClosed from then on.
+// Close ends waiters with backend.ErrClosed, and removes their votes and those of earlier calls, if ctx and the
+// servers allow. It releases no holds, and closes its own clients but never the clients given to New. Close may be
+// called again, and beside other calls, which fail with backend.ErrClosed from then on.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	err := d.gate.Wait(ctx)
 	var ends []<-chan struct{}
 	for _, n := range d.nodes {
-		// All are told to end before any is waited for, so that they end side by side.
+		// All begin to end before any is waited for, so that they end concurrently.
 		ends = append(ends, n.push.subscription.Close(), n.line.Close())
 	}
 	if err == nil { // otherwise the goroutines end with their connections
 		err = redisconn.Await(ctx, ends...)
 	}
-	// Also when ctx has ended: a client that is closed ends what its connections wait for.
+	// Also when ctx has ended: closing a client ends the pending calls of its connections.
 	if first {
 		for _, n := range d.nodes {
 			err = errors.Join(err, n.client.Close())

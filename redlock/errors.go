@@ -1,7 +1,7 @@
 package redlock
 
 // This file has the errors that callers can look for, and the causes that stand in the texts of others. Every failure
-// of a call wraps one of the classes of package backend; these say what happened on the servers beneath that class.
+// of a call wraps one of the classes of package backend; these name the events on the servers beneath that class.
 
 import (
 	"errors"
@@ -26,16 +26,16 @@ func (e *QuarantineError) Error() string {
 		e.Addr, e.Want, e.Uptime)
 }
 
-// Is reports true for backend.ErrUnavailable: nothing was asked of the server.
+// Is reports true for backend.ErrUnavailable: no request was sent to the server.
 func (e *QuarantineError) Is(target error) bool { return target == backend.ErrUnavailable }
 
 // Causes of failures that no server tells.
 var (
 	// errSilent: a server was asked and had no answer when its time was over.
 	errSilent = errors.New("the server does not answer")
-	// errLate: the votes are given back, as their grant would have ended before it began.
+	// errLate: the votes are released, as their grant would have ended before it began.
 	errLate = errors.New("the majority's answers took so long that nothing of the validity is left")
-	// errSplit: the try gives up its votes and is made again after a pause.
+	// errSplit: the try releases its votes and is repeated after a pause.
 	errSplit = errors.New("nobody has a majority")
 	// errNobody: there is no server to wait on, for lack of a subscription.
 	errNobody = errors.New("no server with a queue answers")

@@ -1,7 +1,7 @@
 package redlock
 
-// This file looks at a name for people: who holds it, and how many wait. It asks every server, and believes what a
-// majority says; one server's word is not a hold. What it finds is over when it is told, so no decision may rest on it.
+// This file looks at a name for people: who holds it, and how many wait. It asks every server, and reports the view of
+// a majority; one server's word is not a hold. The result may be outdated on arrival, so no decision may rest on it.
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Look tells who has the votes of a majority, in one parallel round. Since is not known; Waiters are those in the
-// longest queue, as each waiter stands in one queue as a rule. Votes that no majority shares are shown as nobody's: no
-// one holds the lock then. Without the answers of a majority it is backend.ErrUnavailable; other errors wrap
+// Look returns the holder with the votes of a majority, in one parallel round. Since is not known; Waiters is the
+// length of the longest queue, as each waiter usually stands in one queue. Without a majority for one request the
+// name counts as free. Without the answers of a majority it is backend.ErrUnavailable; other errors wrap
 // ErrMisconfigured, ErrClosed, or ctx's error.
 func (d *Driver) Look(ctx context.Context, name string) (info backend.State, err error) {
 	defer redisconn.Tell(ctx, driverName, "holder", name, &err)

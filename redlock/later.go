@@ -1,8 +1,8 @@
 package redlock
 
 // This file sends votes later. A grant needs a majority, and the servers that were not asked for it vote for the hold 3
-// ms afterwards, unless it has been given back by then. For a short section on five servers that is 6 requests in place
-// of 10; until they follow the hold has no vote to lose (doc.go measures what that costs, and Options.WaitForAll avoids
+// ms afterwards, unless it has been released by then. For a short section on five servers that is 6 requests in place
+// of 10; until they follow the hold has no vote to lose (doc.go has the measured cost, and Options.WaitForAll avoids
 // it).
 //
 // The one rule is order: a late vote must never come behind the release of its hold, or it would close that server for
@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// laterTime is how long after a grant the servers follow that were not needed for it. Most sections of which many run
-// one after another are over by then, and never ask those servers anything.
+// laterTime is the time from a grant until the remaining servers are asked. Most sections of a quick succession are
+// over by then, and never ask those servers.
 const laterTime = 3 * time.Millisecond
 
 // later knows the holds that some servers have yet to hear of.
@@ -28,7 +28,7 @@ type later struct {
 	holds map[string]*laterVotes
 }
 
-// laterVotes are those of one hold.
+// laterVotes are the pending votes of one hold.
 type laterVotes struct {
 	keys  redisscript.Keys
 	h     redisscript.Hold
@@ -57,11 +57,11 @@ func (d *Driver) voteLater(a *attempt, v *vote, g backend.Grant) {
 	l.timer = time.AfterFunc(d.laterTime, func() { d.sendLater(l.h.Request, l.h.Start()) })
 }
 
-// sendLater sends now what is to follow for a request's hold, or only for the one that starts so: on the timer's
+// sendLater sends the pending votes for a request's hold now, or only for the hold with the given start: on the timer's
 // goroutine, or on that of a renewal, which needs the votes there and shows that the hold is not a short one. The votes
-// stand beside those who wait on these servers, as the hold does: it exists by its majority. Nobody awaits the answers.
-// A server that refuses, because another request has its vote, is one that the hold does without; the next renewal
-// finds it lacking and asks again.
+// stand beside waiters on these servers, as the hold does: it exists by its majority. Nobody awaits the answers. If a
+// server refuses, because another request has its vote, the hold does without it; the next renewal finds the vote
+// missing and asks for it.
 //
 // The lines take the steps without waiting for a server, so that mu is held for a few small writes.
 func (d *Driver) sendLater(request, start string) {
@@ -82,7 +82,7 @@ func (d *Driver) sendLater(request, start string) {
 	}
 }
 
-// cancelLater gives up what has not been sent for a request's hold, or only for the one that starts so, and returns the
+// cancelLater cancels the unsent votes for a request's hold, or only for the hold with the given start, and returns the
 // nodes that never hear of it. A release leaves these nodes out.
 func (d *Driver) cancelLater(request, start string) set {
 	o := &d.later
@@ -94,8 +94,8 @@ func (d *Driver) cancelLater(request, start string) set {
 	return 0
 }
 
-// take removes what is to follow for a request, if it is for the hold that starts so; an empty start is any. Another
-// try's votes are not this hold's to send or to cancel. mu is held.
+// take removes the pending votes for a request, if they are for the hold with the given start; an empty start is any.
+// Another try's votes are not this hold's to send or to cancel. mu is held.
 func (o *later) take(request, start string) *laterVotes {
 	l := o.holds[request]
 	if l == nil || start != "" && l.h.Start() != start {

@@ -1,12 +1,11 @@
 package redlock
 
-// This file is what a waiter does by time, without having heard anything: it looks at its places, renews votes that
-// have become old, gives up a leader that is silent, and gives up votes that stay split. It is also where the votes are
-// counted.
+// This file holds the timed actions of a waiter, without a push: it looks at its places, renews votes that have become
+// old, replaces an unresponsive leader, and drops votes that stay split. It also counts the votes.
 //
-// One timer serves all of it (due), and tick does whatever is due. There is no timer for the end of a hold that is in
-// the way: a look is brought forward to that moment, since a look also has the server hand over. A step of its own for
-// that would save the server little and cost every waiter a second schedule.
+// One timer serves all of it (due), and tick performs the due actions. There is no timer for the end of a hold in the
+// way: a look is brought forward to that moment, since a look also has the server hand over. A separate step for that
+// would save the server little and cost every waiter a second schedule.
 //
 // How often it looks depends on where it stands. In the leader's queue a look every few seconds is enough, because a
 // push is on its way and the look only shows that this client lives. With the leader's vote it looks after 40 ms and
@@ -21,7 +20,7 @@ import (
 )
 
 // majority returns the instant from which a majority's votes are proved, or zero. It counts only votes that a node has
-// confirmed to this try; an offer that was not accepted yet has no instant and counts for nothing.
+// confirmed to this try; an unaccepted offer has no instant and does not count.
 //
 // Votes may be older than a good part of the validity, when the last of them took long. A look then makes them whole,
 // and shows that they are still there: a grant by such votes would begin with little of its time left.
@@ -63,11 +62,12 @@ func (x *waiter) soon(d time.Duration) {
 	}
 }
 
-// tick does what is due. A look asks each node that has a place or a vote what became of it, which keeps it alive, and
-// once the others were asked also who is in the way there. Nodes without either are asked for their votes again.
+// tick performs the due actions. A look asks each node for the state of this waiter's place or vote, which keeps it
+// alive, and once the others were asked also for the holder in the way there. Nodes without either are asked for their
+// votes anew.
 func (x *waiter) tick() error {
 	now := time.Now()
-	// The leader is silent: what it may have is given back in the end, and another one leads.
+	// The leader does not answer: its possible place is removed in the end, and another node leads.
 	if !x.asked.IsZero() && now.Sub(x.asked) >= x.a.patience {
 		x.asked = time.Time{}
 		x.places[x.leader].state = absent
@@ -96,7 +96,7 @@ func (x *waiter) tick() error {
 			if x.reached {
 				x.submit(i, n.stepFor(x.sink, x.a.keys, redisscript.Inform))
 			}
-		// A node that did not answer, or has lost the vote, is asked again: the majority may need it.
+		// A node that did not answer, or has lost the vote, is asked anew: the majority may need it.
 		case p.state == absent && x.reached && i != x.leader:
 			x.queue(i)
 		}
@@ -104,11 +104,10 @@ func (x *waiter) tick() error {
 	return nil
 }
 
-// split reports whether votes have been split for some looks: neither this waiter nor anybody else has a majority. Who
-// holds the other votes is what the last looks have found (place.holder); a node that has not answered counts for
-// nobody.
+// split reports whether votes have been split for some looks: neither this waiter nor anybody else has a majority. The
+// last looks name the holders of the other votes (place.holder); a node that has not answered counts for nobody.
 //
-// Giving up one's votes is always safe; with jitter, one of those who do is alone the next time. It waits for some
+// Dropping one's votes is always safe; with jitter, one of the waiters is then alone the next time. It waits for some
 // looks because a release that has reached only some servers looks the same.
 func (x *waiter) split() bool {
 	mine := 0
@@ -130,7 +129,7 @@ func (x *waiter) split() bool {
 	return mine < x.a.d.quorum && x.looks > patientFor
 }
 
-// unsure reports whether some node may have something of which no answer told. What has not left yet is taken back.
+// unsure reports whether some node may have an entry without an answer about it. Unsent steps are taken back.
 func (x *waiter) unsure() bool {
 	unsure := false
 	for i := range x.places {
@@ -144,8 +143,8 @@ func (x *waiter) unsure() bool {
 	return unsure
 }
 
-// left are the nodes that may have something, and are asked to give it back. That is every node that was ever asked for
-// a place in this try: an answer that nothing is there may be older than a request that came late.
+// left returns the nodes that may have an entry to remove: every node that was ever asked for a place in this try. An
+// answer that there is none may be older than a request that came late.
 func (x *waiter) left() (nodes set) {
 	for i := range x.places {
 		if x.places[i].step != nil {

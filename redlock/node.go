@@ -1,11 +1,11 @@
 package redlock
 
-// This file is one server as a driver sees it: its connection for calls, its subscription, what is known of its health,
+// This file is one server as a driver sees it: its connection for calls, its subscription, its known health,
 // and whether it may vote.
 //
-// The last is decided by enrol for each connection, before anything is sent on it. A server that restarts without what
-// it had in memory would vote a second time; since a restart ends all connections, a look at run_id and uptime on every
-// new one finds each restart before an answer counts.
+// enrol decides the last for each connection, before anything is sent on it. A server that restarts without its memory
+// would vote a second time; since a restart ends all connections, a look at run_id and uptime on every new one finds
+// each restart before an answer counts.
 
 import (
 	"context"
@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// maxNodes is what a set of nodes, a uint32, has room for.
+	// maxNodes is the size of a set of nodes, a uint32.
 	maxNodes = 31
-	// dialTime is for one connection, at most: a call waits for silent servers no longer than that either.
+	// dialTime bounds one connection attempt: a call does not wait longer for an unresponsive server either.
 	dialTime = time.Second
 )
 
-// node is one server, as one driver sees it. What has no lock named beside it is set once or atomic.
+// node is one server, as one driver sees it. Fields without a named lock are set once or atomic.
 type node struct {
 	d      *Driver
 	index  int
@@ -37,12 +37,12 @@ type node struct {
 	client *goredis.Client
 	line   *rediswire.Line
 	push   push
-	// The last exchange failed, or somebody waited for an answer in vain. Waiters choose another leader.
+	// The last exchange failed, or a caller waited for an answer unsuccessfully. Waiters choose another leader.
 	sick atomic.Bool
 	// Until when others are asked first, in Unix nanoseconds.
 	aside atomic.Int64
 
-	// What the last look has found wrong with the server; nil for nothing. It is asked for no more votes.
+	// The fault that the last look has found, or nil. An unfit server is asked for no more votes.
 	misfit atomic.Pointer[redisconn.Failure]
 
 	// Protected by Driver.roster, as is votes: run_id of the server process that was met last.
@@ -56,21 +56,21 @@ type node struct {
 	tidying bool
 }
 
-// newNode prepares the node for the i-th server and connects to nothing. It changes opt, a copy of the options of the
+// newNode prepares the node for the i-th server and does not connect. It changes opt, a copy of the options of the
 // client that was handed in: no retries, since a repeated command would vote twice; and OnConnect looks at the server
-// after what the user's own OnConnect does.
+// after the user's own OnConnect.
 //
-// The line is Ordered: what is sent on a new connection comes after what the last one carried, so that a release cannot
-// overtake the acquire whose answer nobody awaited.
+// The line is Ordered: requests on a new connection come after those of the last one, so that a release cannot overtake
+// an acquire without an awaited answer.
 func newNode(d *Driver, index int, opt *goredis.Options) *node {
 	n := &node{d: d, index: index, addr: opt.Addr}
 	opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
 	// The pool is for questions and the subscription: calls go by the line.
 	opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = 4, 0, 4, 0
-	// A connection that takes longer than a call may wait for a silent server is of no use to it.
+	// A connection attempt that takes longer than a call may wait for an unresponsive server is useless to it.
 	opt.DialTimeout = min(opt.DialTimeout, dialTime)
 	opt.PushNotificationProcessor = nil // the other client's own one takes no second registration
-	// The user's own OnConnect comes first: it may select what vet needs, such as a user that may ask INFO.
+	// The user's own OnConnect comes first: it may select the settings that vet needs, such as a user that may ask INFO.
 	theirs := opt.OnConnect
 	opt.OnConnect = func(ctx context.Context, c *goredis.Conn) error {
 		if theirs != nil {
@@ -87,7 +87,7 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 		Channels: d.channels,
 		Ordered:  true,
 		Report: func(f *redisconn.Failure) {
-			// Any answer that is no error makes the node well again.
+			// Any answer without an error marks the node as healthy.
 			if n.sick.Store(f != nil); f == nil {
 				n.aside.Store(0)
 			}
@@ -97,8 +97,8 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 }
 
 // vet looks at the server on every new connection, before anything else is sent on it. A connection to a server that
-// must not vote is refused, so that none of its answers can ever count: a server cannot restart without ending its
-// connections. Looking at times, from outside, was rejected: a server may restart between a look and a vote.
+// must not vote is refused, so that its answers can never count: a server cannot restart without ending its
+// connections. Periodic looks would miss a restart between a look and a vote.
 func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 	if n.d.o.AssumeVersion != "" {
 		return nil
@@ -114,18 +114,18 @@ func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 	return n.d.enrol(n, s)
 }
 
-// enrol decides whether the server behind a new connection votes. It refuses a server that is in the list twice, by
-// run_id, since that one would vote twice. A server that was not met before, or has restarted, is in quarantine until
+// enrol decides whether the server behind a new connection votes. It refuses a server that is listed twice, by run_id,
+// since it would vote twice. A new or restarted server is in quarantine until
 // it has been up for MaxTTL: all that it may have forgotten has ended by then. Its uptime is in whole seconds and
 // rounded down, which errs on the safe side.
 //
-// A server that has every write on disk before it answers (Server.Durable) forgets nothing in a restart and votes at
-// once. Nobody can tell a first start from a restart, so a server met for the first time is treated as restarted unless
-// Options.TrustFresh says otherwise.
+// A server that has every write on disk before it answers (Server.Durable) keeps its votes in a restart and votes
+// immediately. Nobody can tell a first start from a restart, so a server met for the first time is treated as restarted
+// unless Options.TrustFresh says otherwise.
 func (d *Driver) enrol(n *node, s redisconn.Server) error {
 	d.roster.Lock()
 	defer d.roster.Unlock()
-	// Also among nodes that are in quarantine: a server that is listed twice is a mistake at any time.
+	// Also among nodes in quarantine: a server listed twice is a mistake at any time.
 	for _, other := range d.nodes {
 		if other != n && other.runID == s.RunID {
 			return &backend.ConfigError{
@@ -140,18 +140,18 @@ func (d *Driver) enrol(n *node, s redisconn.Server) error {
 		first := n.runID == ""
 		n.runID, n.votes = s.RunID, now
 		if !s.Durable && d.quarantine && !(first && d.o.TrustFresh) && s.Uptime < d.o.MaxTTL {
-			// What it granted before its restart ends MaxTTL after that restart at the latest.
+			// Its grants from before the restart end at most MaxTTL after that restart.
 			n.votes = now.Add(d.o.MaxTTL - s.Uptime)
 		}
 	}
-	// The connection is refused, and the line tries again at its own pace until the time has come.
+	// The connection is refused, and the line retries at its own pace until the quarantine is over.
 	if now < n.votes {
 		return &QuarantineError{Addr: n.addr, Uptime: s.Uptime.String(), Want: d.o.MaxTTL.String()}
 	}
 	return nil
 }
 
-// fit refuses a server that cannot keep a vote, in addition to what redisconn refuses for every lock.
+// fit refuses a server that cannot keep a vote, in addition to redisconn's checks for every lock.
 func fit(s redisconn.Server) error {
 	switch {
 	case s.RunID == "":

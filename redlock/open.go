@@ -1,7 +1,7 @@
 package redlock
 
 // This file makes a driver from a URL. The URL's clients are never connected: New takes their options and makes its
-// own. All servers of a URL have the same credentials, database and certificates, and New is for those that differ.
+// own. All servers of a URL have the same credentials, database and certificates, and New is for servers that differ.
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // init registers the schemes for fencelock.OpenURL.
 func init() { kit.Register(Open, "redlock", "redlocks") }
 
-// syntax is what a URL of this driver may say.
+// syntax lists the parts of a URL of this driver.
 var syntax = kit.Syntax{
 	Driver: driverName, Schemes: []string{"redlock"}, Secure: []string{"redlocks"}, Port: "6379",
 	Options: []string{
@@ -25,14 +25,14 @@ var syntax = kit.Syntax{
 	},
 }
 
-// Open connects to the servers that rawURL names, looks at them, and returns a driver whose Close closes the
+// Open connects to the servers that rawURL names, checks them, and returns a driver. Its Close closes the
 // connections.
 //
 //	redlock://user:password@host1:6379,host2:6379,host3:6379/0?max-ttl=30s
 //
-// The path is the number of the database. Credentials and database are the same on all servers; New takes what differs.
-// Port 6379 is the default. The scheme redlocks, or any of the options ca, cert, key and server-name, selects TLS.
-// Options:
+// The path is the number of the database. Credentials and database are the same on all servers; New takes servers that
+// differ. Port 6379 is the default. The scheme redlocks, or any of the options ca, cert, key and server-name, selects
+// TLS. Options:
 //
 //	prefix         Options.KeyPrefix
 //	timeout        for connecting and for the first look at the servers, 3s by default
@@ -43,7 +43,7 @@ var syntax = kit.Syntax{
 //	trust-fresh    Options.TrustFresh, true or false
 //	wait-for-all   Options.WaitForAll, true or false
 //	allow-volatile-eviction=true  Options.AllowVolatileEviction
-//	assume-version  Options.AssumeVersion: nothing is asked then
+//	assume-version  Options.AssumeVersion: INFO is not asked then
 //	pool-size      connections to each server at most
 //	protocol       2 or 3: the version of the Redis protocol on connections for pushes
 //
@@ -53,10 +53,10 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	// New copies the options and keeps none of these clients.
+	// New copies the options and does not keep these clients.
 	d := New(clients, o)
 	for _, c := range clients {
-		_ = c.Close() // only its options were of use, and it has not connected
+		_ = c.Close() // only its options were used, and it has not connected
 	}
 	d.patience = u.Timeout
 	if err := u.Look(ctx, d); err != nil {
@@ -78,7 +78,7 @@ func dial(rawURL string) (*redisconn.URL, []goredis.UniversalClient, *Options, e
 	return u, clients, o, nil
 }
 
-// clientsOf reads what the URL says beyond its addresses: the driver's options, and the same credentials and database
+// clientsOf reads the rest of the URL beside its addresses: the driver's options, and the same credentials and database
 // for all servers.
 func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options, err error) {
 	o = &Options{KeyPrefix: u.Options.Get("prefix")}

@@ -1,10 +1,11 @@
 package redlock
 
 // This file asks nodes and gathers their answers. A question is one step for each node, all with one sink, a channel
-// with room for every answer: so a line never waits for the asker, and a caller that has left costs nothing but the
-// memory of its channel.
+// with room for every answer: so a line never waits for the asker, and a caller that has left only costs the memory of
+// its channel.
 //
-// poll is the plain form, the same question to all; vote.go and release.go ask in two waves and gather by themselves.
+// poll is the plain form, the same question to all; vote.go and release.go ask in two waves and gather the answers
+// themselves.
 
 import (
 	"context"
@@ -42,11 +43,11 @@ func (d *Driver) to(nodes set, sink chan<- *step, keys redisscript.Keys, code st
 }
 
 // gather passes on each answer as it comes, until each returns true. It is false when patience or ctx is over before
-// that. slow, unless nil, is called once, after hedge; if it is true that is all. Everything runs on the caller's
+// that. slow, unless nil, is called once, after hedge; if it returns true, gather ends. Everything runs on the caller's
 // goroutine.
 func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duration,
 	each func(*step) (done bool), slow func() (done bool)) bool {
-	// One timer serves both: for the hedge at first, then for what is left of the patience.
+	// One timer serves both: for the hedge at first, then for the rest of the patience.
 	wait := min(hedge, patience)
 	t := time.NewTimer(wait)
 	defer t.Stop()
@@ -72,9 +73,10 @@ func gather(ctx context.Context, sink <-chan *step, hedge, patience time.Duratio
 	}
 }
 
-// poll asks all nodes the same and passes on how each step has ended, on the caller's goroutine, until each returns
-// true or all have ended; what has no answer then goes on by itself. When the nodes' time is over, or ctx ends, the
-// steps without an answer are taken back where that is possible, and passed on with a failure that says whether a node
+// poll asks all nodes the same and passes on the end of each step, on the caller's goroutine, until each returns true
+// or all have ended; steps without an answer then continue in the background. When the nodes' time is over, or ctx
+// ends, the steps without an answer are taken back where possible, and passed on with a failure that says whether a
+// node
 // may still run them. Their nodes count as sick if the whole patience has passed.
 func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, patience time.Duration,
 	each func(*step, *redisconn.Failure) (done bool)) {
@@ -92,7 +94,7 @@ func (d *Driver) poll(ctx context.Context, steps []*step, sink <-chan *step, pat
 	}, nil) {
 		return
 	}
-	// A caller that left early says nothing about the nodes.
+	// If the caller left early, the nodes may be well.
 	late := time.Since(began) >= patience
 	for _, s := range steps {
 		if s.answered {

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// pushWait is for subscriptions, before waiters go ahead with those that are there.
+	// pushWait bounds the wait for subscriptions, before waiters go ahead with the confirmed ones.
 	pushWait = 2 * time.Second
-	// pushRest is for the minority's, once a majority's are there.
+	// pushRest bounds the wait for the minority's, once a majority's are confirmed.
 	pushRest = 50 * time.Millisecond
 )
 
 // push is the subscription of one node. It is made for the driver's first waiter and stays until Close.
 type push struct {
 	subscription redisconn.Subscription
-	// Confirmed, so that a place in this node's queue is told of its turn.
+	// Confirmed, so that a place in this node's queue gets a push for its turn.
 	up atomic.Bool
 	// The last attempt to subscribe has failed.
 	failed atomic.Bool
@@ -32,7 +32,7 @@ type push struct {
 	first sync.Once
 }
 
-// listen starts the subscriptions, and returns when those of a majority, and with a little patience all of them, are
+// listen starts the subscriptions, and returns when a majority, or after a short wait all of them, are
 // confirmed: a release that finds nobody listening passes a waiter by. Only the first waits of a driver wait for that,
 // pushWait at most: waiters that begin with different leaders split votes, and later on the subscriptions stand or
 // their servers are ill.
@@ -50,7 +50,7 @@ func (d *Driver) listen(ctx context.Context) error {
 	return nil
 }
 
-// listening reports whether a majority may still have time to confirm: a context that ends by then says nothing about
+// listening reports whether a majority may still have time to confirm: a context that ends by then is no evidence about
 // the servers, so the call's error is the context's alone and not that the service is unavailable.
 func (d *Driver) listening(began time.Time) bool {
 	failed := 0
@@ -62,8 +62,8 @@ func (d *Driver) listening(began time.Time) bool {
 	return failed <= len(d.nodes)-d.quorum && time.Since(began) < redisconn.Soon
 }
 
-// subscribeAll begins to listen to all nodes. After a loss redisconn subscribes again, at its own pace; each time it is
-// confirmed all waiters look, as pushes may have been lost in between. The first waiters go ahead with all
+// subscribeAll begins to listen to all nodes. After a loss redisconn subscribes anew, at its own pace; after each
+// confirmation all waiters look, as pushes may have been lost in between. The first waiters go ahead with all
 // subscriptions, pushRest after a majority's, or after pushWait: a server that is down must not cost them more. The
 // timers may fire after Close, and close a channel that nobody reads.
 func (d *Driver) subscribeAll() {
@@ -80,7 +80,7 @@ func (d *Driver) subscribeAll() {
 			Lost: func(error) bool {
 				p.up.Store(false)
 				p.failed.Store(true)
-				return false // whatever the reason: the server may come back, or become fit
+				return false // for any reason: the server may come back, or become fit
 			},
 		})
 	}
@@ -97,8 +97,8 @@ func (d *Driver) confirmed() {
 	}
 }
 
-// heard acts on one message, on the goroutine that reads the subscription. It never waits: waiters are told without
-// blocking, and a vote that is of no use goes back by the line, whose answer nobody reads.
+// heard acts on one message, on the goroutine that reads the subscription. It never waits: waiters are notified without
+// blocking, and a useless vote is declined by the line, without reading the answer.
 func (n *node) heard(text string) {
 	m, ok := redisscript.ParsePush(text)
 	switch {
@@ -108,7 +108,7 @@ func (n *node) heard(text string) {
 	case m.Kind == redisscript.PushAsked:
 		n.d.waiters.tell(m.Lock, event{node: n.index}) // a look tells the node that they live
 	case !n.d.waiters.offered(n.index, m.Nonce):
-		// The vote is of no use to anybody until it is given back.
+		// The vote is useless to all until it is declined.
 		s := n.stepFor(make(chan *step, 1), redisscript.KeysOfLock(m.Lock), redisscript.Decline, n.d.identity, m.Nonce)
 		s.Deadline = time.Now().Add(time.Second)
 		n.submit(s)

@@ -1,11 +1,11 @@
 package redlock
 
-// This file is Release. A hold is gone when so many servers have given it back that somebody else can have a majority;
-// the rest is asked too but not waited for. Each server has its own step, since one may have a waiter where another has
-// none.
+// This file is Release. A hold is gone when so many servers have released it that another request can have a majority;
+// the rest is asked too but not waited for. Each server has its own step, since one may have a waiter while another has
+// not.
 //
-// A release that is not awaited any more must still arrive. Its step stays on the line, and if it fails there it turns
-// into a leftover by itself (step.go): unwatched hands it over.
+// A release must arrive even if nobody awaits it. Its step stays on the line, and a failure there turns it into a
+// leftover (step.go): unwatched hands it over.
 
 import (
 	"context"
@@ -17,12 +17,12 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// Release gives a hold back if it still is the one that was granted, in one parallel round. It asks all servers that
-// were asked for their votes, and returns when a majority has given the hold back, or when that has become impossible:
-// backend.ErrNotHeld, with a reason, if a majority does not have it, ErrUnknown if too few answer. The rest goes on in
-// the background.
+// Release ends a hold if it is still the granted one, in one parallel round. It asks all servers that were asked for
+// votes, and returns when a majority has released the hold, or when that has become impossible: backend.ErrNotHeld,
+// with a reason, if a majority does not have it, ErrUnknown if too few answer. The other servers are released in the
+// background.
 //
-// With a grant that Request.Grant made it removes whatever that request has, on every server that answers.
+// With a grant that Request.Grant made it removes the votes and places of that request, on every server that answers.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
 	defer redisconn.Tell(ctx, driverName, "release", g.Name, &err)
 	if g.Kind != backend.KindExclusive {
@@ -34,7 +34,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) (err error) {
 	defer d.gate.Leave()
 	keys := d.keys(g.Name)
 	start := redisconn.StartOf(g)
-	// A grant that Request.Grant made: no hold is known, so whatever the request has is removed.
+	// A grant that Request.Grant made: no hold is known, so all entries of the request are removed.
 	if start == "" {
 		d.cancelLater(g.RequestID, "")
 		return d.remove(ctx, keys, g)
@@ -58,7 +58,7 @@ type ending struct {
 	code string
 	// Who may have the hold: the others were never asked for it, and never will be.
 	asked set
-	// By node: the step that has not ended; nil if it has, or there is none.
+	// By node: the step that has not ended; nil if it has, or without a step.
 	open []*step
 	// How many of these there are.
 	left int
@@ -87,12 +87,12 @@ func (e *ending) run(ctx context.Context) error {
 		s.node.submit(s)
 	}
 	gathered := gather(ctx, e.sink, d.hedgeTime, patience, e.answered, e.enough)
-	// What has not answered goes on by itself, or becomes a leftover.
+	// A step without an answer continues in the background, or becomes a leftover.
 	for i, s := range e.open {
 		if gathered || s == nil {
 			continue
 		}
-		// A caller whose context ended early says nothing about the server.
+		// If the caller's context ended early, the server may be well.
 		if time.Since(began) >= patience {
 			d.nodes[i].sick.Store(true)
 		}
@@ -106,7 +106,7 @@ func (e *ending) run(ctx context.Context) error {
 	}
 	e.unwatch()
 	switch {
-	// Given back by a majority, or by so many that others can have one.
+	// Released by a majority, or by so many that others can have one.
 	case e.yes >= d.quorum || e.enough():
 		return nil
 	// All who may have the hold have answered, and not as if it was there.
@@ -116,8 +116,8 @@ func (e *ending) run(ctx context.Context) error {
 	return e.undecided(ctx)
 }
 
-// answered takes in one answer, and reports whether no more are needed. The short script answers nothing where it is
-// not enough: the whole one is asked then.
+// answered processes one answer, and reports whether no more are needed. The short script returns nil or 0 where it is
+// not enough: the whole script is then asked.
 func (e *ending) answered(s *step) (done bool) {
 	if s.Code == redisscript.Free && s.incomplete() && s.Err == nil { // somebody waits, or it is not there
 		next := e.d.nodes[s.index].stepFor(e.sink, e.keys, redisscript.Quit, e.start, "0")
@@ -129,15 +129,15 @@ func (e *ending) answered(s *step) (done bool) {
 	e.open[s.index] = nil
 	e.left--
 	e.count(s, s.Err)
-	// The server may have the hold still: it failed, or a vote that was sent again after a NOSCRIPT may come behind.
+	// The server may have the hold still: it failed, or a vote repeated after a NOSCRIPT may come behind.
 	if s.Err != nil || e.code == redisscript.Quit && s.incomplete() {
 		e.leave(s.index)
 	}
 	return e.yes >= e.d.quorum || e.impossible() || e.left == 0
 }
 
-// enough reports whether the hold is gone from so many servers that others can have the lock: those that gave it back,
-// and those that never heard of it, are a majority.
+// enough reports whether the hold is gone from so many servers that others can have the lock: the servers that released
+// it, and those never asked, are a majority.
 func (e *ending) enough() bool {
 	return e.no == 0 && e.yes > 0 && e.yes+len(e.d.nodes)-bits.OnesCount32(uint32(e.asked)) >= e.d.quorum
 }
@@ -150,16 +150,16 @@ func (e *ending) leave(i int) {
 	e.d.nodes[i].leave(leftover{keys: e.keys, start: e.start, closed: e.g.MinHoldUntil})
 }
 
-// unwatch makes what nobody waits for any more take care of itself. It sets unwatched first and empties the sink
+// unwatch makes steps that nobody awaits hand themselves over on failure. It sets unwatched first and empties the sink
 // afterwards, and the line does it the other way round (step.Ended), so that one of the two sees a failure. Both may,
-// which costs one removal that finds nothing.
+// which costs one redundant removal.
 func (e *ending) unwatch() {
 	for _, s := range e.open {
 		if s != nil {
 			s.unwatched.Store(true)
 		}
 	}
-	// Those that have ended before unwatched was set are in the sink, and nobody else reads it.
+	// Steps that ended before unwatched was set are in the sink, and nobody else reads it.
 	for e.left > 0 {
 		select {
 		case s := <-e.sink:
@@ -214,8 +214,8 @@ func (t *tally) undecided(ctx context.Context) error {
 	return &f
 }
 
-// remove gives back whatever a request may have, hold or place, on every node that answers: a place in the queue stands
-// on one node only, so that a majority's answer says nothing about it.
+// remove removes all that a request may have, hold or place, on every node that answers: a place in the queue stands on
+// one node only, so a majority's answer does not cover it.
 func (d *Driver) remove(ctx context.Context, keys redisscript.Keys, g backend.Grant) error {
 	steps, sink := d.toAll(keys, redisscript.Remove, g.RequestID)
 	t := tally{}

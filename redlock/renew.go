@@ -4,7 +4,7 @@ package redlock
 //
 // All steps of a call have one sink and one deadline, and the index of a step says which grant on which node it is for:
 // grant × number of nodes + node. The call returns with the last decision, not with the last answer, so that one silent
-// server delays nothing while the others agree. What a majority has confirmed is then given to the nodes that lack it.
+// server does not delay the others. Confirmed holds are then written to the nodes that lack them.
 
 import (
 	"context"
@@ -18,22 +18,22 @@ import (
 // renewal is one grant on its way through Renew.
 type renewal struct {
 	tally
-	// By node: the instant before the renewal left that it has confirmed; zero for none.
+	// By node: the instant before the renewal left that it has confirmed; zero without one.
 	proved []backend.Instant
-	// Those that say that they do not have it.
+	// The nodes that lack the hold.
 	lacking []*node
 	// A majority has answered one way.
 	decided bool
 }
 
-// Renew prolongs grants, and answers for each of them, in order: one script call a node for up to 128 grants, all of a
-// node's calls in one pipeline, all nodes at once. A grant is renewed when a majority has prolonged it, and lost
-// (backend.ErrNotHeld, with its reason) when a majority says that it is not there; everything else is a fault, and no
-// loss (ErrUnavailable, or ErrUnknown where some may have prolonged it). It never shortens a hold. Silent servers are
-// waited for as long as the shortest TTL of the grants allows.
+// Renew prolongs grants, and returns a result for each of them, in order: one script call per node for up to 128
+// grants, all of a node's calls in one pipeline, all nodes concurrently. A grant is renewed when a majority has
+// prolonged it, and lost (backend.ErrNotHeld, with its reason) when a majority says that it is not there; any other
+// outcome is a fault, and no loss (ErrUnavailable, or ErrUnknown if some servers may have prolonged it). It never
+// shortens a hold. It waits for unresponsive servers as long as the shortest TTL of the grants allows.
 //
-// A node that lacks what a majority has just confirmed gets it back, as a new vote that stands in its queue like any
-// other: the hold exists by its majority, and lives longer if more nodes know it. Without a majority nothing is
+// A node that lacks a hold which a majority has just confirmed gets it back, as a new vote that waits in its queue
+// like any other: the hold exists by its majority, and is safer with more votes. Without a majority no vote is
 // created.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	answers := make([]backend.Renewal, len(grants))
@@ -84,7 +84,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 		case f == nil:
 			h.lacking = append(h.lacking, d.nodes[n])
 		}
-		// The poll ends with the last grant that is decided, however many nodes are silent.
+		// The poll ends with the last decision, however many nodes do not answer.
 		if !h.decided && (h.yes >= d.quorum || h.no >= d.quorum) {
 			h.decided = true
 			undecided--
@@ -108,9 +108,9 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return answers
 }
 
-// refill gives nodes back what a majority has. Nobody waits for it: the lines keep a later release behind it. It asks
-// by SET NX, so that a node which has given its vote to another request in the meantime keeps it there. The steps'
-// answers go to a sink that nobody reads.
+// refill writes a majority's holds to the nodes that lack them. Nobody waits for it: the lines keep a later release
+// behind it. It asks by SET NX, so that a node which has given its vote to another request in the meantime keeps it
+// there. The steps' answers go to a sink that nobody reads.
 func (d *Driver) refill(grants []backend.Grant, held []renewal) {
 	room := 0
 	for i := range held {

@@ -33,6 +33,20 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 	return d, nil
 }
 
+// RefuseWrites has every server refuse what changes a key, for want of a replica.
+func RefuseWrites(admins []*goredis.Client) func(testing.TB, string) func() {
+	want := func(replicas string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			errs := make([]error, len(admins))
+			for i, admin := range admins {
+				errs[i] = admin.ConfigSet(ctx, "min-replicas-to-write", replicas).Err()
+			}
+			return errors.Join(errs...)
+		}
+	}
+	return containers.Refusal(want("1"), want("0"))
+}
+
 // TestSoak breaks five servers that keep what they were given, and the links and processes of their clients, as chance
 // wills; never more than two servers at once.
 func TestSoak(t *testing.T) {
@@ -69,6 +83,8 @@ func TestSoak(t *testing.T) {
 				info, err := admins[node].InfoMap(ctx, "server").Result()
 				return info["Server"]["run_id"], err
 			},
+			// No RefuseRelease, as with one Redis.
+			RefuseWrites: RefuseWrites(admins),
 			Leftovers: func() (left []string, err error) {
 				for i, admin := range admins {
 					keys, keysErr := admin.Keys(context.Background(), "fencelock:*").Result()

@@ -1,8 +1,7 @@
 package redlock
 
-// This file is what travels to a node and back: a rediswire.Step with the node and the sink that it belongs to. A step
-// is made for one exchange and never used again, so that a late answer can only reach the channel of the call that
-// asked.
+// This file is a step on its way to a node and back: a rediswire.Step with its node and its sink. A step is made for
+// one exchange and never reused, so that a late answer can only reach the channel of the same call.
 
 import (
 	"sync/atomic"
@@ -22,14 +21,14 @@ type step struct {
 	// It enters when it has ended, and there is room for it: the line must not block.
 	sink chan<- *step
 
-	// unwatched is set on a release whose caller does not wait for it any more: if it fails it becomes a leftover.
+	// unwatched is set on a release that its caller no longer waits for: if it fails it becomes a leftover.
 	unwatched atomic.Bool
 	// Of a release: until when the name stays closed; zero: not at all.
 	closed backend.Instant
 }
 
-// submit sends steps, in the order of submission: the release of a hold must not overtake its acquire on a node whose
-// answer nobody awaited. Each enters its sink in the end, unless it was dropped.
+// submit sends steps, in the order of submission: on a node, the release of a hold must not overtake its acquire, even
+// if nobody awaited the acquire's answer. Each enters its sink in the end, unless it was dropped.
 func (n *node) submit(steps ...*step) {
 	all := make([]*rediswire.Step, len(steps))
 	for i, s := range steps {
@@ -48,6 +47,6 @@ func (s *step) Ended() {
 	}
 }
 
-// incomplete reports whether a release that has ended may have left something: it failed, or has to be asked of the
-// script, or met nothing where a vote may have been sent again behind it because the server had forgotten the script.
+// incomplete reports whether a release that has ended may have left something: it failed, or needs the whole script, or
+// found no hold while a vote may have been repeated behind it because the server had forgotten the script.
 func (s *step) incomplete() bool { return s.Err != nil || s.Answer == nil || s.Answer == int64(0) }

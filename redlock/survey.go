@@ -3,9 +3,9 @@ package redlock
 // This file looks at the servers as a set: whether they are fit and a majority answers, before the first call, and
 // whether they still are, every half minute. A single server is looked at by node.vet, on each of its connections.
 //
-// The two looks differ in what they refuse. Before the first call one unfit server refuses the whole set, because that
-// is a mistake of the configuration which is found best at once. Later on an unfit server only loses its vote, because
-// holds exist that must be kept and given back.
+// The two looks differ in their refusals. Before the first call one unfit server refuses the whole set, because a
+// mistake of the configuration is best found immediately. Later an unfit server only loses its vote, because existing
+// holds must be renewed and released.
 
 import (
 	"context"
@@ -20,21 +20,21 @@ import (
 )
 
 const (
-	// surveyTime is for one survey, unless a URL says otherwise, whatever the callers' contexts allow.
+	// surveyTime bounds one survey, unless a URL says otherwise, whatever the callers' contexts allow.
 	surveyTime = redisconn.ConnectTime
 	// straggle is for the minority, once a majority has answered.
 	straggle = 250 * time.Millisecond
 )
 
-// Ping connects to every server and refuses the set, with an error that wraps backend.ErrMisconfigured, if one of those
-// that answer is unfit (see the package comment); backend.ErrUnavailable if no majority answers, ErrClosed after Close.
-// It returns within ctx, and may be called beside other calls.
+// Ping connects to every server and refuses the set, with an error that wraps backend.ErrMisconfigured, if a server
+// that answers is unfit (see the package comment); backend.ErrUnavailable if no majority answers, ErrClosed after
+// Close. It returns within ctx, and may be called beside other calls.
 func (d *Driver) Ping(ctx context.Context) error {
 	return redisconn.CallError(ctx, driverName, "ping", "", d.probe.Ping(ctx, d.survey))
 }
 
-// look is what calls have done: the survey before the first ones, which wait for it, and another look beside all later
-// ones.
+// look is the look before a call: the survey before the first calls, which wait for it, and another look beside all
+// later ones.
 func (d *Driver) look(ctx context.Context) error {
 	if d.probe.Passed() {
 		return d.lookAgain(ctx)
@@ -83,8 +83,8 @@ func (d *Driver) survey(ctx context.Context) error {
 	return nil
 }
 
-// lookAgain looks at all servers that have been seen before: their settings may have changed since. One that is unfit
-// by now is asked for no more votes, and keeps and gives back those that it has given. It runs beside the calls, one
+// lookAgain looks at all servers that were seen before: their settings may have changed since. A server that is now
+// unfit is asked for no more votes, and its votes can still be renewed and released. It runs beside the calls, one
 // goroutine for each server, all of which it waits for.
 func (d *Driver) lookAgain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.patience)
@@ -94,7 +94,7 @@ func (d *Driver) lookAgain(ctx context.Context) error {
 		all.Go(func() {
 			err := n.vet(ctx, n.client)
 			switch {
-			// It is fit, and may vote again if it was not.
+			// It is fit, and may vote, even if it was unfit before.
 			case err == nil:
 				n.misfit.Store(nil)
 			case errors.Is(err, backend.ErrMisconfigured):
@@ -108,7 +108,7 @@ func (d *Driver) lookAgain(ctx context.Context) error {
 	return nil
 }
 
-// ask submits steps, unless they ask for a vote that would not count. Those fail at once, on the caller's goroutine.
+// ask submits steps. A step for a vote that would not count fails immediately, on the caller's goroutine.
 func (n *node) ask(steps ...*step) {
 	f := n.misfit.Load()
 	if f == nil {

@@ -1,8 +1,8 @@
 package redlock
 
 // This file is one round of votes: ask a first majority, the others where that does not decide, and return as soon as
-// the outcome is certain. Which servers have or may have something of the try afterwards is kept exactly, since all of
-// them are asked to give it back.
+// the outcome is certain. The servers that may have an entry of the try afterwards are recorded, since all of
+// them are asked to remove it.
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 const (
 	// hedgeTime is for the first majority, before the other servers are asked beside it.
 	hedgeTime = 3 * time.Millisecond
-	// asideTime is for which a server that kept a call waiting is not among those that are asked first.
+	// asideTime is the time for which a server that kept a call waiting is not asked first.
 	asideTime = time.Second
 )
 
@@ -32,10 +32,10 @@ func (s set) has(i int) bool { return s&only(i) != 0 }
 // all is the set of all nodes.
 func (d *Driver) all() set { return only(len(d.nodes)) - 1 }
 
-// first are the nodes that a poll begins with: a majority of those that are well, in the order of the list, so that
-// clients that see the same meet on the same servers. What a majority can decide the others need not be asked, and
-// hardly any hold is so short and so unlucky that it matters: see Options.WaitForAll. A random majority would not do:
-// those of two clients may share one server only, and the votes of the others split.
+// first returns the nodes that a poll begins with: a majority of the healthy ones, in the order of the list, so that
+// clients with the same view meet on the same servers. The other nodes need not be asked if a majority decides, and
+// hardly any hold is short and unlucky enough for it to matter: see Options.WaitForAll. Random majorities of two
+// clients may share one server only, and split the votes of the others.
 func (a *attempt) first(now time.Time) set {
 	d := a.d
 	// A request that was here before may have votes on any server, and all are to be replaced.
@@ -58,7 +58,7 @@ func (a *attempt) first(now time.Time) set {
 // putAside has the next calls ask others first.
 func (n *node) putAside() { n.aside.Store(time.Now().Add(asideTime).UnixNano()) }
 
-// vote is one poll: what it has asked, and what came of it. It belongs to the goroutine that polls.
+// vote is one poll: its questions and its result. It belongs to the goroutine that polls.
 type vote struct {
 	a        *attempt
 	h        redisscript.Hold
@@ -74,7 +74,7 @@ type vote struct {
 	asked set
 	// Nodes that have not answered.
 	open set
-	// Nodes that have, or may have, or will have, what the try asked for.
+	// Nodes that have, may have, or will have the try's vote.
 	kept set
 	// By node; zero: no vote.
 	proved []backend.Instant
@@ -85,12 +85,12 @@ type vote struct {
 	// The most refusals for one holder.
 	top  int
 	held error
-	// One of those that failed.
+	// One of the failures.
 	fault *redisconn.Failure
 }
 
 // poll asks for the lock: a first majority, and the other nodes if that does not decide, or not soon. It returns as
-// soon as the outcome is certain, or patience is over. What has not been taken by a line by then is taken back.
+// soon as the outcome is certain, or patience is over. Steps that a line has not taken by then are taken back.
 func (a *attempt) poll(ctx context.Context, h redisscript.Hold) *vote {
 	d := a.d
 	now := time.Now()
@@ -105,7 +105,7 @@ func (a *attempt) poll(ctx context.Context, h redisscript.Hold) *vote {
 		}
 	}
 	if a.again {
-		// What follows asks those servers, too.
+		// The next poll asks those servers, too.
 		d.cancelLater(a.r.RequestID, "")
 	}
 	v.ask(a.first(now))
@@ -118,7 +118,7 @@ func (a *attempt) poll(ctx context.Context, h redisscript.Hold) *vote {
 	return v
 }
 
-// ask asks nodes that were not asked before. A name that is not known to be wanted is taken without the script.
+// ask asks nodes that were not asked before. An uncontended name is taken without the script.
 func (v *vote) ask(nodes set) {
 	code := redisscript.Set
 	if v.a.d.wanted.Has(v.a.keys.Lock) {
@@ -145,7 +145,7 @@ func (v *vote) send(i int, code string, args ...string) {
 	n.ask(s)
 }
 
-// slow acts on a first majority that does not answer at once: the others are asked beside it, and those that are late
+// slow acts on a first majority that does not answer at once: the others are asked beside it, and the late ones
 // are asked last for a while.
 func (v *vote) slow() (done bool) {
 	for i, n := range v.a.d.nodes {
@@ -157,9 +157,8 @@ func (v *vote) slow() (done bool) {
 	return false
 }
 
-// answered takes in one answer, and reports whether no more are needed. A server that refused SET NX is asked again by
-// the script, which says who is in the way: without that the caller could not tell a lock that is held from a split
-// vote.
+// answered processes one answer, and reports whether no more are needed. If a server refused SET NX, the script is
+// asked too, which names the holder: without it the caller could not tell a lock that is held from a split vote.
 func (v *vote) answered(s *step) (done bool) {
 	d, i := v.a.d, s.index
 	n, isNumber := s.Answer.(int64)
@@ -169,7 +168,7 @@ func (v *vote) answered(s *step) (done bool) {
 		v.send(i, redisscript.Try, v.args...)
 		return false
 	}
-	// It has answered for good: what follows is its vote, a refusal, or a fault.
+	// Its answer is final: it is its vote, a refusal, or a fault.
 	v.open &^= only(i)
 	switch {
 	case s.Err != nil:
@@ -177,7 +176,7 @@ func (v *vote) answered(s *step) (done bool) {
 		if v.fault == nil || s.Err.Fatal {
 			v.fault = s.Err
 		}
-		// The vote may be there: it is given back unless this try wins.
+		// The vote may be there: it is released unless this try wins.
 		if s.Err.Sent {
 			v.kept |= only(i)
 		}
@@ -204,10 +203,10 @@ func (v *vote) answered(s *step) (done bool) {
 // certain reports whether more answers cannot change the outcome: a majority for this try, or for one other holder.
 func (v *vote) certain() bool { return v.yes >= v.a.d.quorum || v.top >= v.a.d.quorum }
 
-// silent gives up those that have not answered. late says that they had all the time that nodes have, so that they
+// silent gives up on nodes that have not answered. late says that they had all the time that nodes have, so that they
 // count as sick; otherwise it was ctx that ended.
 //
-// What a line has not taken yet is taken back, and that node has nothing of the try. Where a line has taken it the vote
+// A step that its line has not taken yet is taken back, and leaves no vote. If the line has taken it, the vote
 // may be given later: the node stays in open, and so in left.
 func (v *vote) silent(late bool) {
 	taken := false
@@ -235,8 +234,8 @@ func (v *vote) silent(late bool) {
 	}
 }
 
-// left are the nodes that have, or will have, what the try asked for, or may. A try that was not won gives back there,
-// and nowhere else.
+// left returns the nodes that have, may have, or will have the try's vote. A try that was not won releases it there,
+// and only there.
 func (v *vote) left() set { return v.kept | v.open }
 
 // refusal notes the answer of a node that did not vote for us: who holds its vote, by the request.
@@ -255,7 +254,7 @@ func (v *vote) refusal(name string, answer any) {
 		v.refused = map[string]int{}
 	}
 	v.refused[id]++
-	// The holder with the most votes is the one that a refused caller is told of.
+	// The error of a refused caller names the holder with the most votes.
 	if v.refused[id] > v.top {
 		v.top, v.held = v.refused[id], redisconn.HeldError(name, s)
 	}

@@ -1,7 +1,7 @@
 package redlock
 
-// This file finds the waiters that a push is for. It is the only place where several waiters meet: each is told by its
-// own channel, and its own goroutine does the rest.
+// This file finds the waiters for a push. It is the only place where several waiters meet: each is notified by its own
+// channel, and its own goroutine does the rest.
 //
 // A push names a nonce, for an offer, or a lock, for everything else. The waiters of a lock are found by going through
 // all of the driver's, because such pushes are rare: a second index would cost every wait.
@@ -17,7 +17,7 @@ import (
 // to a server.
 type waiters struct {
 	mu sync.Mutex // protects the following fields
-	// By the nonce of the try, which is what an offer names.
+	// By the nonce of the try, which an offer names.
 	nonces map[string]*waiter
 	// Waiters by lock key.
 	names map[string]int
@@ -43,7 +43,7 @@ func (w *waiters) add(x *waiter) {
 }
 
 // remove forgets a waiter that has ended. The name counts as contended for a second more, since where one has waited
-// the next is seldom far.
+// the next is rarely far.
 func (w *waiters) remove(x *waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +57,7 @@ func (w *waiters) remove(x *waiter) {
 }
 
 // contended reports whether somebody of this driver waits for a name, or did within the last second. It spares a
-// release the short script, which would do nothing, and keeps a new waiter from taking votes past those who wait.
+// release the short script, which would have no effect, and keeps a new waiter from taking votes past earlier waiters.
 func (w *waiters) contended(lock string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +65,7 @@ func (w *waiters) contended(lock string) bool {
 }
 
 // offered passes on that a node has offered its vote to a place in its queue. It is false if the try was abandoned, and
-// the vote is to be given back. An offer to a try that is just not known any more is left alone: its hold may stand by
+// the vote is to be declined. An offer to a try that is merely unknown is left alone: its hold may rest on
 // that vote.
 func (w *waiters) offered(node int, nonce string) bool {
 	w.mu.Lock()
@@ -87,8 +87,8 @@ func (w *waiters) tell(lock string, e event) {
 	}
 }
 
-// event is what a waiter hears of one node: that it is offered its vote, that the name stays closed there for a while,
-// or, with neither, that something may have been missed or that the node wants a sign of life.
+// event is a message to a waiter about one node: that it is offered its vote, that the name stays closed there for a
+// while, or, with neither, that something may have been missed or that the node wants a sign of life.
 type event struct {
 	node    int
 	offered bool

@@ -1,15 +1,14 @@
-// This file is the life of one Acquire, from the check of the request to the grant or to what is known about its
-// failure.
+// This file is the life of one Acquire, from the check of the request to the grant or its error.
 //
 // The parts call each other in this order. Acquire names the call in errors. acquire repeats attempt.once until there
-// is a definite answer, and attempt.giveUp says what a failure may have left. once picks the session and hands over to
+// is a definite answer, and attempt.giveUp handles the leftovers of a failure. once picks the session and hands over to
 // take, which makes the node (create), or goes on with the node of an earlier try (resume). From there queue.go waits,
-// refuse.go refuses, and hold.go keeps what was granted.
+// refuse.go refuses, and hold.go keeps the hold.
 //
 // Two facts of ZooKeeper shape all of it. A node that was created is not known to be created until the answer arrives,
 // so the node's name carries the request id, and a second try looks for it before it makes another. And the requests
 // of one session are carried out in the order in which they were sent, so everything that concerns one attempt goes
-// over one session; what that session sent before it ended is either done or will never be done.
+// over one session; the requests of a session that has ended are either done or will never be done.
 
 package zookeeper
 
@@ -25,23 +24,22 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// tries is how many tries an attempt without Wait has when their answers get lost. A waiter is bounded by its context
+// tries is the maximum of tries of an attempt without Wait if answers get lost. A waiter is bounded by its context
 // instead.
 const tries = 3
 
-// Acquire takes a lock and returns a grant whose token is higher than every earlier token of the name: the zxid of the
+// Acquire takes a lock and returns a grant with a token above every earlier token of the name: the zxid of the
 // transaction that created the node.
 //
-// Without r.Wait it makes one attempt, of up to three tries if the connection breaks under it. With r.Wait the request
-// stands in the name's queue and watches those entries before it that keep it waiting; it returns when it holds the
+// Without r.Wait it makes one attempt, of up to three tries if the connection breaks under it. With r.Wait the
+// request stays in the name's queue and watches the entries before it that block it; it returns when it holds the
 // lock or when ctx ends, and its node is then removed in the background. The grant's TTL is the session's timeout,
-// which the servers grant between 2 and 20 ticks, and SentAt is the instant on which the session's last proof rests.
+// which the servers grant between 2 and 20 ticks, and SentAt is the instant before the session's last proof was sent.
 //
-// The same RequestID again gets the same hold with the same token, also from another client. Errors wrap
-// backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (nothing was sent), ErrUnknown (something may have been created
-// and could not be removed), ErrHistoryLost (another ensemble answers), ErrInvalidTTL (outside the servers' bounds),
-// ErrClosed, or ctx's own error. Acquire is safe for concurrent use; acquires of one client with one TTL share a
-// session.
+// A repeated RequestID gets the same hold with the same token, even from another client. Errors wrap
+// backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (not sent), ErrUnknown (a node may have been created and could
+// not be removed), ErrHistoryLost (another ensemble answers), ErrInvalidTTL (outside the servers' bounds), ErrClosed,
+// or ctx's own error. Acquire is safe for concurrent use; acquires of one client with one TTL share a session.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {
@@ -51,8 +49,8 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 }
 
 // acquire is Acquire without the name of the call. It must count the call in before anything else, so that Close waits
-// for it, and must adopt what an earlier acquire of the same request left before it sends anything: the removal of
-// that leftover would otherwise delete the node that this call is about to make.
+// for it, and must adopt the leftover of an earlier acquire of the same request before it sends a request: the removal
+// of that leftover would otherwise delete the node that this call is about to make.
 //
 // The tries of one attempt go to the session on which the leftover was made, if its TTL is still the one asked for. On
 // another session the read that looks for the leftover could overtake its creation.
@@ -65,7 +63,7 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	// From here on what an earlier acquire of this request left is ours.
+	// From here on the leftover of an earlier acquire of this request is ours.
 	left, err := d.adopt(ctx, r.Name, r.RequestID)
 	if err != nil {
 		return backend.Grant{}, err
@@ -84,8 +82,8 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		if !a.worthRepeating(err, n) || ctx.Err() != nil {
 			return backend.Grant{}, a.giveUp(ctx, err)
 		}
-		// The reason for the repetition stays in the error only if it says that nothing was sent; otherwise the
-		// caller's context has ended, and nothing else matters.
+		// The reason for the repetition stays in the error only if it says that no request was sent; otherwise the
+		// context's error is enough.
 		if ended := kit.Sleep(ctx, kit.RetryPause(r.TTL)); ended != nil {
 			if errors.Is(err, errNoConnection) {
 				ended = fmt.Errorf("%w: %w", err, ended)
@@ -95,33 +93,33 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	}
 }
 
-// attempt is one Acquire, over all its tries. Only the goroutine of the call uses it, so that it needs no mutex; what
-// other goroutines say to it arrives through wake.
+// attempt is one Acquire, over all its tries. Only the goroutine of the call uses it, so that it needs no mutex;
+// signals of other goroutines arrive through wake.
 type attempt struct {
-	// What is asked for, and where.
+	// The request, and its place.
 	d     *Driver
 	r     backend.Request
 	dir   string
-	slot  slot // of its session: what a try sent has been done before the next one asks, or never will be
+	slot  slot // of its session: a try's requests are done before the next try asks, or never will be
 	began backend.Instant
 
-	// What is known about the attempt's node.
+	// The known state of the attempt's node.
 	unknown bool   // a request that makes a node left and was not answered
 	queued  bool   // the name was taken
 	resumed bool   // the node may be an earlier acquire's
-	mine    string // the node that stands, if it is known
+	mine    string // the existing node, if known
 
-	// What the waiting in queue.go and refuse.go keeps between its turns.
+	// The state of the wait in queue.go and refuse.go between its turns.
 	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
 	wake    bell.Bell       // says that an entry before ours has changed
-	heard   []string        // what wakes it, or did
+	heard   []string        // the paths that wake it, or did
 	passBy  backend.Instant // see letPass
 	held    error           // why a try stepped back last
 }
 
-// worthRepeating reports whether an attempt whose n-th try failed with err may do better at the next: the session or
-// the connection was lost under it. Where no connection came about at all, an attempt without Wait answers at once,
-// since ErrUnavailable is the truth and costs its caller nothing; only those who wait go on.
+// worthRepeating reports whether the n-th try of an attempt failed with an err that the next try may avoid: the session
+// or the connection was lost under it. Without any connection, an attempt without Wait answers immediately, since
+// ErrUnavailable is correct and costs its caller little; only waiters go on.
 func (a *attempt) worthRepeating(err error, n int) bool {
 	if errors.Is(err, backend.ErrHeld) || !transient(err) {
 		return false
@@ -130,22 +128,22 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 	return a.r.Wait || n < tries && broke
 }
 
-// giveUp turns the error of the last try into what the caller is told, and sees to it that nothing stays behind.
+// giveUp turns the error of the last try into the caller's error, and makes sure that no node stays behind.
 //
-// It adds what is known about the leftovers: a node that is known to stand is deleted in the background, and the error
-// stays as it is. If a creation was sent and never answered, the error becomes ErrUnknown and the driver remembers a
-// leftover (see abandon). The caller then repeats the request or releases it, and if it does neither, the driver
-// removes what was left within one TTL. Deleting the node before the call returns was rejected: Acquire must return
-// within 50 ms of its context's end (clause C2), and a silent server takes seconds to notice.
+// It handles the leftovers: a node that is known to stand is deleted in the background, and the error stays as it is.
+// If a creation was sent and never answered, the error becomes ErrUnknown and the driver remembers a leftover (see
+// abandon). The caller then repeats the request or releases it, and if it does neither, the driver removes the leftover
+// within one TTL. giveUp cannot delete the node before it returns: Acquire must return within 50 ms of its context's
+// end (clause C2), and noticing an unresponsive server takes seconds.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if lost := a.d.historyLost(); lost != nil {
 		if errors.Is(err, lost) {
 			return err
 		}
-		return fmt.Errorf("%w: %w", lost, err) // what was sent went to an ensemble that is gone
+		return fmt.Errorf("%w: %w", lost, err) // the requests went to an ensemble that is gone
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
-		// The caller is told that the driver was closed, and not that its own context ended.
+		// The error is that the driver was closed, and not that the caller's context ended.
 		err = cause // Close ends the session, and the node goes with it
 	} else if a.held != nil && errors.Is(err, errGone) {
 		err = a.held // each time by somebody else
@@ -168,22 +166,25 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone. Its hold,
-// if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is not
-// retired with the node still on it.
+// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone, or disowns
+// it if the server refuses. Its hold, if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its
+// session keeps a user and is not retired with the node still on it.
 func (d *Driver) removeLater(s *session, path string, h *hold) {
 	d.background(func() {
-		d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path) })
+		if forbidden(d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path) })) {
+			d.disown(s, path, h)
+			return
+		}
 		d.dropHold(h)
 	})
 }
 
-// once makes one try on one session: a node in the queue, its turn, a proof that is recent enough, and a hold that
+// once makes one try on one session: a node in the queue, its turn, a recent proof, and a hold that
 // nobody has taken away meanwhile.
 //
-// The user that sessionFor counts belongs to the hold as soon as there is one, and once returns it in every other
-// case. After errSessionLost nothing of the attempt stands: the servers delete the session's nodes with it, and the
-// driver's connection never carries requests of an ended session (see dial), so there is nothing left to look for.
+// The user that sessionFor counts belongs to the hold as soon as there is one, and once returns it in every other case.
+// After errSessionLost the attempt has no node: the servers delete the session's nodes with it, and the driver's
+// connection never carries requests of an ended session (see dial).
 func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	s, err := a.d.sessionFor(ctx, a.slot)
 	if err != nil {
@@ -205,12 +206,12 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 			a.d.dropHold(h)
 		}
 		if errors.Is(err, errSessionLost) {
-			a.mine, a.unknown = "", false // nothing of that session stands, and nothing of it is delivered any more
+			a.mine, a.unknown = "", false // the session has no nodes, and none of its requests will be delivered
 		}
 		return backend.Grant{}, err
 	}
-	// Everything that could take the hold away again is behind us: its node stands, the session is proved, and grant
-	// has entered whom to tell of a loss.
+	// The steps that could take the hold away are over: its node stands, the session is proved, and grant
+	// has entered the callback for a loss.
 	g := grantOf(a.r, h)
 	g.Queued = a.queued
 	return g, nil
@@ -220,8 +221,7 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 // some time ago, and a grant that rests on that proof has a short validity: up to a third of it may be over. A hold
 // that is granted again rests on a proof that is not older than the call, since its caller asks for a fresh validity.
 //
-// Proving the session in every acquire was rejected: it would add a logged transaction to each, where now all acquires
-// of a TTL share the one that the keepalive makes.
+// A proof per acquire would add a logged transaction to each; all acquires of a TTL share the keepalive's.
 func (a *attempt) since(s *session) backend.Instant {
 	since := a.d.clock.Now().Add(-a.d.Describe().Validity(s.ttl) / 3)
 	if a.resumed {
@@ -238,13 +238,12 @@ func (a *attempt) note(err error) {
 	}
 }
 
-// take puts a node into the queue, or finds the one that the request has, and returns its hold when it is granted. It
+// take puts a node into the queue, or finds the request's node, and returns its hold when it is granted. It
 // returns the hold together with an error if there is one by then: the hold has the session's user, and the caller has
 // to drop it.
 //
 // The node is made before the queue is read, also for an attempt without Wait. A read that came first would cost every
-// attempt one more round trip, and would show a state without the own node, which says nothing about
-// its place.
+// attempt one more round trip, and would show a state without the own node, which does not determine its place.
 func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	if a.unknown || a.mine != "" {
 		// An earlier repetition may have made the node. The proof makes the read as new as the leader's state, with all
@@ -259,7 +258,7 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 		if own := ofRequest(queue, a.r.RequestID); len(own) > 0 {
 			return a.resume(ctx, s, own)
 		}
-		a.unknown, a.mine = false, "" // what was sent has been lost, and what stood has gone
+		a.unknown, a.mine = false, "" // the creation was lost, or the node has gone
 	}
 	b, err := a.create(ctx, s)
 	if err != nil {
@@ -275,9 +274,10 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 // a name that this driver has not used lately the wire sends its creation in front of the entry's, which saves new
 // names a round trip and a goroutine that others would wait for. For one that was used lately that request would be
 // wasted, and the error ErrNoNode tells when it is needed after all. An operator's script, or another client, may
-// remove the node each time, so this is tried remakes times and not for ever.
+// remove the node each time, so this is repeated remakes times at most.
 func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
-	data, err := valueOf(a.r).encode()
+	v := valueOf(a.r)
+	data, err := v.encode()
 	if err != nil {
 		return birth{}, err
 	}
@@ -305,11 +305,12 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 			return birth{}, err
 		}
 		a.unknown = false
+		b.nonce = v.nonce()
 		return b, nil
 	}
 }
 
-// late returns what is done with a node whose creation is answered after its acquire has given up: nobody knows it, so
+// late returns a function for a creation that is answered after its acquire has ended: nobody knows the node, so
 // it is deleted. A repetition of the request may have found it by its name in the meantime; then it is in Driver.holds
 // and stays.
 func (a *attempt) late(s *session) func(birth, error) {
@@ -317,16 +318,13 @@ func (a *attempt) late(s *session) func(birth, error) {
 		if err != nil {
 			return
 		}
-		a.d.mu.Lock()
-		known := a.d.holds[b.path] != nil
-		a.d.mu.Unlock()
-		if !known {
+		if !a.d.known(b.path) {
 			a.d.removeLater(s, b.path, nil)
 		}
 	}
 }
 
-// resume goes on with a node that the request has already, which is what makes an acquire idempotent.
+// resume continues with the request's existing node, which makes an acquire idempotent.
 //
 // A node on another session moves to s with its place and its token. If a creation was repeated there is more than one
 // node; the oldest counts, and the others are deleted first, so that the request never stands in its own way. A
@@ -347,7 +345,7 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 	}
 	a.unknown, a.resumed = false, true
 	if own[0].Use != kit.UseOf(a.r) {
-		return nil, mismatchError(held{own[0], node})
+		return nil, mismatchError(a.r.Name, held{own[0], node})
 	}
 	if node.stat.EphemeralOwner != s.id {
 		if err := a.d.move(ctx, s, own[0].path, node.value); err != nil {
@@ -360,7 +358,7 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 
 // move replaces a node by one with the same name, content and token on session s, in one transaction. The sequence
 // number is part of the name and so the place in the queue stays; the token travels in the content, because the new
-// node has a zxid of its own. Creating first and deleting afterwards is impossible with equal names, and any order in
+// node has its own zxid. Creating first and deleting afterwards is impossible with equal names, and any order in
 // two requests would leave an instant in which a rival finds the name free.
 func (d *Driver) move(ctx context.Context, s *session, path string, v value) error {
 	v.Format = 1

@@ -1,11 +1,10 @@
 // This file makes single requests to ZooKeeper. do is the only door: it gives the client library's blocking calls a
 // context, knows whether a request left, and never lets one wait for a connection. The rest are the requests
-// themselves, each with what its absence of an answer means.
+// themselves, each with the meaning of a missing answer.
 //
-// Every request ends in one of four ways, and callers choose what to do by which it was: with the server's answer;
-// with errNoConnection, so that nothing was sent; with errSessionLost, after which nothing of the session stands and
-// nothing of it will be carried out; or with zk.ErrConnectionClosed or the end of ctx, which leave it open whether the
-// server has done it.
+// Every request ends in one of four ways, and callers act on it: with the server's answer; with errNoConnection, and
+// the request was not sent; with errSessionLost, after which the session has no nodes and none of its requests will be
+// carried out; or with zk.ErrConnectionClosed or the end of ctx, which leave it open whether the server has done it.
 
 package zookeeper
 
@@ -23,18 +22,18 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// errNoConnection: no connection stands, and nothing was sent.
+// errNoConnection: there is no connection, and the request was not sent.
 var errNoConnection = errors.New("no connection to ZooKeeper")
 
 // do runs f, which makes one request, and returns its result, or earlier with the end of ctx or of the session. The
-// library knows no contexts; a request whose caller has left goes on in its goroutine and ends with its answer or with
-// the connection, and late, if not nil, is then called with the result. The requests of a session are counted in
-// calls, for which its end waits, and in busy, by which slotFor sees how much there is to do.
+// library knows no contexts; after its caller has left, a request continues in its goroutine and ends with its answer
+// or with the connection, and late, if not nil, is then called with the result. The requests of a session are counted
+// in calls, for which its end waits, and in busy, by which slotFor sees how much there is to do.
 //
-// While no connection stands nothing is sent: the library would keep the request until one does, and send it long
-// after its caller has gone. A request that it kept all the same, because the connection had just broken, is
-// errNoConnection when its caller leaves, since nothing was written meanwhile; it may be sent later. errNoConnection
-// therefore says that nothing had left when the call ended, and not that nothing ever will.
+// While there is no connection, do sends no request: the library would keep it until there is one, and send it long
+// after its caller has gone. A request that the library kept all the same, because the connection had just broken, is
+// errNoConnection when its caller leaves, since it had not been written by then; it may be sent later. errNoConnection
+// therefore says that the request had not left when the call ended, and not that it never will.
 //
 // The goroutine hands its result over without a buffer, or sees that left is closed, which happens when the caller
 // returns: exactly one of the two gets the result, and the goroutine lasts no longer than f and late do.
@@ -77,7 +76,7 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	case <-s.Over():
 		return none, errSessionLost
 	}
-	// The library says "connection closed" to whatever was under way when the session ended.
+	// The library says "connection closed" to all requests under way when the session ended.
 	if errors.Is(r.err, zk.ErrSessionExpired) || s.Ended() && errors.Is(r.err, zk.ErrConnectionClosed) {
 		return r.value, errSessionLost
 	}
@@ -138,7 +137,7 @@ func (s *session) unconnected(err error) error {
 	return all
 }
 
-// libraryLog passes on what the library reports, at level debug. What matters of it reaches the callers as errors;
+// libraryLog passes on the library's reports, at level debug. Its relevant parts reach the callers as errors;
 // printed by the library's default it would go to the program's standard error.
 type libraryLog struct{ to *slog.Logger }
 
@@ -146,8 +145,8 @@ func (l libraryLog) Printf(format string, args ...any) {
 	l.to.Debug("fencelock/zookeeper: " + fmt.Sprintf(format, args...))
 }
 
-// sideBySide calls f for 0 to n-1, some of them at once, and returns when all have returned. The library sends what is
-// asked for at once in one stream, so that n requests take about one round trip and not n.
+// sideBySide calls f for 0 to n-1, some of them concurrently, and returns when all have returned. The library sends
+// concurrent requests in one stream, so that n requests take about one round trip and not n.
 func sideBySide(n int, f func(i int)) {
 	var all sync.WaitGroup
 	seats := make(chan struct{}, requestsAtOnce)
@@ -164,13 +163,13 @@ func sideBySide(n int, f func(i int)) {
 // requestsAtOnce bounds how many requests, and goroutines, one call has under way.
 const requestsAtOnce = 64
 
-// run is do for a request whose answer says only whether it was done.
+// run is do for a request without a result.
 func (s *session) run(ctx context.Context, f func(*zk.Conn) error) error {
 	_, err := do(ctx, s, nil, func(c *zk.Conn) (struct{}, error) { return struct{}{}, f(c) })
 	return err
 }
 
-// names returns what the nodes below a node are called, in no order. A node that is not there has none below it.
+// names returns the names of the nodes below a node, in no order. For a missing node the list is empty.
 func (s *session) names(ctx context.Context, node string) ([]string, error) {
 	names, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
 		names, _, err := c.Children(node)
@@ -190,15 +189,15 @@ func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
 	return entriesOf(dir, nodes), err
 }
 
-// content is a node as it was read: what stands in it, and what the server keeps about it.
+// content is a node as it was read: its data, and its metadata on the server.
 type content struct {
 	data []byte
 	stat zk.Stat
 }
 
-// read reads a node. The error is zk.ErrNoNode if there is none. With watch it sets a watch on the node, too, which
-// fires once: see session.event. It does not use exists for that, which would leave a watch at the server where there
-// is no node and nothing to tell.
+// read reads a node. The error is zk.ErrNoNode if it does not exist. With watch it sets a watch on the node, too, which
+// fires once: see session.event. It does not use exists for that, which would leave a useless watch at the server for a
+// missing node.
 func (s *session) read(ctx context.Context, path string, watch bool) (content, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (content, error) {
 		get := c.Get
@@ -231,7 +230,7 @@ func (s *session) get(ctx context.Context, path string, watch bool) (found, erro
 	return found{decode(node.data, node.stat.Czxid), node.stat}, nil
 }
 
-// stat reads what the server keeps about a node, or returns nil if there is none.
+// stat reads a node's metadata, or returns nil if the node does not exist.
 func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (*zk.Stat, error) {
 		there, stat, err := c.Exists(path)
@@ -242,7 +241,7 @@ func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	})
 }
 
-// multi carries out all of some operations, or none. The error is that of the operation that failed.
+// multi carries out operations in one transaction, all or nothing. The error is that of the operation that failed.
 func (s *session) multi(ctx context.Context, ops ...any) error {
 	return s.run(ctx, func(c *zk.Conn) error { return transaction(c, ops...) })
 }
@@ -260,9 +259,9 @@ func transaction(c *zk.Conn, ops ...any) error {
 }
 
 // remove deletes a node, and repeats that until it has an answer or ctx ends. Repetitions after a lost connection are
-// no danger: no two nodes have one name, since it contains a request's random id and the server's number. What is gone
-// at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there was none
-// at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
+// no danger: no two nodes have one name, since it contains a request's random id and the server's number. A node that
+// is gone at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there
+// was no node at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
 func (s *session) remove(ctx context.Context, path string) error {
 	for sent := false; ; sent = true {
 		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, -1) })

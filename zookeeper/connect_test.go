@@ -10,6 +10,10 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -37,12 +41,7 @@ func peer(t *testing.T, do func(net.Conn)) (addr string) {
 func TestWrongPeer(t *testing.T) {
 	t.Parallel()
 	closed := peer(t, func(c net.Conn) { c.Close() })
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	refusing := l.Addr().String()
-	l.Close()
+	refusing := port.Addresses(t, 1)[0]
 	says := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
@@ -71,5 +70,22 @@ func TestWrongPeer(t *testing.T) {
 				t.Errorf("Open = %v, want ErrUnavailable with %q", err, test.want)
 			}
 		})
+	}
+}
+
+// TestOpenWaitsForASlowServer has a server that accepts connections and answers after more time than one Ping takes:
+// Open waits for it until its timeout.
+func TestOpenWaitsForASlowServer(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	addr, link := sharedServer(t).NewLink(t)
+	link.Hold(fault.Both)
+	time.AfterFunc(12*time.Second, link.Pass)
+	d, err := zookeeper.Open(t.Context(), fmt.Sprintf("zk://%s?timeout=2m&tick=%v", addr, containers.ZooKeeperTick))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,9 +1,9 @@
-// This file makes the nodes below which the entries stand, and removes those of names that are not used any more.
+// This file makes the nodes below which the entries stand, and removes those of unused names.
 //
-// A name's node is a container, which ZooKeeper (3.5 and later) removes by itself some time after its last child. It
+// A name's node is a container, which ZooKeeper (3.5 and later) removes some time after its last child. It
 // looks once a minute, and removes no more than some 150 in a second; a program with a name for each order would fill
-// the servers with empty nodes. So the driver removes those that it has used itself, two seconds after their last use,
-// and leaves the rest to the servers: what is left by clients that died.
+// the servers with empty nodes. So the driver removes the nodes that it has used, two seconds after their last use, and
+// leaves the leftovers of dead clients to the servers.
 
 package zookeeper
 
@@ -28,7 +28,7 @@ func (d *Driver) makePath(ctx context.Context, s *session, node string, data []b
 	return d.make(ctx, s, node, data, zk.FlagPersistent)
 }
 
-// remakes is how often a name's node, or the root, is made again for one request when others remove it at once.
+// remakes bounds the creations of a name's node, or of the root, for one request while others keep removing it.
 const remakes = 10
 
 // makeDir makes the node of a name. The root may be missing, which means that somebody has deleted everything:
@@ -45,7 +45,7 @@ func (d *Driver) makeDir(ctx context.Context, s *session, dir string) error {
 	}
 }
 
-// make makes one node. One that is there already is as good.
+// make makes one node. An existing node is as good.
 func (d *Driver) make(ctx context.Context, s *session, path string, data []byte, flag int32) error {
 	_, err := do(ctx, s, nil, func(c *zk.Conn) (string, error) {
 		if flag == zk.FlagContainer {
@@ -70,7 +70,7 @@ func (d *Driver) useDir(dir string) (known bool) {
 	return known
 }
 
-// emptyAfter is how long nobody here has used a name before its node is removed. Removing it and making it again costs
+// emptyAfter is the time from the last use of a name until its node is removed. Removing and remaking it costs
 // two writes, which a name that is used all the time should not pay.
 const emptyAfter = 2 * time.Second
 
@@ -91,7 +91,7 @@ func (d *Driver) leftDirLocked(dir string) {
 
 // takeUnused takes out the names that have not been used for emptyAfter, for keepDoingLocked. They are removed on any
 // session that has a connection, side by side: one after the other, the round trips of a few hundred names would take
-// longer than their use did. Without a session there is nothing to remove: the servers do it.
+// longer than their use did. Without a session the servers remove them.
 func (d *Driver) takeUnused() (work func()) {
 	now := d.clock.Now()
 	var due []string
@@ -117,8 +117,8 @@ func (d *Driver) takeUnused() (work func()) {
 }
 
 // removeEmpty removes the node of a name if it has no entries. Between the look and the deletion somebody may come:
-// the server refuses to delete a node with children, and an acquire that finds the node gone makes it again. A node
-// that tells why holders lost the name is left to the servers, since the victims have to read it. What fails is not
+// the server refuses to delete a node with children, and an acquire that finds the node gone remakes it. A node
+// that tells why holders lost the name is left to the servers, since the victims have to read it. A failure is not
 // repeated: the node is only litter.
 func (s *session) removeEmpty(ctx context.Context, dir string) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)

@@ -7,42 +7,44 @@
 // # Algorithm
 //
 // Every acquire makes one ephemeral sequential node below the name's node, on a session that all locks with one TTL
-// share; the TTL is the session's timeout. A client that has more than a few requests under way at once uses up to
-// four sessions per TTL. The node's name starts with the request id, so that a node whose creation was not answered is
-// found again. The nodes in the order of their creation are the queue, and the first one holds the lock. A waiter
-// watches the node before its own. It says "held" only after it has read the queue with its own node in it, first, on
-// the session that made it.
+// share; the TTL is the session's timeout. A client with more than a few concurrent requests uses up to four sessions
+// per TTL. The node's name starts with the request id, so that the driver finds a node again after a lost answer. The
+// nodes in the order of their creation are the queue, and the first one holds the lock. A waiter watches the node
+// before its own. It is granted only after it has read the queue with its own node first in it, on the session that
+// made it.
 //
 // An uncontended acquire takes one round trip: the request for the queue is sent with the creation, and the server
-// does one after the other. An attempt without waiting that is not the first removes its node again. A release is one
+// carries them out in order. An attempt without Wait removes its node if it is not the first. A release is one
 // deletion.
 //
-// Shared holds and permits stand in the same queue, and the end of a node's name says what it asks for. An exclusive
-// entry holds when it is the first. A shared one holds while no exclusive one stands before it: a writer that waits
-// stops the readers behind it, and readers next to each other hold together. A request for n of a limit of permits
-// holds while those before it ask for no more than the limit less n, whether they hold or wait: a big request is not
-// starved by small ones, and a smaller one behind it waits, too. Entries before one's own only ever leave, so that one
-// read of the queue decides.
+// Shared holds and permits use the same queue, and the end of a node's name is its kind. An exclusive entry holds
+// when it is the first. A shared entry holds while no exclusive entry is before it: a waiting writer stops the
+// readers behind it, and readers next to each other hold together. A request for n of a limit of permits holds while
+// the entries before it ask for no more than the limit less n, whether they hold or wait: small requests do not
+// starve a big one, and a smaller request behind it waits, too. Earlier entries can only leave, so that one read of
+// the queue decides.
 //
-// A waiter watches as few entries as must change before it can be granted, the nearest ones: a writer the last one
-// before it, a reader the last writer, a request for n permits as many as have more than the limit less n between them.
+// A waiter watches only the entries that must change before it can be granted, the nearest ones: a writer the last
+// entry before it, a reader the last writer, a request for n permits as many entries as have more than the limit less
+// n between them.
 //
-// The first entry says what a name is in use for: exclusive and shared holds, or permits of one limit. A request that
-// does not go with it removes its node and is refused with ErrLimitMismatch. An attempt waits, for a second at most,
-// until others that stand before it and are refused have removed theirs.
+// The first entry determines the use of a name: exclusive and shared holds, or permits of one limit. An incompatible
+// request removes its node and fails with ErrLimitMismatch. An attempt waits, for at most a second, until refused
+// requests before it have removed their nodes.
 //
-// A session is proved by a transaction that checks a version and changes nothing: what a leader answers alone, such as
-// sync and pings, it also answers when it has been overtaken and does not know. The servers log each of these
-// transactions as they log a write. Every session makes one per tenth of its TTL, or per 0.4 ticks if that is longer,
-// but four per TTL at least: with a TTL of 30 s, 20 per minute and client process, however many locks it holds.
+// A session is proved by a transaction that checks a version without a change: requests that a leader answers alone,
+// such as sync and pings, are answered even by a leader that has been overtaken and does not know it. The servers log
+// each of these transactions as they log a write. Every session makes one per tenth of its TTL, or per 0.4 ticks if
+// that is longer, but four per TTL at least: with a TTL of 30 s, 20 per minute and client process, however many locks
+// it holds.
 //
-// Every session has a connection of its own, which never goes on with another session: requests that were queued when a
+// Every session has its own connection, which never goes on with another session: requests that were queued when a
 // session ended are not sent.
 //
 // # Promises
 //
 // The token of an exclusive hold is the zxid that created its node. It increases strictly with every grant of a name,
-// also across expiry, crash, leader change, restart, and deletion of all nodes. It does not depend on the sequence
+// even across expiry, crash, leader change, restart, and deletion of all nodes. It does not depend on the sequence
 // number in the node's name, which starts again when a name's node was removed and wraps at 2³¹. Shared holds and
 // permits have the zxid of their nodes, too, marked as not exclusive: by Token.Order a reader comes between the
 // writers before and after it.
@@ -50,26 +52,25 @@
 // The token space is a random id in the node of Options.KeyPrefix. It is made once, by the first client, and no client
 // ever writes it a second time.
 //
-// Grants are FIFO over all kinds, and nobody barges. The permits of a holder that died come back when its session has
-// expired, after one TTL. The server grants timeouts between 2 and 20 ticks; a TTL that it would cut short is
-// refused with ErrInvalidTTL, which names the bound. A hold ends for its holder one tick before the session may: see
-// Options.Tick. An expired session loses its holds and nothing else; the next acquire makes another session.
+// Grants are FIFO over all kinds, without barging. The permits of a dead holder are free when its session has
+// expired, after one TTL. The server grants timeouts between 2 and 20 ticks; a TTL outside that range is
+// ErrInvalidTTL, which names the bound. A hold ends for its holder one tick before the session may: see Options.Tick.
+// An expired session loses only its own holds; the next acquire makes another session.
 //
-// A deleted node is told to its holder at once, through a watch that costs no goroutine. It is set when the lock has
-// been held for 200 ms. Names are container nodes. The driver removes those that it has used and that have been empty
-// for 2 s; the servers remove what is left by clients that died.
+// The holder of a deleted node is notified immediately, through a watch that costs no goroutine. It is set when the
+// lock has been held for 200 ms. Names are container nodes. The driver removes nodes that it has used and that have
+// been empty for 2 s; the servers remove the leftovers of dead clients.
 //
 // # Cost
 //
 // A cycle of acquire and release is three requests, of which the servers log two: the creation and the deletion. On a
 // single ZooKeeper 3.8.0 and two processors (bench/RESULTS.md), 64 callers with a name each did 5,661 cycles per
 // second through one client. The library's own zk.Lock, which makes the same requests and ignores contexts, did 5,952.
-// A hand-over among 16 clients took 0.59 ms at the median, against 0.48 ms there: a waiter reads the queue again
+// A hand-over among 16 clients took 0.59 ms at the median, against 0.48 ms there: a waiter rereads the queue
 // before it holds.
 //
-// A held lock costs the client 1.6 KB and no goroutine, and its renewals nothing beside its session's. A waiter costs
-// about 23 KB and the goroutine of its caller; when nothing happens it looks for itself ever more seldom, up to twice
-// a minute.
+// A held lock costs the client 1.6 KB and no goroutine, and no renewals beside its session's. A waiter costs about 23
+// KB and the goroutine of its caller; without notifications it polls with growing pauses, up to half a minute.
 //
 // # Faults
 //
@@ -80,35 +81,34 @@
 //   - The client dies: its nodes stay until the session's timeout, and then the next in the queue holds. With a TTL of
 //     3 s that took 2.98 to 3.36 s.
 //   - The leader dies, or is cut off or frozen: another one is elected, which gives every session its whole timeout
-//     again. Grants go on within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader proves
-//     nothing to anybody, since it has no majority.
-//   - The client is frozen for longer than its TTL: what it asked before is not sent on another session when it goes
-//     on, so that a waiter which wakes up late is granted nothing.
+//     again. Grants go on within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader cannot
+//     prove a session, since it has no majority.
+//   - The client is frozen for longer than its TTL: its earlier requests are not sent on another session when it goes
+//     on, so that a waiter which wakes up late is not granted.
 //   - A majority is gone: calls answer ErrUnavailable or ErrUnknown, and holds end at their deadlines.
 //
 // # History
 //
-// An ensemble that was wiped, restored from a backup, or replaced by another one behind the same addresses would issue
-// tokens that were issued before. A client that lived through it notices. It tells every server the highest zxid that
-// it has seen, also when it opens a new session; a server that has seen less closes the connection. The driver then
-// lets the leader commit a transaction, whose zxid is above everything that the ensemble ever answered, unless it has
-// forgotten. Another token space, or none, is the other sign: every session watches the node in which it is kept. So
-// the deletion of all nodes counts as the loss of history, too.
+// An ensemble that was wiped, restored from a backup, or replaced by another one behind the same addresses would
+// reissue earlier tokens. A client that was running detects that. It sends every server the highest zxid that it has
+// seen, even when it opens a new session; a server that has seen less closes the connection. The driver then lets the
+// leader commit a transaction: its zxid is above every earlier one, unless the ensemble has lost its history. A
+// changed or missing token space is the other sign: every session watches its node. So the deletion of all nodes
+// counts as the loss of history, too.
 //
 // From then on all holds of the driver are lost with ReasonHistoryLost (ReasonSessionExpired if the session was found
-// missing first), and every call answers ErrHistoryLost, until the driver is made anew. To go on, an operator makes
-// sure that nobody still believes in an earlier hold, lets the guards accept the new token space, and restarts the
-// clients.
+// missing first), and every call returns ErrHistoryLost, until the driver is made anew. To go on, an operator makes
+// sure that no earlier holder is still running, lets the guards accept the new token space, and restarts the clients.
 //
-// A client that is new cannot know what others saw. If the ensemble was wiped, it finds no token space and makes one.
-// If it was restored with its old space, the first client that lived through it and notices gives it a new one. If no
-// client did, the operator deletes the node of Options.KeyPrefix before the first client starts.
+// A new client cannot know the earlier history. If the ensemble was wiped, it finds no token space and makes one. If
+// the ensemble was restored with its old space, the first client that detects it makes a new one. If no client was
+// running, the operator deletes the node of Options.KeyPrefix before the first client starts.
 //
-// # What it does not promise
+// # Limits
 //
-// Servers that answer before their disk has a change (forceSync=no) can forget acknowledged holds when all of them lose
-// power. They do not tell clients of this setting: Describe says quorum, or durable-server if there is one server, all
-// the same.
+// Servers that answer before a change is on disk (forceSync=no) can forget acknowledged holds when all of them lose
+// power. Clients cannot read this setting: Describe returns quorum, or durable-server for a single server, all the
+// same.
 //
 // A hold that is acquired again with its request id from another client, or prolonged with a longer TTL, moves to
 // another session: its node is replaced in one transaction, with its place and its token. The former grant then ends. A
@@ -120,12 +120,12 @@
 //
 // # Settings
 //
-// Set Options.Tick to the servers' tickTime; a shorter one is refused, as far as the servers let it be seen. Raise
+// Set Options.Tick to the servers' tickTime; a shorter one is refused, if the servers' settings show it. Raise
 // maxClientCnxns (60 by default for one client address) if a process uses many different TTLs. A user needs the right
 // to read, create and delete below the prefix, and to create it where it is missing.
 //
-// Observers serve as the other servers do. Those that follow a server by its observerMasterPort, and not the leader,
-// hand on what they heard from clients up to a tick later: where clients may use them, set Options.Tick to two of the
+// Observers serve like the other servers. Observers that follow a server by its observerMasterPort, and not the
+// leader, forward clients' keepalives up to a tick later: if clients may use them, set Options.Tick to two of the
 // servers' ticks.
 //
 // Users authenticate with the digest scheme; the client library has no SASL and so no Kerberos. Tested with ZooKeeper

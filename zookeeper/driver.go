@@ -1,9 +1,9 @@
-// This file is the driver's face: its options, what it declares, how calls come in, and Close.
+// This file is the driver's face: its options, Describe, the entry of calls, and Close.
 //
 // The other files, from the top down: acquire.go, queue.go, refuse.go, release.go and renew.go are the verbs;
-// inspect.go looks at locks and takes them away; hold.go, loss.go and watch.go keep what is held and tell of losses;
+// inspect.go looks at locks and takes them away; hold.go, loss.go and watch.go keep the holds and report losses;
 // session.go, keepalive.go and proof.go keep sessions; history.go and ensemble.go know the servers; call.go makes
-// requests, and wire.go is the connection under the client library; node.go, kind.go and dirs.go are what is stored.
+// requests, and wire.go is the connection under the client library; node.go, kind.go and dirs.go are the stored form.
 //
 // Mutexes are taken in this order: Driver.mu, wire.mu, session.mu, then the one of kit.Sessions. No request is made
 // and no callback of the core is called with any of them held.
@@ -38,21 +38,22 @@ type Options struct {
 	// may lie below another: neither reaches the other's locks. No part of it may start with "lock:".
 	KeyPrefix string
 
-	// Chroot is put before KeyPrefix, as the path at the end of a ZooKeeper connect string is. Default none. What is
-	// said of the parts of KeyPrefix is true of it, too.
+	// Chroot is put before KeyPrefix, like the path at the end of a ZooKeeper connect string. Default: no chroot. The
+	// rules for the parts of KeyPrefix apply to it, too.
 	Chroot string
 
-	// Tick is the servers' tickTime: the margin by which a hold is believed to end before its session may, and the unit
-	// of the bounds of a TTL, which ZooKeeper grants between 2 and 20 ticks. Default 2 s, as in the sample
-	// configuration of the server. A value above the servers' makes leases end earlier than necessary. One below is
-	// refused with ErrMisconfigured. What the servers show of theirs is minSessionTimeout, two ticks unless it is set:
-	// to less, it hides a longer tick; to more, half of it is wanted here, since nobody can tell the two apart.
+	// Tick is the servers' tickTime: the margin by which a hold ends before its session may, and the unit of the
+	// bounds of a TTL, which ZooKeeper grants between 2 and 20 ticks. Default 2 s, as in the sample configuration of
+	// the server. A value above the servers' makes leases end earlier than necessary; a value below is
+	// ErrMisconfigured. The servers show only minSessionTimeout, which is two ticks unless it is set. If it is set to
+	// less, the driver cannot detect a longer tick; if it is set to more, Tick has to be half of it, since the two
+	// cases look the same.
 	Tick time.Duration
 
 	// User and Password authenticate with the digest scheme. All nodes are then open to this user only.
 	User, Password string
 
-	// ACL of the nodes that the driver makes. Default: everything to the user, or to everybody if there is none.
+	// ACL of the nodes that the driver makes. Default: all rights for the user, or for everyone without a user.
 	ACL []zk.ACL
 
 	// TLS, if not nil, is used on every connection.
@@ -64,32 +65,31 @@ type Options struct {
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger receives what the client library reports, at level debug. Default slog.Default.
+	// Logger receives the messages of the client library, at level debug. Default slog.Default.
 	Logger *slog.Logger
 }
 
 // Driver is a backend.FencingDriver on a ZooKeeper ensemble. Make it with New or Open. All methods are safe for
 // concurrent use.
 //
-// Its background work is bounded by the number of sessions and names, not of holds: for each session a keepalive and a
-// goroutine that closes it, besides the library's own; and, only while there is something to do, one goroutine each
-// that watches holds, removes unused names, and asks what the ensemble has forgotten. All of them end before Close
-// returns.
+// Its background work is bounded by the number of sessions and names, not of holds: for each session a keepalive and
+// a goroutine that closes it, besides the library's own; and, only when needed, one goroutine each that watches
+// holds, removes unused names, and checks the ensemble's history. All of them end before Close returns.
 type Driver struct {
 	// Set by New, and never changed.
 	addrs []string
 	o     Options // with defaults
 	root  string  // chroot included
 	clock backend.Clock
-	bad   error // what is wrong with the options
+	bad   error // the fault of the options, or nil
 	seed  maphash.Seed
 
-	// Each of these has a mutex of its own, or needs none.
+	// Each of these has its own mutex, or needs none.
 	gate     *kit.Gate       // calls in flight and background work
 	ctx      context.Context // ends with Close
 	sessions *kit.Sessions[slot, *session]
 
-	// Written for every message that is read, without a mutex.
+	// Written for every message read, without a mutex.
 	zxid       atomic.Int64 // the highest that any answer had
 	suspecting atomic.Bool  // recall runs
 	tickIsGood atomic.Bool  // see checkTick
@@ -103,11 +103,13 @@ type Driver struct {
 	dirs      map[string]backend.Instant // nodes of names used lately; 0, or when an entry of ours left one
 	tidying   bool                       // a goroutine removes unused names, see takeUnused
 	ending    sync.WaitGroup             // sessions that are not closed yet
-	holds     map[string]*hold           // by path: what is held, and what waits
-	unwatched []unwatched                // in the order in which they were made
-	watching  bool                       // a goroutine watches them, see takeUnwatched
-	gone      map[victims][]*hold        // whose holders are about to be told
-	leftovers map[string]*leftover       // by name and request id
+	severed   context.Context            // ends when Close stops waiting for the servers
+	sever     context.CancelFunc
+	holds     map[string]*hold     // by path: held and waiting nodes
+	unwatched []unwatched          // in the order in which they were made
+	watching  bool                 // a goroutine watches them, see takeUnwatched
+	gone      map[victims][]*hold  // with holders about to be notified
+	leftovers map[string]*leftover // by name and request id
 }
 
 var (
@@ -118,8 +120,8 @@ var (
 	_ backend.ForceReleaser = (*Driver)(nil)
 )
 
-// New returns a driver on the servers at addrs, host:port each. It does no I/O and dials when it is first used; what
-// is wrong with the options or the servers shows in Ping or in the first call, as an error that wraps
+// New returns a driver on the servers at addrs, host:port each. It does no I/O and dials when it is first used;
+// problems of the options or the servers show in Ping or in the first call, as an error that wraps
 // backend.ErrInvalidOption or ErrMisconfigured. A nil o means the defaults. Close closes the connections.
 //
 // It takes addresses and not a *zk.Conn: a connection carries one session and a session has one timeout, so that a
@@ -150,15 +152,15 @@ func New(addrs []string, o *Options) *Driver {
 	d.root = strings.TrimSuffix(d.o.Chroot, "/") + d.o.KeyPrefix
 	d.bad = d.checkOptions()
 	d.ctx = d.gate.Closing()
+	d.severed, d.sever = context.WithCancel(context.Background())
 	return d
 }
 
-// checkOptions returns what is wrong with the options, or nil. New cannot return an error, so that every call answers
-// this one.
+// checkOptions returns the fault of the options, or nil. New cannot return an error, so every call returns this one.
 func (d *Driver) checkOptions() error {
 	bad := func(what, value, why string) error { return kit.InvalidOption(what, strconv.Quote(value), why) }
 	if len(d.addrs) == 0 {
-		return bad("addresses", "", "there is none")
+		return bad("addresses", "", "at least one is required")
 	}
 	for _, addr := range d.addrs {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
@@ -186,7 +188,7 @@ func (d *Driver) checkOptions() error {
 }
 
 // notPath tells why a prefix or a chroot is not the path of a node in which locks may lie, or returns "". It is called
-// with a path that is not empty.
+// with a nonempty path.
 func notPath(path string) string {
 	for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
 		switch {
@@ -199,12 +201,12 @@ func notPath(path string) string {
 	return ""
 }
 
-// IssuesFencingTokens promises what backend.FencingDriver says, under the conditions in the package comment.
+// IssuesFencingTokens makes the promise of backend.FencingDriver, under the conditions in the package comment.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe tells what the driver can do, without asking the ensemble and without waiting. TokenSpace is empty and
-// Exclusion says one durable server until the first session stands. MinTTL and MaxTTL are 2 and 20 ticks, in steps
-// of a millisecond; Margin is one tick, by which a hold is believed to end before its session may (proof.go).
+// Describe returns the capabilities of the driver, without I/O and without waiting. TokenSpace is empty and Exclusion
+// is that of one durable server until the first session is open. MinTTL and MaxTTL are 2 and 20 ticks, in steps of a
+// millisecond; Margin is one tick, by which a hold ends before its session may (proof.go).
 func (d *Driver) Describe() backend.Description {
 	return backend.Description{
 		Name:  driverName,
@@ -214,10 +216,14 @@ func (d *Driver) Describe() backend.Description {
 		MinTTL: d.minTTL(), MaxTTL: 20 * d.o.Tick, TTLGranularity: time.Millisecond,
 		Margin:     d.o.Tick,
 		TokenSpace: d.tokenSpace(),
+		Shows: backend.Shows{
+			Look: backend.StateFields{Since: true, Limit: true, Waiters: true, Queue: true, QueueSince: true},
+			List: backend.StateFields{Since: true, Limit: true, Waiters: true},
+		},
 	}
 }
 
-// minTTL is what a server grants at least, or, for very short ticks, what leaves a little time to hold the lock: a
+// minTTL is the servers' minimum, or, for very short ticks, enough to leave a little time to hold the lock: a
 // hold of two ticks less the margin of one tick lasts no longer than a tick.
 func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
 
@@ -238,30 +244,29 @@ func (d *Driver) begin(ctx context.Context) (bounded context.Context, end func()
 	}, nil
 }
 
-// Ping makes sure that the leader of the ensemble answers with a majority behind it, and that the user may read and
-// make the root. It makes a session if there is none, which then lives for its TTL of 10 s, or as long as it is used.
-// A connection that is lost meanwhile is no answer: Ping tries again, three times in all, unless ctx ends. Errors wrap
+// Ping checks that the leader of the ensemble answers with a majority behind it, and that the user may read and make
+// the root. Without a session it makes one, which then lives for its TTL of 10 s, or as long as it is used. If the
+// connection is lost meanwhile, Ping retries, three attempts in all, unless ctx ends. Errors wrap
 // backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or ErrClosed.
 func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.onSession(ctx, func(context.Context, *session) error { return nil }))
 }
 
-// Close ends waiters with backend.ErrClosed, waits for the calls under way and for the driver's background work, and
-// closes its sessions, which removes whatever nodes are left: held locks are free at once. Nobody is told of a loss by
-// that.
+// Close ends waiters with backend.ErrClosed, waits for calls in progress and for the driver's background work, and
+// closes its sessions, which removes all remaining nodes: held locks are free immediately. Their holders get no
+// notification of a loss.
 //
-// It returns ctx's error if ctx ends first; what it has begun then goes on in the background, for about a second where
-// a server is silent. Close may be called again, also concurrently, and waits again.
+// If ctx ends first, it breaks the connections, which ends all background work, and returns ctx's error: sessions
+// that were not closed by then end with their TTLs. Close may be called repeatedly, even concurrently, and each call
+// waits.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
-	// The work of closing is not the caller's: it goes on when ctx ends. This goroutine ends when the last session is
-	// closed.
 	idle := make(chan struct{})
-	go func() {
-		_ = d.gate.Wait(context.WithoutCancel(ctx))
+	go func() { // ends when the last session is closed, which sever hastens
+		_ = d.gate.Wait(ctx)
 		if first {
 			d.mu.Lock()
-			clear(d.holds) // nobody is told
+			clear(d.holds) // without a notification
 			d.mu.Unlock()
 			for _, s := range d.sessions.Live() {
 				s.end(backend.ReasonClosed)
@@ -274,6 +279,16 @@ func (d *Driver) Close(ctx context.Context) error {
 	case <-idle:
 		return nil
 	case <-ctx.Done():
-		return d.callError("close", "", ctx.Err())
 	}
+	d.sever()
+	last := time.NewTimer(severTime)
+	defer last.Stop()
+	select {
+	case <-idle:
+	case <-last.C:
+	}
+	return d.callError("close", "", ctx.Err())
 }
+
+// severTime bounds the wait of Close after it has broken the connections.
+const severTime = 40 * time.Millisecond

@@ -1,4 +1,4 @@
-// This file learns what the servers are: how many vote, by which Describe knows whether exclusion rests on a quorum,
+// This file reads the servers' properties: how many vote, by which Describe knows whether exclusion rests on a quorum,
 // and how long their tick is, on which the margin of every hold rests. Neither is part of ZooKeeper's protocol for
 // clients. The members are read from the node that reconfiguration uses; the tick is concluded from the shortest
 // session that a server grants.
@@ -15,16 +15,16 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// configNode is where the servers keep the members of the ensemble; a server that stands alone has nothing there.
+// configNode lists the members of the ensemble; it is empty for a standalone server.
 const configNode = "/zookeeper/config"
 
-// readConfig learns how many servers vote. A user who may not read that learns nothing, and one durable server is
+// readConfig learns how many servers vote. If the user may not read that, one durable server is
 // declared: the weaker claim.
 func (s *session) readConfig(ctx context.Context) error {
 	config, err := s.read(ctx, configNode, false)
 	switch {
 	case errors.Is(err, zk.ErrNoAuth), errors.Is(err, zk.ErrNoNode):
-		// Nothing is known, and the weaker claim stays.
+		// The number is unknown, and the weaker claim stays.
 		return nil
 	case err != nil:
 		return err
@@ -45,18 +45,18 @@ func voters(config string) (n int) {
 	return n
 }
 
-// connectProbe makes a session that no call shares and that Sessions does not know: it claims to have seen nothing and
-// asks for a timeout of 1 ms (see wire.Write). A server that has forgotten would refuse one that claims more, and the
-// timeout that is granted instead tells the servers' minimum. The caller ends it, also after an error.
+// connectProbe makes a session that no call shares and that Sessions does not know: it claims no zxid and
+// asks for a timeout of 1 ms (see wire.Write). A server that has forgotten would refuse a session that claims more, and
+// the granted timeout is the servers' minimum. The caller ends it, also after an error.
 func (d *Driver) connectProbe(ctx context.Context) (*session, error) {
 	s := d.newSession(d.minTTL())
 	s.probe = true
 	return s, s.connect(ctx)
 }
 
-// checkTick refuses servers whose tickTime is longer than Options.Tick. The shortest session that a server grants has
+// checkTick refuses servers with a tickTime longer than Options.Tick. The shortest session that a server grants has
 // two ticks, unless its minSessionTimeout is set otherwise. Every session makes sure of it until one check has passed;
-// after that it costs nothing. Trusting Options.Tick unseen was rejected: with a tick below the servers', a hold could
+// after that it is free. Options.Tick is not trusted unseen: with a tick below the servers', a hold could
 // be believed for longer than its session lasts.
 func (d *Driver) checkTick(ctx context.Context) error {
 	if d.tickIsGood.Load() {
@@ -67,7 +67,7 @@ func (d *Driver) checkTick(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The session was granted what the servers grant at least.
+	// The session was granted the servers' minimum.
 	if tick := s.ttl / 2; tick > d.o.Tick {
 		return &backend.ConfigError{
 			Setting: "Options.Tick (tick in a URL)", Value: d.o.Tick.String(), Want: tick.String() + " or more",
@@ -80,9 +80,8 @@ func (d *Driver) checkTick(ctx context.Context) error {
 	return nil
 }
 
-// exclusion tells what the exclusion rests on. Before the ensemble is known, one server is assumed. Whether
-// servers wait for the disk (forceSync) they tell no client, so that this is a promise of the operator's (see the
-// package comment).
+// exclusion returns the basis of the exclusion. Before the ensemble is known, one server is assumed. Clients cannot
+// read whether servers wait for the disk (forceSync), so the operator has to guarantee that (see the package comment).
 func (d *Driver) exclusion() backend.Exclusion {
 	if d.quorum.Load() {
 		return backend.ExclusionQuorum

@@ -1,6 +1,6 @@
-// This file maps errors of the client library to those of the contract. What callers do depends on the class:
-// ErrUnavailable promises that nothing was done, ErrUnknown makes the core clean up after the request. An error that
-// is not known here becomes ErrUnknown, which costs a clean-up at worst; taking it for ErrUnavailable could leave a
+// This file maps errors of the client library to those of the contract. Callers act on the class:
+// ErrUnavailable promises that the call had no effect, ErrUnknown makes the core clean up after the request. An unknown
+// error becomes ErrUnknown, which costs a clean-up at worst; taking it for ErrUnavailable could leave a
 // node behind that closes a name.
 
 package zookeeper
@@ -16,9 +16,9 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// callError names the call and the lock, and gives err its class. After a lost connection a call that changes nothing
-// is ErrUnavailable; in one that changes something the request may have been carried out, so that it is ErrUnknown.
-// Acquire marks by itself what it may have left (giveUp). It is nil for nil.
+// callError names the call and the lock, and gives err its class. After a lost connection a read-only call is
+// ErrUnavailable; the request of any other call may have been carried out, so that it is ErrUnknown. Acquire marks its
+// own leftovers (giveUp). It is nil for nil.
 func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, func(err error) error {
 		switch {
@@ -47,10 +47,10 @@ func refused(err error) bool {
 
 // transient reports whether another try may do better, over another connection or on another session. The end of a
 // context counts, since it may be the try's own; the caller looks at its context itself. A refusal that names the
-// request (ErrNoNode, ErrBadVersion and the like) does not: those who send the request know what it means.
+// request (ErrNoNode, ErrBadVersion and the like) does not: the sender of the request knows its meaning.
 func transient(err error) bool {
 	return kit.IsContext(err) || isOneOf(err,
-		// What another session, connection, node or server may not have.
+		// Errors that another session, connection, node or server may not have.
 		errSessionLost, errGone, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,
 		zk.ErrSessionMoved, zk.ErrSessionExpired, backend.ErrUnavailable)
 }

@@ -1,10 +1,10 @@
-// This file notices that an ensemble has forgotten what it acknowledged: it was wiped, restored from a backup, or
-// replaced by another one behind the same addresses. Such an ensemble would grant a name that is held and issue tokens
-// that were issued before. The package comment, section History, says what follows for operators.
+// This file notices that an ensemble has forgotten acknowledged changes: it was wiped, restored from a backup, or
+// replaced by another one behind the same addresses. Such an ensemble would grant a name that is held and reissue
+// tokens. The package comment, section History, has the consequences for operators.
 //
 // session.turnedAway and proof answers call suspect and checkZxid; sessions that open, and watches on the root, call
-// recognize. Whatever they find ends in forgot, after which the driver answers nothing but ErrHistoryLost. A driver
-// that went on by itself was rejected: somebody has to decide that no earlier holder believes any more.
+// recognize. Any finding ends in forgot, after which the driver only returns ErrHistoryLost. It does not restart
+// automatically: an operator has to decide that no earlier holder still believes in its lock.
 
 package zookeeper
 
@@ -24,13 +24,13 @@ import (
 //
 //   - the highest zxid of any answer. It goes with every connect request, also of a new session, and a server that has
 //     seen less closes the connection. That may be a server which lags behind; so the driver then asks, on a session
-//     that claims to have seen nothing, for a transaction. Its zxid comes from a leader with a majority. If it is not
-//     above what was seen before, the history was lost: zxids only grow.
-//   - the token space, a random id in the root node. Every session reads and watches it. Another one there, or none,
-//     means that somebody has deleted everything, or that this is another ensemble. It catches what zxids do not: an
-//     ensemble that has counted further than the one before.
+//     that claims no zxid, for a transaction. Its zxid comes from a leader with a majority. If it is not above the
+//     earlier ones, the history was lost: zxids only grow.
+//   - the token space, a random id in the root node. Every session reads and watches it. Another one there, or a
+//     missing one, means that somebody has deleted everything, or that this is another ensemble. It catches a case that
+//     zxids do not: an ensemble that has counted further than the one before.
 
-// rootValue is what stands in the root node.
+// rootValue is the content of the root node.
 type rootValue struct {
 	Space string `json:"fencelock_space"`
 }
@@ -42,24 +42,24 @@ func (d *Driver) tokenSpace() string {
 	return d.space
 }
 
-// saw notes the zxid of an answer. It is called for every message that is read, hence without a mutex.
+// saw notes the zxid of an answer. It is called for every message read, hence without a mutex.
 func (d *Driver) saw(zxid int64) {
 	for seen := d.zxid.Load(); zxid > seen && !d.zxid.CompareAndSwap(seen, zxid); seen = d.zxid.Load() {
 	}
 }
 
-// historyLost returns why the driver does nothing any more, or nil.
+// historyLost returns the reason why the driver refuses all calls, or nil.
 func (d *Driver) historyLost() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.forgotten
 }
 
-// forgot ends every session and every hold of the driver, for ever, and returns the error that all calls answer from
+// forgot ends every session and every hold of the driver, for good, and returns the error that all calls return from
 // then on. The first finding counts; sessions that are being made see it before they become usable.
 func (d *Driver) forgot(what, was, now string) error {
 	d.mu.Lock()
-	// The first finding stays: it names what was wrong, and later ones are its consequences.
+	// The first finding stays: it names the cause, and later ones are its consequences.
 	if d.forgotten == nil {
 		d.forgotten = &backend.HistoryError{What: what, Was: was, Now: now}
 	}
@@ -73,8 +73,8 @@ func (d *Driver) forgot(what, was, now string) error {
 }
 
 // suspect finds out, in the background, why a server has refused a client that has seen more than it. It must not
-// block, since the goroutine that reads a connection calls it. One question at a time is enough: it is asked again
-// with the next refusal.
+// block, since the goroutine that reads a connection calls it. One question at a time is enough: the next refusal
+// repeats it.
 func (d *Driver) suspect() {
 	if d.ctx.Err() == nil && d.historyLost() == nil && d.suspecting.CompareAndSwap(false, true) {
 		d.background(func() {
@@ -84,9 +84,9 @@ func (d *Driver) suspect() {
 	}
 }
 
-// recall compares what the ensemble's leader knows with what the driver has seen, on a session of its own that lives
-// only for this. Its prove calls checkZxid. Where there is no answer within callTime, nothing is known and nothing
-// happens: a server that merely lags refuses the client until it has caught up.
+// recall compares the zxid of the ensemble's leader with the driver's, on a separate session that lives only for this.
+// Its prove calls checkZxid. Without an answer within callTime nothing happens: a server that merely lags refuses the
+// client until it has caught up.
 func (d *Driver) recall() {
 	ctx, cancel := context.WithTimeout(d.ctx, callTime)
 	defer cancel()
@@ -94,7 +94,7 @@ func (d *Driver) recall() {
 	if err == nil {
 		err = s.prove(ctx, d.clock.Now())
 	}
-	// prove has found a zxid below what was seen. Those who come later shall see another space.
+	// prove has found a zxid below the known one. Later clients shall see another space.
 	if errors.Is(err, backend.ErrHistoryLost) {
 		d.respace(ctx, s)
 	}
@@ -107,7 +107,7 @@ func (d *Driver) recall() {
 func (d *Driver) respace(ctx context.Context, s *session) {
 	root, err := s.readRoot(ctx)
 	if err != nil || root.space != d.tokenSpace() {
-		return // it has none, or somebody else was first
+		return // there is no space, or another client was first
 	}
 	if err := s.plant(ctx, root); err != nil {
 		d.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
@@ -123,8 +123,8 @@ func (d *Driver) checkZxid(seen, given int64) error {
 	return d.forgot("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
 }
 
-// recognize learns the token space on a session, and plants one if there is none yet. If the ensemble is not the one
-// that the driver knew, the error is backend.ErrHistoryLost. A space that somebody else has planted in between is read
+// recognize learns the token space on a session, and plants one if it is missing. If the ensemble is another one
+// than the driver knew, the error is backend.ErrHistoryLost. A space that somebody else has planted in between is read
 // in the next turn and counts. A driver that has known a space never plants one: an empty root is then the sign that
 // everything was deleted.
 func (d *Driver) recognize(ctx context.Context, s *session) error {
@@ -147,7 +147,7 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 }
 
 // learnSpace returns the token space that the driver knows, which is space if it has not known any. An empty space is
-// learnt as none.
+// not learnt.
 func (d *Driver) learnSpace(space string) (known string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,12 +166,12 @@ func (d *Driver) rootChanged(s *session) {
 
 // root is the root node as it was read.
 type root struct {
-	space   string // empty if there is none
+	space   string // empty without one
 	exists  bool
 	version int32
 }
 
-// readRoot reads the root node and watches it, where it is there. A root with content that is not ours, which an
+// readRoot reads the root node and watches it, where it is there. A root with foreign content, which an
 // operator may have made, is not overwritten: its creation identifies it well enough.
 func (s *session) readRoot(ctx context.Context) (root, error) {
 	node, err := s.read(ctx, s.d.root, true)
@@ -189,8 +189,8 @@ func (s *session) readRoot(ctx context.Context) (root, error) {
 }
 
 // plant gives the root a new token space: 128 random bits, so that no two ensembles ever share one by chance. It makes
-// the root, and the nodes above it, where it is missing. Another client may be faster, which is no error: what counts
-// is what is read next.
+// the root, and the nodes above it, where it is missing. Another client may be faster, which is no error: the next read
+// counts.
 func (s *session) plant(ctx context.Context, r root) error {
 	text, err := json.Marshal(rootValue{"zookeeper-" + backend.NewRequestID()})
 	if err != nil {

@@ -70,8 +70,8 @@ func (a admin) keepsSpace(t testing.TB, space string) {
 	}
 }
 
-// TestEnsembleThatForgot puts an ensemble with another past behind the address of a client that holds and waits.
-func TestEnsembleThatForgot(t *testing.T) {
+// TestEnsembleWithLostHistory puts an ensemble with another past behind the address of a client that holds and waits.
+func TestEnsembleWithLostHistory(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		was, is int                             // how far the zxids of both have grown
@@ -114,7 +114,7 @@ func TestEnsembleThatForgot(t *testing.T) {
 			})
 			lost := make(chan backend.Reason, 4)
 			r := request("held", false)
-			r.Lost = func(reason backend.Reason) { lost <- reason }
+			r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 			g := take(t, d, r)
 			space := d.Describe().TokenSpace
 			waited := make(chan error, 1)
@@ -200,7 +200,7 @@ func TestDeletedRoot(t *testing.T) {
 		release(t, idle, before)
 		lost := make(chan backend.Reason, 4)
 		r := request("held", false)
-		r.Lost = func(reason backend.Reason) { lost <- reason }
+		r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 		g := take(t, holder, r)
 		if space := holder.Describe().TokenSpace; spaces[space] || space != idle.Describe().TokenSpace {
 			t.Errorf("round %d: the token space %s is one of before, or not that of the other client", round, space)
@@ -225,8 +225,8 @@ func TestDeletedRoot(t *testing.T) {
 	}
 }
 
-// TestRootDeletedWhileNobodyLooked lets all sessions of a client end before everything is deleted and made anew.
-func TestRootDeletedWhileNobodyLooked(t *testing.T) {
+// TestRootDeletedWithoutSessions lets all sessions of a client end before everything is deleted and made anew.
+func TestRootDeletedWithoutSessions(t *testing.T) {
 	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())
@@ -288,8 +288,8 @@ func TestHoldIDIsShownAndTheRequestIDIsNot(t *testing.T) {
 	}
 }
 
-// TestRenewalForLessShortensNothing renews a hold with a shorter TTL, and cuts its client off.
-func TestRenewalForLessShortensNothing(t *testing.T) {
+// TestRenewalForLessDoesNotShorten renews a hold with a shorter TTL, and cuts its client off.
+func TestRenewalForLessDoesNotShorten(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
 	addr, link := server.NewLink(t)
@@ -321,7 +321,7 @@ func TestPrefixesAreBoundaries(t *testing.T) {
 	g := take(t, inner, request("17", false))
 	for _, d := range []*zookeeper.Driver{outer, beside} {
 		for _, name := range []string{"orders", "orders/17", "17", "lock:17", "orders/lock:17", "lock%3A17"} {
-			if err := d.ForceRelease(soon(t, 10*time.Second), name, "test"); !errors.Is(err, backend.ErrNotHeld) {
+			if err := d.ForceRelease(soon(t, 10*time.Second), backend.ForceRequest{Name: name, Reason: "test"}); !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("ForceRelease(%q) beyond the boundary = %v, want ErrNotHeld", name, err)
 			}
 			other := take(t, d, request(name, false))

@@ -1,16 +1,16 @@
-// This file keeps what the driver knows about its own nodes: holds, which stand in a queue and are held or wait, and
+// This file keeps the driver's record of its nodes: holds, which stand in a queue and are held or wait, and
 // leftovers of calls that gave up.
 //
-// Driver.holds is the only register. It is keyed by the node's path, because that is what a watch event carries. Each
-// hold counts as one user of its session (kit.Session), taken over from the acquire that made it and given back by
-// dropHold; so a session is retired only when nothing of ours stands on it. All fields of holds that change are
-// protected by Driver.mu. Nothing here does I/O under that mutex.
+// Driver.holds is the only register. It is keyed by the node's path, because a watch event carries the path. Each hold
+// counts as one user of its session (kit.Session), taken over from the acquire that made it and returned by dropHold;
+// so a session is retired only when it has no node of ours. All fields of holds that change are protected by Driver.mu.
+// There is no I/O under that mutex.
 //
 // A hold goes one of these ways. It is entered by addHold when its node is known, and either never granted (the
-// attempt gives up, and the node is deleted) or granted. A granted hold ends by a release (releasing is set, the node
+// attempt ends, and the node is deleted) or granted. A granted hold ends by a release (releasing is set, the node
 // is deleted, dropHold), by a move to another session (another hold takes its place), by the loss of its node
-// (goneLocked, then its holder is told), or with its session (forget, then all holders are told). What is not granted,
-// or releasing, is told to nobody.
+// (goneLocked, then its holder is notified), or with its session (forget, then all holders are notified). An ungranted
+// or releasing hold ends without a notification.
 
 package zookeeper
 
@@ -22,15 +22,17 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // hold is a node of ours that stands in a queue: it is held, or it waits. The library's watch on it costs an entry in
-// a map; what it reports arrives in Driver.changed, so that no hold needs a goroutine or a timer. One goroutine for
-// each hold was rejected: the contract has none per lease, and a client with 10,000 holds would pay for each.
+// a map; its event arrives in Driver.changed, so that no hold needs a goroutine or a timer: the contract forbids both
+// per lease, and a client with 10,000 holds would pay for each.
 type hold struct {
 	session *session
 	path    string
 	token   int64
+	nonce   fencing.Nonce // Grant.Nonce, of a node that an acquire made or found
 
 	// Closed by goneLocked, under Driver.mu and at most once, when the node was deleted, by whomever, or moved to
 	// another session. Nobody waits for it once dropHold or forget has taken the hold out.
@@ -40,7 +42,7 @@ type hold struct {
 	// the node, so that its end is no loss. lost is Request.Lost.
 	granted   bool
 	releasing bool
-	lost      func(backend.Reason)
+	lost      func(backend.Loss)
 	link      int // the connection over which the node was seen last; 0: it has no watch
 	written   int // how often others have written into the node, which uses up its watch
 }
@@ -64,10 +66,10 @@ func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold
 	return h
 }
 
-// grant makes a waiting node a held one, from which on its end is told to lost. It is false if the node or the session
-// has gone meanwhile, and the acquire must not report a grant. Entering lost earlier was rejected: a loss during the
-// wait would be told to a caller who holds nothing. The watch by which a deletion is noticed follows a little later.
-func (d *Driver) grant(h *hold, lost func(backend.Reason)) bool {
+// grant makes a waiting node a held one, and from then on calls lost at its end. It is false if the node or the session
+// has gone meanwhile, and the acquire must not report a grant. lost is entered only now: a loss during the wait would
+// be reported to a caller without a hold. The watch that notices a deletion follows a little later.
+func (d *Driver) grant(h *hold, lost func(backend.Loss)) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.holds[h.path] != h || h.isGone() {
@@ -89,7 +91,7 @@ func (h *hold) isGone() bool {
 }
 
 // holdAt returns the hold on a path if it has the token, or nil. The token matters because the same request can hold,
-// lose and hold again on an equal path.
+// lose and regain a hold on an equal path.
 func (d *Driver) holdAt(path string, token int64) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -99,7 +101,14 @@ func (d *Driver) holdAt(path string, token int64) *hold {
 	return nil
 }
 
-// releasingAt marks the hold on a path, if there is one, as one that the driver itself gives up, and returns it.
+// known reports whether there is a hold on a path.
+func (d *Driver) known(path string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds[path] != nil
+}
+
+// releasingAt marks the hold on a path, if there is one, as released by the driver itself, and returns it.
 func (d *Driver) releasingAt(path string) *hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -128,17 +137,17 @@ func (d *Driver) dropHold(h *hold) {
 // forget takes the holds of an ended session out of the driver, and returns the functions that tell their holders. The
 // caller calls these without a mutex. Holds that wait, or that are being released, are not told: their own calls see
 // errSessionLost.
-func (d *Driver) forget(s *session) []func(backend.Reason) {
+func (d *Driver) forget(s *session) []func(backend.Loss) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var tell []func(backend.Reason)
+	var tell []func(backend.Loss)
 	for path, h := range d.holds {
 		if h.session != s {
 			continue
 		}
 		delete(d.holds, path)
 		d.leftDirLocked(parent(path))
-		// Those who wait learn it from their own calls.
+		// Waiters learn it from their own calls.
 		if h.granted && !h.releasing && h.lost != nil {
 			tell = append(tell, h.lost)
 		}
@@ -147,8 +156,8 @@ func (d *Driver) forget(s *session) []func(backend.Reason) {
 }
 
 // changed is called by the library's goroutine for every watched node that changed, in the order of the server's
-// messages and before the answers that the server sent after them. That order is what Renew relies on. It must not
-// block, so whatever needs I/O goes to the background.
+// messages and before the answers that the server sent after them. Renew relies on that order. It must not
+// block, so all I/O goes to the background.
 func (d *Driver) changed(s *session, e zk.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,8 +175,9 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	d.goneLocked(h)
 }
 
-// goneLocked ends a hold whose node was deleted: it wakes the waiter on it, or has its holder told by the goroutine of
-// its place. The caller holds d.mu. It does nothing the second time, since a watch and a read can both find the node
+// goneLocked ends a hold after its node was deleted: it wakes the waiter on it, or has its holder notified by the
+// goroutine of its place. The caller holds d.mu. A second call has no effect, since a watch and a read can both find
+// the node
 // missing.
 func (d *Driver) goneLocked(h *hold) {
 	if h.isGone() {
@@ -186,8 +196,8 @@ func (d *Driver) goneLocked(h *hold) {
 	}
 }
 
-// leftover is what an attempt without a known outcome may have left: a request that still waits for its answer, or a
-// node that was made by one. The caller repeats the request or releases it, and takes the leftover over with that
+// leftover is the remainder of an attempt without a known outcome: a request that still waits for its answer, or a
+// node that such a request made. The caller repeats the request or releases it, and takes the leftover over with that
 // (adopt). If it does neither, the driver removes it: a request that is delivered late must not close the name for
 // longer than one TTL (clause A4), and ZooKeeper would keep the node for as long as the session lives.
 type leftover struct {
@@ -199,9 +209,9 @@ type leftover struct {
 // leftoverKey is the key of Driver.leftovers.
 func leftoverKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before anything is done for a request: what it left is the caller's again. It stops the removal,
-// waits until that has ended (or ctx has), and returns the leftover, or nil if there is none. Without the wait, a
-// removal that had found the old node could delete the one that the caller is about to make.
+// adopt is called before any step for a request: it hands the request's leftover back to the caller. It stops the
+// removal, waits until that has ended (or ctx has), and returns the leftover, or nil if there is none. Without the
+// wait, a removal that had found the old node could delete the node that the caller is about to make.
 func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, error) {
 	// l.done is closed by the removal, which cancel ends.
 	key := leftoverKey(name, requestID)
@@ -220,7 +230,7 @@ func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, 
 	}
 }
 
-// abandon has what a request left removed after half a TTL, unless adopt comes first: the caller has that long to
+// abandon has a request's leftover removed after half a TTL, unless adopt comes first: the caller has that long to
 // repeat or release the request, and the other half is left for the removal. The goroutine ends with the removal, with
 // adopt, or with Close, and closes l.done.
 func (d *Driver) abandon(r backend.Request, at slot) {
@@ -247,29 +257,35 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 		if kit.Sleep(ctx, r.TTL/2) != nil {
 			return
 		}
-		d.repeat(ctx, func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, l) })
+		remove := func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, l) }
+		for forbidden(d.repeat(ctx, remove)) {
+			if kit.Sleep(ctx, r.TTL/4) != nil {
+				return
+			}
+		}
 	})
 }
 
-// background runs f in a goroutine that Close waits for. f must end soon after Driver.ctx does. Nothing is started
+// background runs f in a goroutine that Close waits for. f must end soon after Driver.ctx does. No goroutine starts
 // once the driver is closed: Close ends the sessions, and the nodes go with them.
 func (d *Driver) background(f func()) {
 	d.gate.Go(func(context.Context) { f() })
 }
 
-// repeat calls f, which makes requests, until it says something definite, ctx ends, or the session has ended and with
-// it whatever f was to remove. Each call has callTime. Giving up after some tries was rejected: what is left behind
-// closes a name for as long as the session lives, which may be as long as the process.
-func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) {
+// repeat calls f, which makes requests, until it says something definite, which it returns, ctx ends, or the session has
+// ended and with it the node to remove. Each call has callTime. There is no bound on the tries: a leftover closes a
+// name for as long as the session lives, which may be as long as the process.
+func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) error {
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, callTime)
 		err := f(bounded)
 		cancel()
 		if err == nil || !transient(err) || errors.Is(err, errSessionLost) {
-			return
+			return err
 		}
-		if kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
-			return
+		if err := kit.Sleep(ctx, kit.RetryPause(callTime)); err != nil {
+			return err
 		}
 	}
+	return ctx.Err()
 }

@@ -1,7 +1,7 @@
 // This file looks at locks from outside, and takes them away. Every call here first proves a session, so that its
-// server knows whatever the leader knew when the call began: a server that lags, or a leader that was overtaken, would
-// show holders that have gone. The driver declares no Watch: a watch of ZooKeeper fires once, and what happens before
-// it is set again is not told.
+// server has the leader's state as of the beginning of the call: a server that lags, or a leader that was overtaken,
+// would show holders that have gone. The driver declares no Watch: a watch of ZooKeeper fires once, and changes before
+// it is set anew are not reported.
 
 package zookeeper
 
@@ -21,17 +21,17 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Look tells who holds a name and how many wait for it, as the ensemble had it at some instant during the call. The
-// queue and the holders' nodes are read one after the other; a holder who goes in between is left out. ExpiresIn is
-// zero, since ZooKeeper does not tell how long others' sessions last. Since is the time at which the holder entered
-// the queue, by the leader's clock. A name that nobody holds is no error. A connection that is lost before the session
-// is proved is tried again, three times in all.
+// Look returns the holders of a name and the number of waiters, as the ensemble had them at some instant during the
+// call. The queue and the holders' nodes are read one after the other; a hold that ends in between is left out.
+// ExpiresIn is zero, since ZooKeeper does not return the timeouts of other sessions. Since is the time at which the
+// holder entered the queue, by the leader's clock. A free name is no error. If the connection is lost before the
+// session is proved, Look retries, three attempts in all.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	var info backend.State
 	err := backend.ValidateName(name)
 	if err == nil {
 		err = d.onSession(ctx, func(ctx context.Context, s *session) (err error) {
-			info, err = s.describe(ctx, name)
+			info, err = s.describe(ctx, name, true)
 			return err
 		})
 	}
@@ -41,8 +41,8 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return info, nil
 }
 
-// onSession calls f with a session whose server knows all that the leader knew when the call began. It counts the call
-// in, and ends its context with Close.
+// onSession calls f with a session on a server that has the leader's state as of the beginning of the call. It counts
+// the call in, and ends its context with Close.
 func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session) error) error {
 	ctx, end, err := d.begin(ctx)
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 }
 
 // proven returns a session that was proved after the call began, and counts one more user of it: the session on which
-// the leftover may stand, if that is given. A connection that is lost meanwhile is no answer: it tries again, tries
+// the leftover may stand, if that is given. A lost connection is no answer: it retries, tries
 // times in all, until ctx ends.
 func (d *Driver) proven(ctx context.Context, left *leftover) (*session, error) {
 	for n := 1; ; n++ {
@@ -78,32 +78,59 @@ func (d *Driver) proven(ctx context.Context, left *leftover) (*session, error) {
 	}
 }
 
-// describe reads the state of a name.
-func (s *session) describe(ctx context.Context, name string) (backend.State, error) {
+// describe reads the state of a name, withQueue also the nodes of the waiters.
+func (s *session) describe(ctx context.Context, name string, withQueue bool) (backend.State, error) {
 	info := backend.State{Name: name}
-	all, waiters, err := s.holders(ctx, s.d.dir(name))
+	all, waiting, err := s.holders(ctx, s.d.dir(name))
 	if err != nil || len(all) == 0 {
 		return info, err
 	}
-	info.Held, info.Waiters = true, waiters
+	info.Held, info.Waiters = true, len(waiting)
+	if withQueue {
+		if info.Queue, err = s.queue(ctx, waiting); err != nil {
+			return info, err
+		}
+	}
 	// Since is the creation of the holder's node, so that the time in the queue counts in it.
 	for _, h := range all {
 		info.Holders = append(info.Holders, backend.Holder{
-			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Permits: h.Permits, Token: tokenOf(h.Use, h.Token),
+			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Permits: h.Permits, Limit: h.Limit,
+			Token: tokenOf(h.Use, h.Token), Nonce: h.nonce(),
 			Since: time.UnixMilli(h.stat.Ctime), Metadata: h.Metadata,
 		})
 	}
 	return info, nil
 }
 
-// holders reads the entries that hold, the oldest first, and tells how many wait behind them. Entries that have gone
-// since the queue was read, and foreign nodes, do not count; those behind them may then hold, so that it looks at the
-// queue once more without them, and reads only what it has not read yet.
-func (s *session) holders(ctx context.Context, dir string) (all []held, waiters int, err error) {
-	// The session was proved, so that the queue is as new as the call. What it shows may go while its nodes are read.
+// queue reads the nodes of the first waiters. Nodes that go meanwhile are left out.
+func (s *session) queue(ctx context.Context, waiting []entry) ([]backend.Waiter, error) {
+	waiting = waiting[:min(len(waiting), backend.MaxQueue)]
+	nodes, errs := make([]found, len(waiting)), make([]error, len(waiting))
+	sideBySide(len(waiting), func(i int) { nodes[i], errs[i] = s.get(ctx, waiting[i].path, false) })
+	var all []backend.Waiter
+	for i, e := range waiting {
+		switch {
+		case errors.Is(errs[i], zk.ErrNoNode) || errs[i] == nil && nodes[i].stat.EphemeralOwner == 0:
+		case errs[i] != nil:
+			return nil, errs[i]
+		default:
+			all = append(all, backend.Waiter{
+				Owner: nodes[i].Owner, HoldID: nodes[i].HoldID, Kind: e.Kind, Permits: e.Permits, Limit: e.Limit,
+				Since: time.UnixMilli(nodes[i].stat.Ctime),
+			})
+		}
+	}
+	return all, nil
+}
+
+// holders reads the entries that hold, the oldest first, and returns the waiters behind them. Entries that have gone
+// since the queue was read, and foreign nodes, do not count; the entries behind them may then hold, so it looks at the
+// queue once more without them, and reads only the new entries.
+func (s *session) holders(ctx context.Context, dir string) (all []held, waiting []entry, err error) {
+	// The session was proved, so that the queue is as new as the call. Its entries may go while their nodes are read.
 	queue, err := s.children(ctx, dir)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	for {
 		// The nodes that were read in earlier turns stand first in the queue, in the same order.
@@ -111,29 +138,29 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiters 
 		fresh := queue[len(all):n]
 		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
 		sideBySide(len(fresh), func(i int) { nodes[i], errs[i] = s.get(ctx, fresh[i].path, false) })
-		// Those that the queue shows and that are no entries, or not any more.
+		// Nodes in the queue that are no entries, or no longer are.
 		none := map[string]bool{}
 		for i, e := range fresh {
 			switch {
 			case errors.Is(errs[i], zk.ErrNoNode) || errs[i] == nil && nodes[i].stat.EphemeralOwner == 0:
 				none[e.path] = true
 			case errs[i] != nil:
-				return nil, 0, errs[i]
+				return nil, nil, errs[i]
 			default:
 				all = append(all, held{entry: e, found: nodes[i]})
 			}
 		}
 		if len(none) == 0 {
-			return all, len(queue) - n, nil
+			return all, queue[n:], nil
 		}
 		queue = slices.DeleteFunc(queue, func(e entry) bool { return none[e.path] })
 	}
 }
 
-// List yields the names that begin with prefix and are held, in the order of their escaped form. The names are read at
-// once, and the state of each after that, so that names which are taken and given back meanwhile may be missing. All
-// names of the root are read for every List, whatever the prefix; they must fit one answer of a server, 1 MB. The loop
-// may stop at any time. An error ends it and is yielded last.
+// List yields the names that begin with prefix and are held, in the order of their escaped form. The names are read
+// in one request, and the state of each after that, so that names which change hands meanwhile may be missing. All
+// names of the root are read for every List, with any prefix; they must fit one answer of a server, 1 MB. The
+// loop may stop at any time. An error ends it and is yielded last.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, yield); err != nil {
@@ -150,7 +177,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 		}
 	}
 	return d.onSession(ctx, func(ctx context.Context, s *session) error {
-		// One read for all names; there is none for a prefix.
+		// One read for all names; a prefix cannot be read alone.
 		nodes, err := s.names(ctx, d.root)
 		if err != nil {
 			return err
@@ -162,7 +189,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 				continue
 			}
 			// Two requests or more for each name: List is for people and tools, and not for the way of an acquire.
-			info, err := s.describe(ctx, name)
+			info, err := s.describe(ctx, name, false)
 			if err != nil {
 				return err
 			}
@@ -174,34 +201,38 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 	})
 }
 
-// ForceRelease ends all holds of name that it finds, by deleting their nodes, and leaves reason in the name's node in
-// the same transaction; the victims are told at once, with ReasonForceReleased. Those who wait move up. It takes 500
-// holders in one transaction; of more, some may be taken away when an error ends the call. A name that nobody holds is
-// backend.ErrNotHeld. A call without an answer is ErrUnknown, and is not repeated by the driver: a second try could
-// end the next holder's hold.
-func (d *Driver) ForceRelease(ctx context.Context, name, reason string) error {
-	err := backend.ValidateName(name)
+// ForceRelease ends the holds that r names, by deleting their nodes, and leaves the reason in the name's node in the
+// same transaction; the victims are notified immediately, with ReasonForceReleased. The waiters move up. One
+// transaction ends up to 500 holds; with more, an error may end the call after some of them. If no hold of the name
+// matches, the error is backend.ErrNotHeld. The path of a hold's node is unique, so the deletion is the comparison. A
+// call without an answer is ErrUnknown, and is not repeated by the driver: without a condition a second try could end
+// the next holder's hold.
+func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
+	err := kit.ValidateForce(d.Describe(), &r)
 	if err == nil {
-		err = d.onSession(ctx, func(ctx context.Context, s *session) error { return s.force(ctx, d.dir(name), reason) })
+		err = d.onSession(ctx, func(ctx context.Context, s *session) error { return s.force(ctx, d.dir(r.Name), &r) })
 	}
-	return d.callError("force-release", name, err)
+	return d.callError("force-release", r.Name, err)
 }
 
-// force ends all holds that it finds, and looks again if those that it found ended by themselves meanwhile.
-func (s *session) force(ctx context.Context, dir, reason string) error {
+// force ends the holds that r names. Without a condition it retries if the holds found have ended meanwhile.
+func (s *session) force(ctx context.Context, dir string, r *backend.ForceRequest) error {
 	for {
 		all, _, err := s.holders(ctx, dir)
 		if err != nil {
 			return err
 		}
+		all = slices.DeleteFunc(all, func(h held) bool { return !r.Matches(h.nonce(), tokenOf(h.Use, h.Token)) })
 		if len(all) == 0 {
 			return backend.ErrNotHeld
 		}
-		done, err := s.evict(ctx, dir, all, reason)
-		if err != nil || done {
+		done, err := s.evict(ctx, dir, all, r)
+		switch {
+		case err != nil || done:
 			return err
+		case r.Conditional():
+			return backend.ErrNotHeld
 		}
-		// They ended by themselves meanwhile; look again.
 	}
 }
 
@@ -209,11 +240,13 @@ func (s *session) force(ctx context.Context, dir, reason string) error {
 // (jute.maxbuffer).
 const evictAtOnce = 500
 
-// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if none was
-// left to delete. Where one of them has gone, the whole transaction fails; the rest is tried again.
-func (s *session) evict(ctx context.Context, dir string, all []held, reason string) (done bool, err error) {
+// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if there was
+// no entry left to delete. If one of them has gone, the whole transaction fails; the rest is retried.
+func (s *session) evict(ctx context.Context, dir string, all []held, r *backend.ForceRequest) (
+	done bool, err error,
+) {
 	// One trace names all victims, so that each transaction may write the same.
-	f := forced{Token: all[0].Token, Reason: reason}
+	f := forced{Token: all[0].Token, Reason: r.Reason, By: r.By, Principal: r.Principal}
 	for _, h := range all[1:] {
 		f.Others = append(f.Others, h.Token)
 	}
@@ -233,7 +266,7 @@ func (s *session) evict(ctx context.Context, dir string, all []held, reason stri
 		case !errors.Is(err, zk.ErrNoNode):
 			return done, err
 		default:
-			// One of them has ended by itself, and the transaction did nothing. The rest is tried without it.
+			// One of them has ended, and the transaction had no effect. The rest is tried without it.
 			queue, err := s.children(ctx, dir)
 			if err != nil {
 				return done, err

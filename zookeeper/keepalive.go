@@ -1,8 +1,8 @@
-// This file keeps sessions alive and proved. proof.go says what an answer proves; here the question is asked, shared
-// by all who need the answer, and repeated by the clock.
+// This file keeps sessions alive and proved. proof.go computes the proof of an answer; here the question is asked,
+// shared by all who need the answer, and repeated by the clock.
 //
-// The library pings the server by itself, which keeps the session alive but proves nothing about the leader. So each
-// session asks with a transaction, at most one at a time: prove waits for one that was sent late enough, keepAlive
+// The library pings the server, which keeps the session alive but is no proof about the leader. So each
+// session asks with a transaction, at most one at a time: prove waits for a recent one, keepAlive
 // makes sure that there is one in time, and ask sends it.
 
 package zookeeper
@@ -33,7 +33,7 @@ func (s *session) provedAt() backend.Instant {
 // caller finds it. A request that waits too long for its answer is followed by another one, until ctx ends: a call
 // must not say that its context has ended while it has not.
 //
-// Only the caller whose question it was gets the question's error at once; the others ask anew, since the question may
+// Only the caller that asked gets the question's error immediately; the others ask anew, since the question may
 // have been sent before they came.
 func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	for {
@@ -47,7 +47,7 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 			s.mu.Unlock()
 			return nil
 		}
-		// Ours, or one that is under way and may have been sent too early: then the next turn asks again.
+		// Ours, or one under way that may have been sent too early: then the next turn asks anew.
 		mine := s.startAsking()
 		asked := s.asking
 		s.mu.Unlock()
@@ -79,13 +79,13 @@ func (s *session) startAsking() bool {
 	return true
 }
 
-// question is one request for a proof. done is closed by ask, under session.mu, when it is answered or given up.
+// question is one request for a proof. done is closed by ask, under session.mu, when it is answered or times out.
 type question struct {
-	done chan struct{} // closed when it is answered, or given up
+	done chan struct{} // closed when it is answered, or times out
 	err  error         // valid after done
 }
 
-// proveUntil proves the session until what may be reported is since or later. One request does, unless the one before
+// proveUntil proves the session until the reported instant is since or later. One request does, unless the one before
 // it was long ago: a request proves no more than a tick beyond the one before (see proof), so that another one follows
 // half a tick later.
 func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
@@ -105,14 +105,13 @@ func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 	}
 }
 
-// ask sends one request that a majority must agree to and that changes nothing, waits for its answer, and ends the
-// question. It runs in a goroutine of its own, bounded by a third of the TTL or a second, and by 3 s.
+// ask sends one read-only request that a majority must agree to, waits for its answer, and ends the question. It runs
+// on its own goroutine, bounded by a third of the TTL or a second, and by 3 s.
 //
-// The instant is read right before the request is sent, in the goroutine that sends it: an instant that is read when
-// the answer arrives would promise time that nobody granted. An answer that comes after the question was given up
-// counts all the same.
+// The instant is read right before the request is sent, in the goroutine that sends it: an instant read at the arrival
+// of the answer would promise time that nobody granted. An answer after the question's timeout counts all the same.
 //
-// sync was rejected as the request: a leader that was overtaken and does not know answers it alone (docs/decisions, no
+// The request is not sync: a leader that was overtaken and does not know answers it alone (docs/decisions, no
 // leader is believed alone). A user without the right to read "/" is refused by the same agreement of a majority, so
 // that the refusal proves as much.
 func (s *session) ask(q *question) {
@@ -154,11 +153,10 @@ func (s *session) ask(q *question) {
 // keepAlive proves the session at intervals of a tenth of its TTL, or of 0.4 ticks if that is longer, but four times
 // per TTL at least. It runs while the session lives, and ends with the session or with Close.
 //
-// A session without users is given up after one TTL, and so is one that could not be proved for that long: all of its
-// holds have ended for their holders, and a client whose answers do not arrive would keep it alive for ever by coming
-// back.
+// A session without users is dropped after one TTL, and so is one that could not be proved for that long: all of its
+// holds have ended for their holders, and a client without answers would keep it alive indefinitely by coming back.
 func (s *session) keepAlive() {
-	// See the package comment for what this costs; 10 ms keeps very short ticks of tests from a busy loop.
+	// See the package comment for the cost; 10 ms keeps very short ticks of tests from a busy loop.
 	every := max(min(s.ttl/4, max(s.ttl/10, s.d.o.Tick*2/5)), 10*time.Millisecond)
 	timer := time.NewTimer(every)
 	defer timer.Stop()

@@ -1,4 +1,4 @@
-// This file writes what a request asks for into the name of its node, and reads it back.
+// This file writes the kind of a request into the name of its node, and reads it back.
 //
 // ZooKeeper returns the names of a node's children in one request and the content of each only in another. So
 // everything that decides who holds has to be part of the name: with the use in the content, a waiter behind n entries
@@ -15,19 +15,19 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// The end of the request id in a node's name says what the entry asks for:
+// The end of the request id in a node's name is the kind of the entry:
 //
 //	4f2a….0000000003            exclusive
 //	4f2a…-shared.0000000004     shared
 //	4f2a…-2of8.0000000005       2 of 8 permits
 //
-// A client that knows no kinds reads all of these as exclusive entries with longer ids, as long as those have 128
+// A client that knows no kinds reads all of these as exclusive entries with longer ids, if the ids have 128
 // bytes at most, and waits behind them. It is refused more often than necessary and never holds beside anybody.
 
 // use is the accessor that kit's rule of the queue wants.
 func (e entry) use() kit.Use { return e.Use }
 
-// blockers returns those of the entries before e that keep it waiting, as few and as near as possible; see
+// blockers returns the entries before e that keep it waiting, as few and as near as possible; see
 // kit.Blockers.
 func blockers(front []entry, e entry) []entry { return kit.Blockers(front, entry.use, e.Use) }
 
@@ -38,7 +38,7 @@ const (
 	markExclusive = "-exclusive"
 )
 
-// nodeName returns what the node of a request is called, without the number that the server adds. Different requests
+// nodeName returns the name of a request's node, without the number that the server adds. Different requests
 // have different names, and cutMark reads each back as it was.
 func nodeName(r backend.Request) string {
 	switch r.Kind {
@@ -54,8 +54,8 @@ func nodeName(r backend.Request) string {
 }
 
 // cutMark is the reverse of nodeName. Permits count as a mark only in the one spelling that nodeName writes, without
-// leading zeros: two names for one use would let foreign nodes pass for entries. What is no mark, or has no valid
-// request id before it, belongs to the id. It is called for every entry of every queue that is read, and so has no
+// leading zeros: two names for one use would let foreign nodes pass for entries. An ending that is no mark, or has no
+// valid request id before it, belongs to the id. It is called for every entry of every queue read, and so has no
 // regular expression.
 func cutMark(name string) (requestID string, u kit.Use) {
 	at := strings.LastIndexByte(name, '-')

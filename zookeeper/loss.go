@@ -20,14 +20,14 @@ import (
 )
 
 // victims are the holders of one name on one session. Where many lose it at once, one read of the name's node serves
-// all of those whose deletion was seen before the read: a thousand readers whose name is taken away cost a few
+// all deletions seen before the read: a thousand readers that lose their name cost a few
 // requests and one goroutine, not a thousand of each.
 type victims struct {
 	session *session
 	dir     string
 }
 
-// tell tells holders that their nodes were deleted, until there is none at this place that has not been told. It is
+// tell notifies holders that their nodes were deleted, until all at this place have been notified. It is
 // one goroutine for each place in Driver.gone, started by goneLocked under d.mu, and it deletes the entry under d.mu
 // when it ends, so that no victim is added to a list which nobody reads any more. It calls lost without holding a
 // mutex: the core may call the driver back.
@@ -46,38 +46,43 @@ func (d *Driver) tell(place victims) {
 		why := d.readTrace(d.ctx, place.session, place.dir)
 		for _, h := range holds {
 			d.mu.Lock()
-			// Looked at again at the last moment: a release that began meanwhile makes the end no loss.
+			// Checked at the last moment: a release that began meanwhile makes the end no loss.
 			lost := h.lost
 			if h.releasing {
 				lost = nil
 			}
 			d.mu.Unlock()
 			if lost != nil {
-				lost(cmp.Or(why(h.token), backend.ReasonEvicted))
+				loss := why(h.token)
+				loss.Reason = cmp.Or(loss.Reason, backend.ReasonEvicted)
+				lost(loss)
 			}
 		}
 	}
 }
 
-// forced is what ForceRelease leaves in the name's node for its victims. The tokens say whom it was meant for: the
-// next holder of the name, if it is evicted by other means, must not be told the old reason.
+// forced is the record of a ForceRelease in the name's node for its victims. The tokens name the victims: the
+// next holder of the name, if it is evicted by other means, must not get the old reason.
 type forced struct {
 	Token  int64   `json:"token"`
 	Others []int64 `json:"others,omitempty"` // tokens, where it ended several holds
 	Reason string  `json:"reason"`
+	// Who called ForceRelease.
+	By        string `json:"by,omitempty"`
+	Principal string `json:"principal,omitempty"`
 }
 
 // whyGone tells why the node with that token was deleted. The reason is empty if there was no answer soon; the caller
 // then reports the loss without one.
-func (d *Driver) whyGone(ctx context.Context, s *session, path string, token int64) backend.Reason {
+func (d *Driver) whyGone(ctx context.Context, s *session, path string, token int64) backend.Loss {
 	return d.readTrace(ctx, s, parent(path))(token)
 }
 
-// readTrace reads the trace of a ForceRelease, and returns what tells the reason by the token. If the name's node is
+// readTrace reads the trace of a ForceRelease, and returns a function from tokens to reasons. If the name's node is
 // missing too, everything may have been deleted, so the token space is checked first: the reason is then the loss of
-// history. A name whose node was cleaned up, or that carries somebody else's data, gives ReasonEvicted: the node was
+// history. A name whose node was cleaned up, or with foreign data, gives ReasonEvicted: the node was
 // deleted by other means than this package.
-func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(token int64) backend.Reason {
+func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(token int64) backend.Loss {
 	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
 	trace, err := s.read(ctx, dir, false)
@@ -89,17 +94,17 @@ func (d *Driver) readTrace(ctx context.Context, s *session, dir string) func(tok
 	if err == nil && json.Unmarshal(trace.data, &f) != nil {
 		f = forced{} // somebody else's data
 	}
-	return func(token int64) backend.Reason {
+	return func(token int64) backend.Loss {
 		switch {
 		case d.historyLost() != nil:
-			return backend.ReasonHistoryLost
+			return backend.Loss{Reason: backend.ReasonHistoryLost}
 		case errors.Is(err, errSessionLost):
-			return s.reason()
+			return backend.Loss{Reason: s.reason()}
 		case err == nil && (f.Token == token || slices.Contains(f.Others, token)):
-			return backend.ReasonForceReleased
+			return backend.Loss{Reason: backend.ReasonForceReleased, Text: f.Reason, By: f.By, Principal: f.Principal}
 		case err == nil, errors.Is(err, zk.ErrNoNode):
-			return backend.ReasonEvicted
+			return backend.Loss{Reason: backend.ReasonEvicted}
 		}
-		return ""
+		return backend.Loss{}
 	}
 }

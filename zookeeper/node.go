@@ -1,4 +1,4 @@
-// This file maps names, requests and grants to nodes and back. Everything that is stored has its form here: the paths,
+// This file maps names, requests and grants to nodes and back. It defines all stored forms: the paths,
 // the names of entries, their content, and the incarnation of a grant. It does no I/O.
 
 package zookeeper
@@ -22,17 +22,17 @@ import (
 //
 //	/fencelock                         the token space
 //	/fencelock/lock:orders%2F7         why a hold was taken away last
-//	/fencelock/lock:orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…","hold":"…"}
+//	/fencelock/lock:orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…","hold":"…","nonce":"…"}
 //
 // The mark before the name is the boundary of a prefix: no part of one starts with it, so that no name of one prefix
-// is part of another prefix. What the request asks for, if it is not an exclusive hold, stands in the node's name,
+// is part of another prefix. The kind of the request, unless it is an exclusive hold, stands in the node's name,
 // too: see kind.go.
 
 // nameMark starts the nodes of names. checkOptions refuses it in prefixes.
 const nameMark = "lock:"
 
 // escape returns the name's node, without its mark. It leaves only letters, digits, - and _ as they are, so that
-// nothing is left which ZooKeeper refuses or reads as a path, and no two names have one node.
+// no character is left that ZooKeeper refuses or reads as part of a path, and no two names have one node.
 func escape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -76,7 +76,7 @@ type entry struct {
 }
 
 // entryOf reads the name of a node, and is false for foreign nodes beside ours. It is called for every entry of every
-// queue that is read, so that it makes one allocation, for the path; the request id is a part of that.
+// queue read, so that it makes one allocation, for the path; the request id is a part of that.
 func entryOf(dir, node string) (entry, bool) {
 	name, number, ok := strings.Cut(node, ".")
 	n, err := strconv.ParseInt(number, 10, 32)
@@ -88,7 +88,7 @@ func entryOf(dir, node string) (entry, bool) {
 		return entry{}, false
 	}
 	path := dir + "/" + node
-	// So that an entry which is kept keeps nothing else of the queue.
+	// So that a kept entry does not keep the rest of the queue.
 	id = path[len(dir)+1:][:len(id)]
 	return entry{path: path, requestID: id, Use: u, number: int32(n)}, true
 }
@@ -150,11 +150,21 @@ type value struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Try      bool              `json:"try,omitempty"`   // an attempt that does not wait
 	Token    int64             `json:"token,omitempty"` // of a node that moved to another session; 0: its czxid
+	Nonce    string            `json:"nonce,omitempty"` // Grant.Nonce; empty from clients before 2026-11-25
 }
 
-// valueOf returns what a new node of a request says. It has no token: that is the node's zxid, which nobody knows yet.
+// nonce returns Grant.Nonce of the hold. It is zero if an earlier version made or moved the node.
+func (v value) nonce() fencing.Nonce {
+	n, _ := fencing.ParseNonce(v.Nonce) // zero if it is not one
+	return n
+}
+
+// valueOf returns the content of a new node of a request. It has a new nonce, and no token: that is the node's zxid,
+// which nobody knows yet.
 func valueOf(r backend.Request) value {
-	return value{Format: 1, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata, Try: !r.Wait}
+	return value{
+		Format: 1, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata, Try: !r.Wait, Nonce: fencing.NewNonce().String(),
+	}
 }
 
 // encode returns the JSON of a value.
@@ -166,7 +176,7 @@ func (v value) encode() ([]byte, error) {
 	return text, nil
 }
 
-// decode reads the content of a node that was created by czxid. What cannot be read, such as a later format or
+// decode reads the content of a node that was created by czxid. Unreadable content, such as a later format or
 // somebody else's text, is shown without an owner and counts in the queue all the same.
 func decode(data []byte, czxid int64) value {
 	var v value
@@ -179,12 +189,12 @@ func decode(data []byte, czxid int64) value {
 	return v
 }
 
-// incarnation names one hold for ever: the node and its token. Grants carry it, and pathOf reads it back, so that the
-// driver needs no table to find the node of a grant from another process.
+// incarnation identifies one hold for all time: the node and its token. Grants carry it, and pathOf reads it back, so
+// that the driver needs no table to find the node of a grant from another process.
 func incarnation(node string, token int64) string { return node + "/" + strconv.FormatInt(token, 10) }
 
 // pathOf returns the node that a grant stands on, and its token. It is false for a grant made by Request.Grant, which
-// names a request only, and for one whose parts contradict each other.
+// names a request only, and for a grant with contradictory parts.
 func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	node, number, ok := strings.Cut(g.Incarnation, "/")
 	if !ok {
@@ -196,9 +206,8 @@ func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	return e.path, token, ok && err == nil && e.requestID == g.RequestID && e.Use == asked
 }
 
-// tokenOf returns what fences the writes of an entry's holder: the zxid that created it, marked unless the hold is
-// exclusive. The counter in the node's name was rejected as a token: it starts again when a name's node was removed,
-// and wraps.
+// tokenOf returns the token for the writes of an entry's holder: the zxid that created it, marked unless the hold is
+// exclusive. The counter in the node's name is no token: it restarts when a name's node was removed, and wraps.
 func tokenOf(u kit.Use, zxid int64) fencing.Token {
 	if u.Kind != backend.KindExclusive {
 		return fencing.Token(zxid).NotExclusive()
@@ -209,7 +218,7 @@ func tokenOf(u kit.Use, zxid int64) fencing.Token {
 // grantOf returns the grant of a hold, valid from the instant on which the session's proof rests.
 func grantOf(r backend.Request, h *hold) backend.Grant {
 	g := r.Grant()
-	g.Token = tokenOf(kit.UseOf(r), h.token)
+	g.Token, g.Nonce = tokenOf(kit.UseOf(r), h.token), h.nonce
 	g.Incarnation = incarnation(path.Base(h.path), h.token)
 	g.TTL = h.session.ttl
 	g.SentAt = h.session.provedAt()

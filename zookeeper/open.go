@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
@@ -18,18 +19,17 @@ func init() { kit.Register(Open, "zk", "zookeeper", "zks") }
 //	zk://[user:password@]host[:port][,host[:port]…][/chroot][?option=value&…]
 //
 // The scheme zookeeper is the same. The scheme zks, or any of the options ca, cert, key and server-name, selects TLS.
-// Port 2181 is the default; TLS has no port of its own. User and password authenticate with the digest scheme.
-// Options:
+// Port 2181 is the default, also with TLS. User and password authenticate with the digest scheme. Options:
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
 //	prefix          Options.KeyPrefix, /fencelock by default
 //	tick            Options.Tick, the servers' tickTime: 2s by default
-//	timeout         how long to wait for the first connection, 5s by default
+//	timeout         bounds the wait for the first connection, 5s by default
 //
-// It returns when the ensemble has answered, or with an error when the timeout or ctx ends; nothing is left open then.
-// A bad URL is an error that wraps backend.ErrInvalidOption; an ensemble that does not answer, backend.ErrUnavailable;
-// one that lets the user not in, or whose tick is longer, backend.ErrMisconfigured.
+// It returns when the ensemble has answered, or with an error when the timeout or ctx ends; no connection stays open
+// then. Errors wrap backend.ErrInvalidOption for an invalid URL, backend.ErrUnavailable if the ensemble does not
+// answer, and backend.ErrMisconfigured if it refuses the user or has a longer tick.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	addrs, o, timeout, err := parseURL(rawURL)
 	if err != nil {
@@ -38,11 +38,23 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	d := New(addrs, o)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := d.Ping(ctx); err != nil {
+	if err := d.firstPing(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx))
 		return nil, err
 	}
 	return d, nil
+}
+
+// firstPing repeats Ping until ctx ends while servers accept connections and do not answer: a server that has just
+// started on a busy machine takes longer than the attempts of one Ping. A refused connection is an answer.
+func (d *Driver) firstPing(ctx context.Context) error {
+	for {
+		err := d.Ping(ctx)
+		if !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, errNoConnection) ||
+			kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
+			return err
+		}
+	}
 }
 
 var syntax = kit.Syntax{

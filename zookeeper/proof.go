@@ -1,4 +1,4 @@
-// This file is the arithmetic of what a session's answers prove. It does no I/O and reads no clock, so that TestProof
+// This file is the arithmetic of a session's proofs. It does no I/O and reads no clock, so that TestProof
 // checks it with plain numbers.
 //
 // An example with a tick of 2 s: the session was made by a request that was sent at 0 s, and questions are sent at 0.8
@@ -22,30 +22,30 @@ import (
 // An answer alone proves little: a server that was cut off from the leader goes on answering reads until it notices,
 // and a leader that froze while another one was elected goes on answering sync, and letting clients reconnect.
 //
-// The driver therefore asks with a transaction that checks a version and changes nothing. A majority must log it, and
-// the leader refuses it for sessions that have ended. When one that was sent at t is answered, its leader has led until
-// t at least, and everything that the client's server had to tell up to half a tick before t has reached it, on the
-// same stream. A request that was sent at u ≤ t − tick/2 has started the session's time anew, and it lives until u +
-// timeout; a later leader starts the time of all sessions anew. The driver declares a margin of one tick, so that it
-// may report u + tick, and never more than t. While it asks more than twice a tick, that is t.
+// The driver therefore asks with a read-only transaction that checks a version. A majority must log it, and
+// the leader refuses it for sessions that have ended. When a transaction sent at t is answered, its leader has led
+// until t at least, and everything that the client's server had to tell up to half a tick before t has reached it, on
+// the same stream. A request that was sent at u ≤ t − tick/2 has started the session's time anew, and it lives until u
+// + timeout; a later leader starts the time of all sessions anew. The driver declares a margin of one tick, so that it
+// may report u + tick, and never more than t. While it asks more than twice a tick, it reports t.
 type proof struct {
 	tick    time.Duration
 	base    backend.Instant   // the leader has heard of this one
 	touches []backend.Instant // answered requests since, in order
-	proved  backend.Instant   // what may be reported
+	proved  backend.Instant   // the instant to report
 }
 
 // made notes that a majority has agreed to the session, in answer to a request sent at sent.
 func (p *proof) made(sent backend.Instant) { p.base, p.proved = sent, sent }
 
 // reconnected notes that a leader has taken the session's client in, in answer to a request sent at sent. Whether it
-// still led then, only an answer over this connection will tell; so nothing more may be reported yet.
+// still led then, only an answer over this connection will tell; so no later instant may be reported yet.
 func (p *proof) reconnected(sent backend.Instant) {
-	p.base, p.touches = sent, p.touches[:0] // what the server before this one heard may have died with it
+	p.base, p.touches = sent, p.touches[:0] // pings that the previous server heard may have died with it
 }
 
 // answered notes that a majority has answered a request sent at sent, over the present connection. Answers to requests
-// sent before that connection count for nothing here.
+// sent before that connection do not count here.
 func (p *proof) answered(sent backend.Instant) {
 	if sent < p.base {
 		return

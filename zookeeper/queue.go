@@ -1,10 +1,10 @@
-// This file is the wait for one's turn: an entry reads the queue, watches what keeps it waiting, and reads the queue
-// again.
+// This file is the wait for one's turn: an entry reads the queue, watches the entries that keep it waiting, and rereads
+// the queue.
 //
 // The rule of who holds is kit.Blockers. queue applies it to a fresh read; await sleeps until one of the blockers may
 // have gone; watch and lookAt are the two ways to find that out, by the server's notification and by a look at
-// intervals. A notification never grants anything. It only makes the waiter read the queue again, so that a
-// notification that is lost, late, or meant for an earlier state does no harm.
+// intervals. A notification never grants. It only makes the waiter reread the queue, so that a notification that is
+// lost, late, or meant for an earlier state does no harm.
 
 package zookeeper
 
@@ -25,10 +25,10 @@ import (
 // minute, each drawn between three and five quarters of its length so that the waiters of one client do not look
 // together.
 //
-// Watches make this unnecessary as long as none is lost; the contract wants the fallback because notifications do get
-// lost. A look reads the waiter's own node and those that it waits for, and not the queue. The cost of many waiters
-// therefore grows with their number and not with its square: reading the queue each time, 2,000 waiters on one name
-// would each read 2,000 names.
+// Watches make this unnecessary as long as no watch is lost; the contract wants the fallback because notifications do
+// get lost. A look reads the waiter's own node and its blockers, and not the queue. The cost of many waiters therefore
+// grows with their number and not with its square: reading the queue each time, 2,000 waiters on one name would each
+// read 2,000 names.
 const (
 	firstLook = time.Second
 	lookEvery = 30 * time.Second
@@ -40,32 +40,32 @@ var errGone = errors.New("the node of the request is gone")
 // queue waits until no entry before the node of b keeps it waiting, and returns its hold. An attempt without Wait is
 // refused instead (see blocked). Of a node that was found, and not made by this try, only the path is known.
 //
-// What says "held" is the queue, read with the own node in it. That the node is our session's is known without another
+// The queue, read with the own node in it, decides "held". That the node is our session's is known without another
 // request: the session made it under a name that nobody else gives, or the node was read just before. Only the same
 // request, sent by another client, moves it to another session; that session then tells its own client.
 //
-// What stands before a node can only leave, because the server numbers the nodes of a name in the order of their
+// Entries before a node can only leave, because the server numbers the nodes of a name in the order of their
 // creation. A queue that grants therefore goes on granting while the node stands, and no second read is needed to
 // confirm it.
 //
 // The hold is entered before the wait, in Driver.holds: from then on a watch event for the path has somebody to arrive
 // at, and giveUp finds the node.
 func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error) {
-	// From here on the node is known. Its hold is what the watch finds, and what removes the node if we give up.
+	// From here on the node is known. The watch finds its hold, which removes the node if we give up.
 	h := a.d.addHold(s, b.path, b.zxid, nil)
 	a.mine = b.path
-	// A node that was found and not made: read it, for its token, and watch it in the same request.
-	if b.zxid == 0 {
-		if err := a.d.see(ctx, h); err != nil {
-			return h, a.vanished(err)
-		}
+	// A node that was found, not made: read it, for its token and nonce, and watch it in the same request.
+	if b.zxid != 0 {
+		h.nonce = b.nonce
+	} else if err := a.d.see(ctx, h); err != nil {
+		return h, a.vanished(err)
 	}
-	// One wake-up may wait here. More would only repeat it: what follows is a read of everything that matters.
+	// One wake-up may wait here. More would only repeat it: a full read follows.
 	a.wake, a.heard = bell.New(), nil
 	defer func() { s.unlisten(a.heard, a.wake) }()
 	own := entry{path: b.path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
 	nodes := b.queue
-	b.queue = nil // a waiter keeps nothing that grows with the queue
+	b.queue = nil // a waiter's memory does not grow with the queue
 	for first := true; ; first = false {
 		queue := entriesOf(a.dir, nodes)
 		if nodes == nil {
@@ -85,7 +85,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 		if at < 0 || h.isGone() {
 			return h, a.vanished(zk.ErrNoNode)
 		}
-		// What looks like an entry and is none stands in nobody's way.
+		// A foreign node that looks like an entry does not block.
 		front := slices.DeleteFunc(queue[:at], func(e entry) bool { return a.foreign[e.path] })
 		block := slices.Clone(blockers(front, own))
 		if len(block) == 0 {
@@ -95,7 +95,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 		if err := a.blocked(ctx, s, h, front, block, own); err != nil {
 			return h, a.vanished(err)
 		}
-		// Whatever woke us: what counts is the state, read with our own node in it.
+		// After any wake-up only the state counts, read with our own node in it.
 	}
 }
 
@@ -114,7 +114,7 @@ func (a *attempt) vanished(err error) error {
 // so that the deletion is not told to the caller as a loss.
 func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) (*hold, error) {
 	a.d.setReleasing(h)
-	s.Add(1) // the next hold has a user of its own
+	s.Add(1) // the next hold counts as another user
 	next, err := a.resume(ctx, s, same)
 	if next == nil {
 		s.Leave(1)
@@ -124,14 +124,14 @@ func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) 
 	return next, err
 }
 
-// setReleasing marks a hold as one that the driver itself gives up: its end is no loss and is told to nobody.
+// setReleasing marks a hold as released by the driver itself: its end is no loss and is not reported.
 func (d *Driver) setReleasing(h *hold) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h.releasing = true
 }
 
-// await returns nil when one of some entries before ours may have gone, and the queue should be read again. The error
+// await returns nil when one of some entries before ours may have gone, and the queue should be reread. The error
 // is zk.ErrNoNode if our own node has gone, errSessionLost if the session has ended, or the end of ctx.
 //
 // It owns one timer, which it stops when it returns, and no goroutine: the library's event callback fills a.wake,
@@ -154,8 +154,8 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 		case <-a.wake:
 			return nil
 		case <-look.C:
-			// Our server has told all it knows. That it knows what the leader knows, the session's proofs see to; a
-			// watch that is lost shows in the state.
+			// Our server has reported all it knows. The session's proofs make sure that it knows the leader's state; a
+			// lost watch shows in the state.
 			gone, err := a.look(ctx, s, h, some)
 			if err != nil || gone {
 				return err
@@ -193,7 +193,7 @@ func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed 
 	return changed, err
 }
 
-// lookAtNodes is how many entries a waiter looks at one by one. A waiter for permits may wait for many more: beyond
+// lookAtNodes bounds the entries that a waiter looks at one by one. A waiter for permits may wait for many more: beyond
 // this it reads the whole queue, in one request.
 const lookAtNodes = 16
 
@@ -201,8 +201,8 @@ const lookAtNodes = 16
 // the watch on our own node: most waits end before, so that a watch set at the start would cost every waiter a request
 // for the few who wait for a second.
 //
-// A lost connection is no answer. The place in the queue is kept as long as the session lives, and the next look asks
-// again.
+// A lost connection is no answer. The place in the queue is kept as long as the session lives, and the next look
+// repeats the question.
 func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (gone bool, err error) {
 	if gone, err = a.lookAt(ctx, s, some); err == nil {
 		err = a.d.see(ctx, h)

@@ -110,10 +110,10 @@ func queued(ctx context.Context, d *zookeeper.Driver, name string) error {
 	}
 }
 
-// TestPausedWaiterHoldsNothing stops a waiting process for longer than its session lasts, while the lock goes on to
+// TestPausedWaiterIsNotGranted stops a waiting process for longer than its session lasts, while the lock goes on to
 // somebody else. The client library's own Lock says "acquired" in such a waiter when it has several addresses: what it
 // asked before the pause is sent on a new session.
-func TestPausedWaiterHoldsNothing(t *testing.T) {
+func TestPausedWaiterIsNotGranted(t *testing.T) {
 	t.Parallel()
 	rounds := 4
 	if text := os.Getenv("FENCELOCK_ROUNDS"); text != "" {
@@ -216,7 +216,7 @@ func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 	lost := make(chan backend.Reason, 4)
 	r := request("lost", false)
 	r.TTL = ttl
-	r.Lost = func(reason backend.Reason) { lost <- reason }
+	r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 	g := take(t, victim, r)
 	link.Hold(fault.Both)
 	next := take(t, rival, request("lost", true))
@@ -295,7 +295,7 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 	rival := driver(t, server.Addr())
 	lost := make(chan backend.Reason, 4)
 	r := request("closed", false)
-	r.Lost = func(reason backend.Reason) { lost <- reason }
+	r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 	g := take(t, victim, r)
 	id, password := b.session() // the waiter may get another one
 	blocking := take(t, rival, request("waited for", false))

@@ -1,5 +1,5 @@
-// This file decides who is refused: an attempt without Wait behind somebody else, and a request that does not go with
-// what the name is in use for.
+// This file decides who is refused: an attempt without Wait behind another entry, and a request that does not go with
+// the present use of the name.
 //
 // The difficulty is that every request makes its node before it knows whether it is refused, so that entries stand in
 // the queue which are about to leave. Only an entry that stays may refuse another one.
@@ -10,8 +10,8 @@
 // second one must not be refused: it waits for the writer's node to go, and holds. With the plain rule of the queue it
 // would be refused now and then, in a name that only readers hold (refusedAttemptsRefuseNobody in the tests).
 //
-// blocked sorts what stands in front into firm entries, which hold or wait, and passing ones, which are refused
-// themselves. What refuses ours must be firm. Where the queue cannot tell, because an entry of an attempt may have
+// blocked sorts the entries in front into firm ones, which hold or wait, and passing ones, which are refused
+// themselves. Only a firm entry refuses ours. Where the queue cannot tell, because an entry of an attempt may have
 // been granted and may have gone since, the own node is removed first and the leader is asked whether the other one
 // stays.
 
@@ -20,7 +20,6 @@ package zookeeper
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -30,12 +29,12 @@ import (
 )
 
 // passTime bounds how long an attempt waits, over all of its tries, for others that are refused and remove their
-// entries. They need one round trip for that. One that stands for longer belongs to a client that has died, and its
+// entries. They need one round trip for that. An older one belongs to a client that has died, and its
 // entry stays until the session expires, up to 20 ticks later: the attempt is then refused because of it, instead of
 // waiting for so long.
 const passTime = time.Second
 
-// read reads an entry. It is false if the entry has gone, or was none: a foreign node is not ephemeral, whatever its
+// read reads an entry. It is false if the entry has gone, or was foreign: a foreign node is not ephemeral, whatever its
 // name.
 func (a *attempt) read(ctx context.Context, s *session, e entry) (node found, ok bool, err error) {
 	node, err = s.get(ctx, e.path, false)
@@ -51,9 +50,9 @@ func (a *attempt) read(ctx context.Context, s *session, e entry) (node found, ok
 	return node, true, nil
 }
 
-// noteForeign remembers a node that looks like an entry and is none, so that the attempt does not read it again at
-// each turn. Somebody's persistent node in the place of an entry would otherwise close the name for ever, since nobody
-// removes it (clause N4).
+// noteForeign remembers a foreign node that looks like an entry, so that the attempt does not reread it at each turn. A
+// persistent node in the place of an entry would otherwise close the name indefinitely, since nobody removes it (clause
+// N4).
 func (a *attempt) noteForeign(e entry) {
 	if a.foreign == nil {
 		a.foreign = map[string]bool{}
@@ -72,20 +71,20 @@ func (a *attempt) first(ctx context.Context, s *session, front []entry) (held, b
 	return held{}, false, nil
 }
 
-// blocked is called for an attempt whose entry, own, is kept waiting by block, which is part of front. It returns nil
-// when the queue must be read again. Otherwise it removes the entry and says why the attempt is refused: it does not
+// blocked is called for an attempt with an entry, own, that block, a part of front, keeps waiting. It returns nil when
+// the queue must be reread. Otherwise it removes the entry and returns the reason of the refusal: it does not
 // wait, or the name is in use for something else.
 //
-// The entry that refuses ours may itself belong to an attempt that is about to leave, and then is no reason. Where the
+// The entry that refuses ours may itself belong to an attempt about to leave, and then is no reason. Where the
 // queue shows that it was never granted, blocked waits until it has gone (letPass). Where it may have left because of
 // a holder who has gone since, blocked looks whether it stays (stay), and removes our own node first, so that it
 // stands in nobody's way meanwhile.
 //
-// errGone with a.held set means that the reason has gone while we looked: try again, and if the tries are used up, say
+// errGone with a.held set means that the reason has gone while we looked: retry, and if the tries are used up, say
 // who held the name last.
 func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block []entry, own entry) error {
 	odd := slices.ContainsFunc(front, func(e entry) bool { return !e.Mixes(own.Use) })
-	// The usual wait: everything in front goes with what is asked for.
+	// The usual wait: all entries in front go with the request.
 	if a.r.Wait && !odd {
 		return a.await(ctx, s, h, block)
 	}
@@ -93,15 +92,15 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 	if err != nil || !ok {
 		return err
 	}
-	// Begin with the first entry alone: if it refuses ours by itself, nobody else needs to be read.
+	// Begin with the first entry alone: if it alone refuses ours, no other entry needs to be read.
 	firm, sure, why := []entry{first.entry}, false, heldError(a.r.Name, first)
 	refused := func(by []entry) bool { return len(blockers(by, own)) > 0 }
 	switch {
 	case !first.Mixes(own.Use):
-		// What the first entry is for tells what the name is in use for. Others that do not go with ours do not go
+		// The kind of the first entry is the use of the name. Others that do not go with ours do not go
 		// with the first one either, and are refused themselves. Until they have gone they stand in the way: the first
 		// one may go before they look.
-		why, refused = mismatchError(first), func(by []entry) bool { return len(by) > 0 }
+		why, refused = mismatchError(a.r.Name, first), func(by []entry) bool { return len(by) > 0 }
 	case a.r.Wait:
 		return a.await(ctx, s, h, block)
 	case refused(firm):
@@ -141,8 +140,8 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 
 // sift divides the entries behind the first one into firm and passing ones, and stops as soon as the firm ones are
 // reason enough to refuse ours. Firm entries hold, as far as the queue tells, or wait, and nobody overtakes them.
-// Passing entries will be refused and leave. Only entries that are blocked are read, since the others hold whatever
-// they asked for; so the usual queue, of one holder or of readers, costs no request here.
+// Passing entries will be refused and leave. Only blocked entries are read, since the others hold in any case; so the
+// usual queue, of one holder or of readers, costs no request here.
 func (a *attempt) sift(
 	ctx context.Context, s *session, first entry, behind []entry, refused func([]entry) bool,
 ) (firm, passing []entry, err error) {
@@ -162,7 +161,7 @@ func (a *attempt) sift(
 				continue
 			}
 		}
-		// Reason enough; what stands behind changes nothing.
+		// Reason enough; later entries do not change the answer.
 		if firm = append(firm, e); refused(firm) {
 			break
 		}
@@ -190,7 +189,7 @@ func (a *attempt) letPass(ctx context.Context, s *session, h *hold, passing []en
 	return false, err
 }
 
-// stay returns those of some entries that the leader still knows. The proof makes the session's server as new as the
+// stay returns the entries that the leader still knows. The proof makes the session's server as new as the
 // leader, so that a removal which is done is seen.
 func (a *attempt) stay(ctx context.Context, s *session, some []entry) ([]entry, error) {
 	if err := s.prove(ctx, a.d.clock.Now()); err != nil {
@@ -206,11 +205,7 @@ func heldError(name string, first held) error {
 	return &backend.HeldError{Name: name, Holder: first.Owner, HoldID: first.HoldID}
 }
 
-// mismatchError tells what a name is in use for, and by whom if its entry says so.
-func mismatchError(by held) error {
-	err := fmt.Errorf("%w: %v", backend.ErrLimitMismatch, by.Use)
-	if by.Owner != "" {
-		err = fmt.Errorf("%w, by %s", err, by.Owner)
-	}
-	return err
+// mismatchError names the present use of a name, and the user if the entry names it.
+func mismatchError(name string, by held) error {
+	return &backend.LimitError{Name: name, Kind: by.Kind, Limit: by.Limit, Holder: by.Owner}
 }

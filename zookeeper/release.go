@@ -1,32 +1,34 @@
-// This file gives holds back. A hold of this client is deleted on its own session by one request. A hold that another
-// session has, and a request whose outcome nobody knows, are looked for first, on a session whose server has been
-// brought up to the leader's state: a deletion by path alone could meet the next hold at an equal path, or miss a
-// creation that is still under way.
+// This file releases holds. A hold of this client is deleted on its own session by one request. A hold of another
+// session, and a request with an unknown outcome, are looked up first, on a session with a server that has been brought
+// up to the leader's state: a deletion by path alone could meet the next hold at an equal path, or miss a creation that
+// is still under way.
 
 package zookeeper
 
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Release removes the node of a hold if it still is the one that was granted: token and request id must match, so that
-// a release which is delivered late, or sent twice, never ends a later hold. With a grant that Request.Grant made it
-// removes whatever that request has, its hold or its place in the queue.
+// Release removes the node of a hold if it is still the granted one: token and request id must match, so that a
+// release which is delivered late, or sent twice, never ends a later hold. With a grant that Request.Grant made it
+// removes the hold of that request, or its place in the queue.
 //
-// It returns when a majority has the deletion. What is not there is backend.ErrNotHeld, with the reason if a
+// It returns when a majority has the deletion. A missing node is backend.ErrNotHeld, with the reason if a
 // ForceRelease left one; a deletion that was sent and not answered before ctx ended is ErrUnknown, and may be
 // repeated. Release is safe for concurrent use and beside Renew of the same grant.
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, notHeld(g, d.release(ctx, g)))
 }
 
-// release is Release without the name of the call. Whatever an earlier acquire of the same request left is this call's
-// to remove from here on (adopt).
+// release is Release without the name of the call. From here on it has to remove the leftovers of an earlier acquire of
+// the same request (adopt).
 func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	if g.Kind > backend.KindPermits || g.Hierarchical {
 		return backend.ErrUnsupported
@@ -58,8 +60,8 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return d.releaseAt(ctx, g, path, token)
 }
 
-// releaseHold deletes a node that we know to be ours, because its watch has said nothing else. If the request fails in
-// a way that may have left the node, the hold stays marked as releasing: the session lives on, and a repeated call
+// releaseHold deletes a node that we know to be ours, because its watch has not fired. If the server refuses
+// that, the node is disowned. If ctx ends before the answer, the hold stays marked as releasing, and a repeated call
 // finds it.
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
 	d.setReleasing(h)
@@ -76,15 +78,69 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	case errors.Is(err, zk.ErrNoNode):
 		return d.bury(ctx, h, g.Name)
 	}
-	return err // or the node may stand: the session lives on, and the call may be repeated
+	// The node may stand, and the call may be repeated.
+	if err != nil && ctx.Err() == nil {
+		d.disown(h.session, h.path, h)
+	}
+	return err
 }
 
-// bury forgets a hold whose node was deleted, and returns the answer for its holder: not held, with the reason that
+// disown forgets a node that the server refused to delete, and its hold, if it has one. The session takes no new holds
+// and ends with the last of the others, since an ephemeral node cannot change its owner and stay the same; until then it
+// deletes the node as soon as the server allows that.
+func (d *Driver) disown(s *session, path string, h *hold) {
+	d.sessions.Abandon(s)
+	d.mu.Lock()
+	s.disowned = append(s.disowned, path)
+	first := len(s.disowned) == 1
+	d.mu.Unlock()
+	d.dropHold(h)
+	if first {
+		d.background(s.removeDisowned)
+	}
+}
+
+// forbidden reports whether the server answered that it does not delete a node that may stand.
+func forbidden(err error) bool {
+	return err != nil && !transient(err) && !isOneOf(err, zk.ErrNoNode, backend.ErrHistoryLost, backend.ErrClosed)
+}
+
+// removeDisowned deletes the disowned nodes, each at least four times per TTL, until the list is empty or the session,
+// and the nodes with it, has ended. A node that a repeated acquire has found is no longer disowned. There is one such
+// goroutine for a session; it ends with Close, too.
+func (s *session) removeDisowned() {
+	d := s.d
+	for kit.Sleep(d.ctx, s.ttl/4) == nil && !s.Ended() {
+		d.mu.Lock()
+		paths := slices.Clone(s.disowned)
+		d.mu.Unlock()
+		removed := map[string]bool{}
+		for _, path := range paths {
+			if d.known(path) {
+				removed[path] = true
+				continue
+			}
+			ctx, cancel := context.WithTimeout(d.ctx, s.ttl/4)
+			err := s.remove(ctx, path)
+			cancel()
+			removed[path] = err == nil || errors.Is(err, zk.ErrNoNode)
+		}
+		d.mu.Lock()
+		s.disowned = slices.DeleteFunc(s.disowned, func(path string) bool { return removed[path] })
+		left := len(s.disowned)
+		d.mu.Unlock()
+		if left == 0 {
+			return
+		}
+	}
+}
+
+// bury forgets a hold with a deleted node, and returns the answer for its holder: not held, with the reason that
 // can be found.
 func (d *Driver) bury(ctx context.Context, h *hold, name string) error {
-	reason := d.whyGone(ctx, h.session, h.path, h.token)
+	loss := d.whyGone(ctx, h.session, h.path, h.token)
 	d.dropHold(h)
-	return &backend.NotHeldError{Name: name, Reason: reason}
+	return loss.NotHeld(name)
 }
 
 // releaseAt deletes the node of a hold that another session has, or had: another client of the same request, or an
@@ -99,19 +155,20 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	node, err := s.get(ctx, path, false)
 	switch {
 	case errors.Is(err, zk.ErrNoNode), err == nil && (node.Token != token || node.stat.EphemeralOwner == 0):
-		return &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, s, path, token)}
+		loss := d.whyGone(ctx, s, path, token)
+		return loss.NotHeld(g.Name)
 	case err != nil:
 		return err
 	}
 	return s.remove(ctx, path)
 }
 
-// removeRequest deletes whatever a request has left, and returns zk.ErrNoNode if there is nothing. It looks on the
-// session on which an attempt was given up, if that is known: what was sent on that session before has been done, or
-// never will be, so that a node cannot appear after the look. On any other session it could: a creation that a slow
-// server still has would be carried out after the look, and close the name.
+// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. It looks on the session
+// of the abandoned attempt, if that is known: that session's earlier requests have been done, or never will be, so that
+// a node cannot appear after the look. On any other session it could: a creation that a slow server still has would be
+// carried out after the look, and close the name.
 //
-// A hold of ours among the nodes is dropped with its node. Its holder asked for that, and is not told of a loss.
+// A hold of ours among the nodes is dropped with its node. Its holder asked for that, and gets no loss.
 func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *leftover) error {
 	s, err := d.proven(ctx, left)
 	if err != nil {
@@ -130,6 +187,9 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 		case err == nil:
 			none = nil
 		case !errors.Is(err, zk.ErrNoNode):
+			if h != nil && forbidden(err) {
+				d.disown(h.session, e.path, h)
+			}
 			return err
 		}
 		d.dropHold(h)
@@ -137,7 +197,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	return none
 }
 
-// sessionOf returns the session on which a leftover may stand, or any session if that one has ended or none is known,
+// sessionOf returns the session on which a leftover may stand, or any session if that one has ended or is unknown,
 // and counts one more user of it.
 func (d *Driver) sessionOf(ctx context.Context, left *leftover) (*session, error) {
 	if left != nil {

@@ -1,5 +1,5 @@
 // This file prolongs holds. A hold lives as long as its session, so that a renewal is a proof of the session
-// (keepalive.go) and the certainty that the node is still there. The second costs nothing while the connection stands:
+// (keepalive.go) and the certainty that the node is still there. The second is free while the connection stands:
 // a node that was deleted before the leader answered the proof has been reported by its watch before that answer, on
 // the same stream. After a reconnect that no longer holds for what happened in between, and every hold is read once
 // over the new connection.
@@ -16,16 +16,16 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew prolongs grants to their full TTL, and answers for each of them, in order. All grants of one TTL cost one
-// request, which proves their session, or none if a proof is recent. After a reconnect each of them is read once, all
-// side by side.
+// Renew prolongs grants to their full TTL, and returns a result for each of them, in order. All grants of one TTL
+// cost one request, which proves their session, or no request if a proof is recent. After a reconnect each of them is
+// read once, all concurrently.
 //
 // A grant with a longer TTL than its session's moves to the session of that TTL, by one transaction for each; token
-// and place in the queue stay. One with a shorter TTL stays where it is: a renewal never shortens a hold.
+// and place in the queue stay. A grant with a shorter TTL stays on its session: a renewal never shortens a hold.
 //
-// A hold that is gone is a *backend.NotHeldError with the reason and is never made again. Everything else, such as a
-// lost connection, is ErrUnavailable or ErrUnknown and says nothing about the hold; the grant's validity stays what it
-// was. Renew returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
+// A missing hold is a *backend.NotHeldError with the reason and is never recreated. Any other failure, such as a
+// lost connection, is ErrUnavailable or ErrUnknown: the hold may still exist, and its validity does not change. Renew
+// returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	ctx, end, err := d.begin(ctx)
@@ -66,17 +66,17 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return out
 }
 
-// renewOn renews the grants whose indexes are in members, all on session s. It writes out only at these indexes, so
+// renewOn renews the grants at the indexes in members, all on session s. It writes out only at these indexes, so
 // that the goroutines of one Renew need no mutex.
 //
 // The order matters. The proof comes first; then each hold is asked whether its watch has fired. A deletion that the
 // leader carried out before it answered the proof was told to this client before that answer, on the same connection,
-// and the library handles messages in their order. So a hold that is still there after the proof was there when the
+// and the library handles messages in their order. So a hold that exists after the proof existed when the
 // leader answered. A hold that was last seen over an earlier connection lacks that certainty and is read.
 func (d *Driver) renewOn(
 	ctx context.Context, s *session, grants []backend.Grant, holds []*hold, members []int, out []backend.Renewal,
 ) {
-	// One answer for all: without a proof nothing is known of any of them.
+	// One answer for all: without a proof the state of all of them is unknown.
 	if err := s.proveRenewal(ctx); err != nil {
 		for _, i := range members {
 			if out[i].Err = err; errors.Is(err, errSessionLost) {
@@ -92,7 +92,7 @@ func (d *Driver) renewOn(
 	for _, i := range members {
 		h := holds[i]
 		d.mu.Lock()
-		// What the watch has said, and over which connection it could have.
+		// Whether the watch has fired, and its connection.
 		seen, gone := h.link, h.isGone()
 		d.mu.Unlock()
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
@@ -133,7 +133,7 @@ func (s *session) proveRenewal(ctx context.Context) error {
 }
 
 // renewElsewhere renews a grant that has no hold here (it was granted to another process, or moved away) or that asks
-// for a longer TTL than its session has: its node moves to the session of the TTL that is asked for.
+// for a longer TTL than its session has: its node moves to the session of the requested TTL.
 func (d *Driver) renewElsewhere(
 	ctx context.Context, g backend.Grant, h *hold, path string, token int64,
 ) backend.Renewal {
@@ -151,7 +151,8 @@ func (d *Driver) renewElsewhere(
 			s.Leave(1)
 		}
 		if errors.Is(err, zk.ErrNoNode) || errors.Is(err, errGone) {
-			err = &backend.NotHeldError{Name: g.Name, Reason: d.whyGone(ctx, s, path, token)}
+			loss := d.whyGone(ctx, s, path, token)
+			err = loss.NotHeld(g.Name)
 			d.dropHold(h)
 		}
 		return backend.Renewal{Err: err}
@@ -177,7 +178,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 	case node.Token != token || node.stat.EphemeralOwner == 0:
 		return nil, zk.ErrNoNode
 	}
-	var lost func(backend.Reason)
+	var lost func(backend.Loss)
 	releasing := false
 	// A hold of ours: its holder's callback moves along.
 	if h != nil {

@@ -12,7 +12,7 @@ import (
 
 // A session is proved at "/", which not every user may read: that it is refused was agreed to by a majority all the
 // same.
-func TestRootThatMayNotBeRead(t *testing.T) {
+func TestUnreadableRoot(t *testing.T) {
 	t.Parallel()
 	server := containers.ZooKeeper(t)
 	admin := newAdmin(t, server.Addr())

@@ -1,11 +1,11 @@
 // This file makes and ends ZooKeeper sessions. A session is the unit of everything: it owns the ephemeral nodes, its
-// timeout is the TTL, and its end is the only way in which the service takes a hold back by itself.
+// timeout is the TTL, and only its end lets the service end a hold without a request.
 //
 // A session moves through these states, and never back: blank (newSession), connecting (connect, from which on the
 // library's goroutines run), usable (create has checked the tick, the members and the token space), ended (end, for
 // any reason), and closed (closeAfterEnd). One ends for good; the next acquire makes another. The client library would
-// go on with a new session on the same connection, and send there what was asked on the old one, so that a waiter who
-// was frozen is granted a lock that it does not hold (TestPausedWaiterHoldsNothing). dial in wire.go therefore refuses
+// go on with a new session on the same connection, and send the old session's requests there, so that a waiter that
+// was frozen is granted a lock that it does not hold (TestPausedWaiterIsNotGranted). dial in wire.go therefore refuses
 // every connection after the end.
 //
 // kit.Sessions keeps which session a slot uses, and who uses it.
@@ -31,7 +31,7 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// session is one ZooKeeper session on a connection of its own. All holds and waiters of one slot share it.
+// session is one ZooKeeper session on its own connection. All holds and waiters of one slot share it.
 //
 // Its goroutines, besides the library's own: closeAfterEnd runs from connect until everything has ended, and Close
 // waits for it through Driver.ending; keepAlive runs while the session is usable; ask runs for each proof and one
@@ -44,19 +44,21 @@ type session struct {
 	// Set by connect, before any request is made.
 	conn *zk.Conn
 
-	shook chan struct{} // closed when a server has made the session, or refused to, or none could be reached
+	shook chan struct{} // closed when a server has made the session or refused it, or no server could be reached
 
-	probe bool // it claims to have seen nothing, and asks for the shortest timeout that the server grants
+	probe bool // it claims no zxid, and asks for the shortest timeout that the server grants
 
 	// dialing bounds everything that makes connections. end cancels it, also for a session that was never made.
 	dialing  context.Context // ends with the session
 	stopDial context.CancelFunc
 
-	// What is under way on the session, for closeAfterEnd, slotFor and do.
+	// The requests under way on the session, for closeAfterEnd, slotFor and do.
 	calls   sync.WaitGroup // requests under way
 	busy    atomic.Int32   // how many
 	written atomic.Int64   // requests that left, pings aside
 	zxid    atomic.Int64   // of the last reply; see also Driver.zxid
+
+	disowned []string // paths of nodes that removeDisowned deletes; protected by Driver.mu
 
 	// Set before shook is closed.
 	id  int64
@@ -70,17 +72,17 @@ type session struct {
 	usable  bool
 
 	// The connection. up is closed when a connection stands, and replaced under mu when it is lost, so that await can
-	// wait for it without a mutex. link counts connections: what was seen over an earlier one is looked at again.
+	// wait for it without a mutex. link counts connections: nodes seen over an earlier one are reread.
 	wire *wire // the present connection
 	up   chan struct{}
 	isUp bool
 	link int
 
-	missing  map[string]bool // what the wire makes in front of the next creation, see makeFirst
+	missing  map[string]bool // the nodes that the wire makes in front of the next creation, see makeFirst
 	failures int             // dials since the last connection
 
 	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
-	// since when renewals wait for a proof, zero if none does.
+	// since when renewals wait for a proof, or zero.
 	proof    proof
 	asking   *question
 	last     backend.Instant
@@ -93,11 +95,11 @@ type session struct {
 // errSessionLost: the session is gone, and with it every node on it.
 var errSessionLost = errors.New("the ZooKeeper session is gone")
 
-// callTime bounds one request that is not bounded more tightly, and the making of a session: what takes longer is tried
-// again, over another connection if there is one.
+// callTime bounds one request that is not bounded more tightly, and the making of a session: a longer one is retried
+// over another connection if there is one.
 const callTime = 3 * time.Second
 
-// slot is the place of a session among those of a driver.
+// slot is the place of a session among a driver's sessions.
 type slot struct {
 	ttl time.Duration
 	n   int // below sessionsPerTTL
@@ -120,7 +122,7 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
 }
 
-// sessionFor returns the session of a slot, and counts one more user of it. It makes one if there is none; others who
+// sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; others who
 // wait for the same slot meanwhile get the same session, or the error with which it failed. If the failure is only the
 // end of this caller's context, they make another one instead of failing for it.
 func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
@@ -148,8 +150,8 @@ func (d *Driver) standing() (found *session) {
 	return found
 }
 
-// anySession returns a session for a call that needs none in particular, and counts one more user of it. If there is
-// none it makes one of 10 s, or of what the servers grant that is next to it.
+// anySession returns any session for a call that does not depend on one, and counts one more user of it. If there is
+// none it makes one of 10 s, or of the nearest TTL that the servers grant.
 func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	if found := d.standing(); found != nil && found.Add(1) {
 		return found, nil
@@ -169,9 +171,9 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	return s
 }
 
-// create makes the session usable, or ends it and returns why: connected and authenticated, on servers whose tick is
-// no longer than Options.Tick, whose members are counted, and whose token space is the one that this driver knows.
-// Only then may anything be granted on it.
+// create makes the session usable, or ends it and returns the reason: connected and authenticated, on servers with a
+// tick no longer than Options.Tick, with counted members, and with the token space that this driver knows. Only then
+// may a hold be granted on it.
 //
 // The whole has callTime. The members are counted and the tick is checked once the session stands, so that a wrong
 // address or password is found before them.
@@ -230,13 +232,13 @@ func (s *session) connect(ctx context.Context) error {
 	if err != nil || s.d.o.User == "" {
 		return err
 	}
-	// The library does this again on every later connection.
+	// The library repeats this on every later connection.
 	return s.run(ctx, func(c *zk.Conn) error {
 		return c.AddAuth("digest", []byte(s.d.o.User+":"+s.d.o.Password))
 	})
 }
 
-// fail ends the making of the session, once: closes shook, or does nothing if that is closed.
+// fail ends the making of the session, once: closes shook, unless it is closed.
 func (s *session) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,7 +248,7 @@ func (s *session) fail(err error) {
 	}
 }
 
-// unmade is the error of a session that did not come to stand in time. Without a connection nothing was sent, which
+// unmade is the error of a session that was not made in time. Without a connection no request was sent, which
 // makes the difference between ErrUnavailable and the bare end of a context.
 func (s *session) unmade(err error) error {
 	s.mu.Lock()
@@ -321,7 +323,7 @@ func (s *session) paceDial() error {
 //
 // A session that the server does not know any more has ended. A timeout below the TTL is refused with ErrInvalidTTL:
 // the servers would end holds before the time that was promised. A longer one than asked for cannot be avoided for a
-// probe, and is how the tick is learnt.
+// probe, and reveals the tick.
 func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
 	// All cases but the last end the session, or keep it from being made.
@@ -358,11 +360,11 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	return nil
 }
 
-// event is called by the library, on the goroutine that reads, in the order of what the server sends. It must not
-// block, and it must not send requests, whose answers that same goroutine would have to read.
+// event is called by the library, on the goroutine that reads, in the order of the server's messages. It must not
+// block, and it must not send requests: the same goroutine would have to read their answers.
 //
-// The states of a connection arrive here too. StateHasSession counts a new link, lets those go who wait for a
-// connection, and asks for a proof, since what was proved before is old by then. StateDisconnected replaces the
+// The states of a connection arrive here too. StateHasSession counts a new link, releases the callers that wait for a
+// connection, and asks for a proof, since earlier proofs are old by then. StateDisconnected replaces the
 // channel for which await waits. A change of the root may mean that everything was deleted, and is looked at in the
 // background. Changes of other nodes wake waiters (wake) and end holds (changed).
 func (s *session) event(e zk.Event) {
@@ -374,7 +376,7 @@ func (s *session) event(e zk.Event) {
 			s.link++
 			close(s.up)
 		}
-		// If made, a reconnection. The holds are read again by their next renewal, since link has changed.
+		// If made, a reconnection. The next renewal rereads the holds, since link has changed.
 		if s.made {
 			s.startAsking()
 		} else {
@@ -406,7 +408,7 @@ func (s *session) connected() bool {
 	return s.isUp
 }
 
-// linkNumber counts the session's connections. What is asked after it was read is answered over that connection or a
+// linkNumber counts the session's connections. A request after its reading is answered over that connection or a
 // later one.
 func (s *session) linkNumber() int {
 	s.mu.Lock()
@@ -414,9 +416,9 @@ func (s *session) linkNumber() int {
 	return s.link
 }
 
-// end declares the session gone and tells every holder on it, with the given reason. Only the first call does
-// anything. It does not wait until the connection is closed: closeAfterEnd does that, woken by Over, because end is
-// called where nothing may block. Holders are told without a mutex held.
+// end declares the session gone and notifies every holder on it, with the given reason. Only the first call has
+// an effect. It does not wait until the connection is closed: closeAfterEnd does that, woken by Over, because end is
+// called where blocking is not allowed. Holders are notified without a mutex held.
 func (s *session) end(reason backend.Reason) {
 	s.fail(errSessionLost)
 	s.mu.Lock()
@@ -431,7 +433,7 @@ func (s *session) end(reason backend.Reason) {
 	}
 	s.stopDial()
 	for _, lost := range s.d.forget(s) {
-		lost(reason)
+		lost(backend.Loss{Reason: reason})
 	}
 }
 
@@ -440,21 +442,30 @@ func (s *session) end(reason backend.Reason) {
 // goroutine that closes conn, and Close of the driver waits for it.
 //
 // A connection that does not stand is closed before: the library's Close asks the server to end the session and would
-// wait for an answer that never comes. Another one may have been opened meanwhile, so that it looks again afterwards.
+// wait for an answer that never comes. Another one may have been opened meanwhile, so it checks for one afterwards.
 // The events are read until the library closes their channel, which is the last thing that it does.
 func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer s.d.ending.Done()
 	<-s.Over()
 	s.mu.Lock()
-	// What the library waits for on a dead connection would hold up its Close.
+	// A pending read on a dead connection would hold up the library's Close.
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()
 	if !up && w != nil {
 		_ = w.Close()
 	}
+	stop := context.AfterFunc(s.d.severed, func() {
+		s.mu.Lock()
+		w := s.wire
+		s.mu.Unlock()
+		if w != nil {
+			_ = w.Close()
+		}
+	})
+	defer stop()
 	s.conn.Close() // waits for the answer, for a second at most
 	s.mu.Lock()
-	// The library may have dialled again meanwhile. After this no connection comes: dial and setWire refuse.
+	// The library may have redialled meanwhile. After this no connection comes: dial and setWire refuse.
 	w = s.wire
 	s.mu.Unlock()
 	if w != nil {

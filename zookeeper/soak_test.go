@@ -44,12 +44,14 @@ func TestSoak(t *testing.T) {
 				_, err := c.HasLeader(ctx, node)
 				return "", err
 			},
-			Leader:    c.Leader,
-			Cut:       c.Cut,
-			Heal:      c.Heal,
-			Said:      c.Said,
-			Leftovers: func() ([]string, error) { return admin.ephemerals("/fencelock") },
-			Logs:      c.Logs,
+			// No RefuseWrites: an ACL refuses no renewal.
+			RefuseRelease: harness(t, dialers["New"], c, c.Endpoints(), nil).Server.RefuseRelease,
+			Leader:        c.Leader,
+			Cut:           c.Cut,
+			Heal:          c.Heal,
+			Said:          c.Said,
+			Leftovers:     func() ([]string, error) { return admin.ephemerals("/fencelock") },
+			Logs:          c.Logs,
 		}
 	})
 }

@@ -54,8 +54,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestTLSThatSaysNothing connects to a peer that accepts and never shakes hands.
-func TestTLSThatSaysNothing(t *testing.T) {
+// TestTLSWithoutHandshake connects to a peer that accepts and never shakes hands.
+func TestTLSWithoutHandshake(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
 	if err != nil {

@@ -449,9 +449,9 @@ func deadHoldersGiveBack(t *testing.T, server *containers.ZooKeeperServer) {
 	const ttl = 3 * containers.ZooKeeperTick
 	for _, r := range []backend.Request{reader("read", false), some("permits", false, 2, 3)} {
 		r.TTL = ttl
-		r.Lost = func(reason backend.Reason) {
-			if reason != backend.ReasonSessionExpired {
-				t.Errorf("reason = %q, want %q", reason, backend.ReasonSessionExpired)
+		r.Lost = func(loss backend.Loss) {
+			if loss.Reason != backend.ReasonSessionExpired {
+				t.Errorf("reason = %q, want %q", loss.Reason, backend.ReasonSessionExpired)
 			}
 			told.Done()
 		}
@@ -501,7 +501,7 @@ func forceReleaseEndsAllHolds(t *testing.T, server *containers.ZooKeeperServer) 
 			for i := range grants {
 				all.Go(func() {
 					r := test.ask(name, false)
-					r.Lost = func(reason backend.Reason) { reasons <- reason }
+					r.Lost = func(loss backend.Loss) { reasons <- loss.Reason }
 					g, err := drivers[i%2].Acquire(soon(t, 30*time.Second), r)
 					if err != nil {
 						t.Errorf("Acquire = %v", err)
@@ -519,7 +519,7 @@ func forceReleaseEndsAllHolds(t *testing.T, server *containers.ZooKeeperServer) 
 				next <- g
 			}()
 			stands(t, drivers[1], name, test.holders, 1)
-			if err := drivers[1].ForceRelease(soon(t, 20*time.Second), name, "test"); err != nil {
+			if err := drivers[1].ForceRelease(soon(t, 20*time.Second), backend.ForceRequest{Name: name, Reason: "test"}); err != nil {
 				t.Fatalf("ForceRelease = %v", err)
 			}
 			for range grants {
@@ -552,7 +552,7 @@ func forceReleaseAmidChange(t *testing.T, server *containers.ZooKeeperServer) {
 	for range 3 {
 		r := reader("change", false)
 		told.Add(1)
-		r.Lost = func(backend.Reason) { told.Done() }
+		r.Lost = func(backend.Loss) { told.Done() }
 		take(t, d, r)
 	}
 	ctx, stop := context.WithCancel(soon(t, time.Minute))
@@ -572,7 +572,7 @@ func forceReleaseAmidChange(t *testing.T, server *containers.ZooKeeperServer) {
 			}
 		})
 	}
-	if err := d.ForceRelease(soon(t, 20*time.Second), "change", "test"); err != nil {
+	if err := d.ForceRelease(soon(t, 20*time.Second), backend.ForceRequest{Name: "change", Reason: "test"}); err != nil {
 		t.Errorf("ForceRelease = %v", err)
 	}
 	stop()

@@ -53,6 +53,7 @@ func TestIdleWaitersReadNoQueue(t *testing.T) {
 			}
 		}
 	}
+	until("list", waiters)              // none has yet to read it first
 	until("watch another's", 2*waiters) // that before it at once, and its own when it looks
 	mu.Lock()
 	clear(asked)

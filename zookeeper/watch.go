@@ -1,9 +1,9 @@
 // This file sets watches: on our own holds, to learn that they were taken away, and on others' entries, to learn that
-// they have gone. What the watches report arrives in session.event.
+// they have gone. Their events arrive in session.event.
 //
 // A hold is watched late. A watch costs one more request in the acquire and a notification when the node is deleted,
 // and most locks are released before they would need either (docs/decisions, the ZooKeeper driver watches a hold
-// late). Until then a hold that is taken away is noticed by its renewal at the latest, which reads every hold without
+// late). Until then the next renewal notices a hold that was taken away, since it reads every hold without
 // a watch.
 
 package zookeeper
@@ -21,11 +21,11 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// watchAfter is how long a node is held before it is watched. A hold that is taken away sooner is told of it after
-// this time instead of at once.
+// watchAfter is the time from a grant until its node is watched. An earlier loss is reported after
+// this time.
 const watchAfter = 200 * time.Millisecond
 
-// watchTime is how long the watch of one node may take before the others go on. It is tried again later.
+// watchTime bounds the watch of one node, before the others go on. It is retried later.
 const watchTime = 500 * time.Millisecond
 
 // unwatched is a hold without a watch, and the instant at which it was entered here.
@@ -35,21 +35,20 @@ type unwatched struct {
 }
 
 // watchLaterLocked lets a node be watched if it still stands a little later. One goroutine does that for all holds of
-// the driver, while there is one without a watch. The caller holds d.mu. A timer for each hold was rejected, as every
-// goroutine or timer per lease is.
+// the driver, while there is one without a watch. The caller holds d.mu. There is no timer or goroutine per hold.
 func (d *Driver) watchLaterLocked(h *hold) {
 	d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
 	d.keepDoingLocked(&d.watching, watchAfter/2, d.takeUnwatched)
 }
 
-// takeUnwatched takes out the holds that are due, and those that were released or watched meanwhile, for
-// keepDoingLocked. The list is in the order of time, so that it stops at the first one that is not due.
+// takeUnwatched removes the due holds, and the ones released or watched meanwhile, for
+// keepDoingLocked. The list is in the order of time, so it stops at the first one not yet due.
 func (d *Driver) takeUnwatched() (work func()) {
 	var due []*hold
 	for len(d.unwatched) > 0 {
 		first := d.unwatched[0]
 		h := first.h
-		// Released, watched or gone meanwhile: nothing to do, and nothing to wait for.
+		// Released, watched or gone meanwhile: drop it.
 		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone() && !h.releasing
 		if wanted && d.clock.Now().Sub(first.at) < watchAfter {
 			break
@@ -87,11 +86,11 @@ func (d *Driver) watchNow(h *hold) {
 
 // see makes sure over the present connection that the node of a hold stands and is its session's; the error is
 // zk.ErrNoNode if not. A node that has no watch gets it in the same request. After a reconnect the library sets its
-// watches again, but says neither when nor whether that worked, so that the node is read. see also learns the token of
+// watches anew, but says neither when nor whether that worked, so the node is read. see also learns the token of
 // a node that this driver found and did not make.
 //
 // The link number is taken before the request: if the connection breaks meanwhile, the read counts for the old one
-// only. If somebody has written into the node meanwhile, the watch may be used up, and the read counts for none.
+// only. If somebody has written into the node meanwhile, the watch may be used up, and the read does not count.
 func (d *Driver) see(ctx context.Context, h *hold) error {
 	d.mu.Lock()
 	watched, written := h.link != 0, h.written
@@ -110,15 +109,15 @@ func (d *Driver) see(ctx context.Context, h *hold) error {
 		h.link = link
 	}
 	if h.token == 0 {
-		h.token = node.Token
+		h.token, h.nonce = node.Token, node.nonce()
 	}
 	return nil
 }
 
-// keepDoingLocked starts a goroutine that calls take again and again, each time after a pause, and does the work that
-// take returns, until take returns none, because nothing is left, or the driver closes. It does nothing while that
-// goroutine runs, which running tells. The caller holds d.mu, and take runs under it: what is entered after take has
-// found nothing left starts the goroutine anew. So there is never more than one, and an idle client has none.
+// keepDoingLocked starts a goroutine that calls take repeatedly, each time after a pause, and does the work that take
+// returns, until take returns nil, because no entry is left, or the driver closes. It has no effect while that
+// goroutine runs, as running says. The caller holds d.mu, and take runs under it: an entry added after take has
+// returned nil starts the goroutine anew. So there is at most one, and an idle client has no such goroutine.
 func (d *Driver) keepDoingLocked(running *bool, pause time.Duration, take func() (work func())) {
 	if *running || d.ctx.Err() != nil {
 		return
@@ -152,7 +151,7 @@ func (s *session) listen(path string, wake bell.Bell) bool {
 }
 
 // unlisten takes a listener back from some nodes. A wake-up that has been sent stays in the channel. The watches at the
-// server stay until they fire; what they report then finds no listener.
+// server stay until they fire; their events then find no listener.
 func (s *session) unlisten(paths []string, wake bell.Bell) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +163,7 @@ func (s *session) unlisten(paths []string, wake bell.Bell) {
 	}
 }
 
-// wake wakes those who listen to a node, without waiting for them. A listener whose channel is full has been woken and
+// wake wakes the listeners of a node, without waiting for them. A listener with a full channel has been woken and
 // has not looked yet, so that it will see this change as well.
 func (s *session) wake(path string) {
 	s.mu.Lock()

@@ -17,7 +17,7 @@ func TestWrittenHoldIsWatchedAgain(t *testing.T) {
 	admin := newAdmin(t, server.Addr())
 	lost := make(chan backend.Reason, 1)
 	r := request("written", false)
-	r.Lost = func(reason backend.Reason) { lost <- reason }
+	r.Lost = func(loss backend.Loss) { lost <- loss.Reason }
 	b := &breaker{requestID: r.RequestID}
 	d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
 	t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })

@@ -1,5 +1,5 @@
 // This file is the connection under the client library (go-zookeeper/zk): the driver's own net.Conn, which reads and
-// rewrites what passes. An acquire of a new name looks like this on it; the library sends and sees only the second
+// rewrites the traffic. An acquire of a new name looks like this on it; the library sends and sees only the second
 // request, as a plain create:
 //
 //	→ createContainer /fencelock/lock:orders          our own, if the node may be missing
@@ -7,12 +7,12 @@
 //	→ getChildren2    /fencelock/lock:orders          our own
 //	← done; the path and the zxid of the entry; the names of all entries
 //
-// What the second and the third are answered reaches the library as one answer, see deliver.
+// The answers to the second and the third reach the library as one answer, see deliver.
 //
-// The library knows no contexts, no create2 and no request that is answered with the zxid of a node; and it treats
-// every connection as good for whatever session comes next. Writing a client of our own was rejected: the protocol is
-// stable and small at this layer (lengths, numbers, zxids), while sessions, watches and reconnection are what the
-// library does well. Nothing here keeps a session alive or decides anything about locks.
+// The library has no contexts, no create2 and no request with the zxid of a node in its answer; and it treats every
+// connection as good for any later session. The driver rewrites instead of replacing it: the protocol is stable and
+// small at this layer (lengths, numbers, zxids), while the library handles sessions, watches and reconnection well.
+// This file does not keep sessions alive or decide about locks.
 //
 // The library calls Write from one goroutine and Read from another. Fields of wire are grouped by which of them uses
 // them; only births are shared, under mu.
@@ -36,10 +36,12 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/fencing"
 )
 
-// wire is a connection to one server. It reads what passes, for what the client library keeps to itself, learns too
-// late or gets wrong:
+// wire is a connection to one server. It reads the traffic, for facts that the client library does not pass on, learns
+// too late or gets wrong:
 //
 //   - the timeout that was granted and the session that goes on, in the server's answer to the connect request;
 //   - the zxid in each reply. The library writes it in one goroutine and reads it in another without care, so that it
@@ -52,21 +54,21 @@ type wire struct {
 	s       *session
 	address string
 	sent    backend.Instant // before the connection was opened
-	zxid    int64           // the last one that the session had seen then
-	seen    int64           // the highest one that the driver had seen then
+	zxid    int64           // the session's last one at that time
+	seen    int64           // the driver's highest one at that time
 
 	// For the goroutine that reads; nobody else touches these.
 	buffer [16 << 10]byte
 
-	// Bytes for the library, and the state of the message that is being read. A message may arrive in any number of
+	// Bytes for the library, and the state of the current message. A message may arrive in any number of
 	// pieces.
-	read   []byte          // what the library has not read yet
+	read   []byte          // bytes that the library has not read yet
 	head   [headBytes]byte // of the server's message
 	have   int             // bytes of head
 	rest   int             // bytes of the message that follow
 	shaken bool
 	ours   bool              // the message is not for the library, or not yet
-	answer func(body []byte) // if not nil, is called with what follows the head
+	answer func(body []byte) // if not nil, is called with the body
 	kept   []byte            // of that
 
 	// For the goroutine that writes.
@@ -77,20 +79,20 @@ type wire struct {
 	births map[int32][]byte
 }
 
-// headBytes is how much of each message counts: length, protocol version, timeout and session id of the first one;
-// length, number, zxid and error of all others.
+// headBytes is the size of the part that the wire reads of each message: length, protocol version, timeout and session
+// id of the first one; length, number, zxid and error of all others.
 const headBytes = 4 + 4 + 4 + 8
 
-// maxHello bounds the answer to the connect request, which has some 40 bytes. More is said only by what is no
+// maxHello bounds the answer to the connect request, which has some 40 bytes. A longer one is not from a
 // ZooKeeper: the first four bytes of an HTTP answer or of a TLS alert, read as a length, are far above.
 const maxHello = 1 << 10
 
-// dial opens a connection for the client library. Once the session has ended there is none any more: the library would
-// make another session on it, and requests of the old one that wait in its queue would be sent there.
+// dial opens a connection for the client library. It fails once the session has ended: the library would make another
+// session on it, and send the queued requests of the old session there.
 //
 // The instant that a proof may rest on is read before the dial, and so are the zxids that the greeting will carry. A
 // dial, with the handshake of TLS, is bounded by a third of the TTL, or by 100 ms for very short ones, and the
-// server's first answer by as much again: so there is time for another server before the session ends.
+// server's first answer by another such time: so there is time for another server before the session ends.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	if err := s.paceDial(); err != nil {
 		return nil, err
@@ -118,7 +120,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 		s.dialFailed(err)
 		return nil, err
 	}
-	// The library would wait ten times longer, and a server that says nothing would keep it from the next one.
+	// The library would wait ten times longer, and an unresponsive server would keep it from the next one.
 	_ = conn.SetReadDeadline(time.Now().Add(timeout))
 	w.Conn = conn
 	if !s.setWire(w) {
@@ -131,6 +133,11 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 // secure puts TLS on a connection, and closes it if the handshake fails. Without a server name in the settings it
 // expects the name that was dialled.
 func secure(ctx context.Context, conn net.Conn, address string, config *tls.Config) (net.Conn, error) {
+	config, err := kit.DialTLS(config)
+	if err != nil {
+		_ = conn.Close() // the reason is err
+		return nil, err
+	}
 	if config.ServerName == "" {
 		config = config.Clone()
 		config.ServerName, _, _ = net.SplitHostPort(address)
@@ -152,8 +159,8 @@ func (w *wire) SetReadDeadline(t time.Time) error {
 	return w.Conn.SetReadDeadline(t)
 }
 
-// Read returns what the server sent. The library reads each message in two small pieces, the wire in large ones of up
-// to 16 KB. That is much of what brought the driver from 0.4 to between 0.6 and 0.75 of the raw rate of create and
+// Read returns the server's bytes. The library reads each message in two small pieces, the wire in large ones of up to
+// 16 KB. That is a large part of the rise from 0.4 to between 0.6 and 0.75 of the raw rate of create and
 // delete (docs/decisions, the ZooKeeper driver watches a hold late).
 func (w *wire) Read(p []byte) (int, error) {
 	for len(w.read) == 0 {
@@ -167,7 +174,7 @@ func (w *wire) Read(p []byte) (int, error) {
 				w.s.turnedAway(w, err)
 			}
 			return 0, err
-		} // else an error comes again
+		} // else the error comes back
 	}
 	n := copy(p, w.read)
 	w.read = w.read[n:]
@@ -177,8 +184,8 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// follow finds the server's messages in what was read, takes the zxids out, and leaves the library what is its own.
-// Messages may begin and end anywhere in p; what is known of an unfinished one stays in head, have and rest. TestWire
+// follow finds the server's messages in p, takes the zxids out, and leaves the rest to the library. Messages may begin
+// and end anywhere in p; the state of an unfinished one stays in head, have and rest. TestWire
 // feeds a conversation in pieces of several sizes, down to single bytes.
 func (w *wire) follow(p []byte) error {
 	for len(p) > 0 {
@@ -223,7 +230,7 @@ func (w *wire) follow(p []byte) error {
 // synchronization in one goroutine and read it in another. Answers to requests of our own, which have numbers that the
 // library never gives, are kept from it.
 func (w *wire) message() error {
-	// The first message has a form of its own.
+	// The first message has its own form.
 	if !w.shaken {
 		if size := binary.BigEndian.Uint32(w.head[:]); size > maxHello {
 			err := errors.New("what listens there is no ZooKeeper, or wants TLS")
@@ -239,7 +246,7 @@ func (w *wire) message() error {
 	refused := binary.BigEndian.Uint32(w.head[16:]) != 0
 	clear(w.head[8:16])
 	w.ours = number < -ownNumbers
-	// A reply, and no event or answer to a ping: those carry no zxid that was given to anything.
+	// A reply, and no event or answer to a ping, which carry no zxid of a change.
 	if (number >= 0 || w.ours) && zxid > 0 {
 		w.s.zxid.Store(zxid)
 		w.s.d.saw(zxid)
@@ -247,7 +254,7 @@ func (w *wire) message() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	// The creation's answer waits for the queue's, which the server sends right behind it. A creation that was refused
-	// has no queue to wait for; the answer to that request finds none and is dropped.
+	// has no queue to wait for; the answer to that request is dropped.
 	number &= math.MaxInt32
 	created, asked := w.births[number]
 	switch {
@@ -268,7 +275,7 @@ func (w *wire) message() error {
 	return nil
 }
 
-// deliver gives the library the answer to a creation, with all that is known of the node in place of its path, for
+// deliver gives the library the answer to a creation, with the known facts of the node in place of its path, for
 // readBirth: the path and, behind a zero byte, which no path has, the zxid that created the node and the answer to the
 // request for the queue. The answer to the creation is the path, and the node's state, which begins with that zxid.
 func (w *wire) deliver(number int32, created, queue []byte) {
@@ -281,14 +288,15 @@ func (w *wire) deliver(number int32, created, queue []byte) {
 	w.read = append(w.read, created...)
 }
 
-// birth is what is known of a node that was created.
+// birth holds the known facts of a created node.
 type birth struct {
 	path  string
-	zxid  int64    // that created it; 0: not known
-	queue []string // the nodes of the name, this one among them; nil if they could not be read
+	zxid  int64         // that created it; 0: not known
+	nonce fencing.Nonce // that it was created with, if zxid is known
+	queue []string      // the nodes of the name, this one among them; nil if they could not be read
 }
 
-// readBirth reads what the library takes for the path of a node that was created, which deliver may have written.
+// readBirth reads the library's path of a created node, which deliver may have written.
 func readBirth(text string) birth {
 	path, rest, more := strings.Cut(text, "\x00")
 	if !more {
@@ -300,7 +308,7 @@ func readBirth(text string) birth {
 }
 
 // readQueue takes the nodes of the name from an answer: their number, and each one's name. All names are parts of the
-// answer, so that a queue of thousands is one allocation. It is nil for what cannot be read, such as an error, and the
+// answer, so that a queue of thousands is one allocation. It is nil for an unreadable answer, such as an error, and the
 // caller asks for the queue.
 func readQueue(answer string) []string {
 	if len(answer) < 4 {
@@ -340,12 +348,12 @@ const (
 	opSetWatches      = 101
 )
 
-// Write sends what the library sends, one request for each call. It counts the requests in session.written, so that
-// one which never left is known to be that.
+// Write sends the library's bytes, one request for each call. It counts the requests in session.written, so that a
+// request that never left is known.
 //
-// The library answers a request with the error of its write, whatever that is, and once more, with ErrConnectionClosed,
+// The library answers a request with the error of its write, and once more, with ErrConnectionClosed,
 // like all others of the connection. It waits until there is room for the second answer, which the authentication on a
-// new connection never has, and dials no more. So a request whose write has failed hears only that its connection is
+// new connection never has, and dials no more. So a request with a failed write only returns that its connection is
 // closed, which callers have to know anyway.
 func (w *wire) Write(p []byte) (int, error) {
 	op, size := int32(0), len(p)
@@ -382,24 +390,24 @@ func (w *wire) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// ownNumbers bounds the numbers of requests whose answers the wire keeps to itself: they are below its negative. The
-// library's own are positive, and the protocol's, such as those of pings, are just below zero.
+// ownNumbers bounds the numbers of requests with answers for the wire only: they are below its negative. The library's
+// own are positive, and the protocol's, such as those of pings, are just below zero.
 const ownNumbers = 1 << 30
 
-// askBirth makes an entry's creation one that is answered with the node's state, and asks for the queue behind it in
+// askBirth rewrites an entry's creation so that its answer has the node's state, and asks for the queue behind it in
 // the same write. The name's node is made in front, where it is missing. The server does all of it in this order,
-// since one session's requests are carried out as they come; so the queue that is read has the new entry in it.
+// since one session's requests are carried out as they come; so the queue read then has the new entry in it.
 func (w *wire) askBirth(p []byte) []byte {
 	number := int32(binary.BigEndian.Uint32(p[4:]))
 	path, _, ok := cutText(p[12:])
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Not understood: the request goes out as it is, and who misses the queue asks for it later.
+	// Not understood: the request goes out unchanged, and the caller asks for the queue later.
 	if !ok || number >= ownNumbers-1 {
 		return p
 	}
 	// The number of our own request is the creation's with the highest bit set: it is negative, so that the library
-	// has none like it, and the answer leads back to the creation.
+	// never uses it, and the answer leads back to the creation.
 	w.births[number] = nil
 	dir := parent(string(path))
 	var all []byte
@@ -440,7 +448,7 @@ func appendText[T string | []byte](p []byte, text T) []byte {
 
 // putZxid returns the message with a zxid in it: in a connect request the highest that the driver had seen, so that a
 // server which has seen less refuses; in a request for watches the last that the session had seen when the connection
-// was opened. What has changed after that is what the server must tell, also if replies over this connection have come
+// was opened. The server must report later changes, also if replies over this connection have come
 // since.
 func putZxid(p []byte, at int, zxid int64) []byte {
 	p = bytes.Clone(p)
@@ -466,7 +474,7 @@ func (s *session) takeMissing(dir string) bool {
 }
 
 // servers hands out the addresses in turn, without the pause of a second that the library's own provider makes before
-// it tries the only address again. paceDial makes shorter ones. Only the library's connecting goroutine calls it.
+// it retries the only address. paceDial makes shorter ones. Only the library's connecting goroutine calls it.
 type servers struct {
 	s     *session
 	addrs []string

@@ -1,9 +1,9 @@
 package kit
 
-// Classes of errors. A driver meets errors of a client library, of the network and of its service; its callers branch
-// on the answers of package backend. The translation is the place where a wrong default does harm: an error that is
-// taken for "nothing was done" although the request has left strands a lock for its TTL. So there is one function for
-// all drivers, and what it does not know is ErrUnknown.
+// Classes of errors. A driver gets errors from a client library, the network and its service; its callers branch on
+// the errors of package backend. A wrong default in the translation does harm: an error that is taken for "not
+// done" although the request was sent closes a name for its TTL. So there is one function for all drivers, and
+// unknown errors are ErrUnknown.
 
 import (
 	"context"
@@ -13,15 +13,14 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// classes are the answers of the contract, which need no translation.
+// classes are the answers of the contract, which need no class.
 var classes = []error{
 	backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnsupported, backend.ErrUnavailable, backend.ErrUnknown,
-	backend.ErrMisconfigured, backend.ErrDeadlock, backend.ErrLimitMismatch, backend.ErrInvalidName,
-	backend.ErrInvalidTTL, backend.ErrInvalidOption, backend.ErrClosed, backend.ErrHistoryLost, backend.ErrCompacted,
+	backend.ErrMisconfigured, backend.ErrDenied, backend.ErrQueueFull, backend.ErrDeadlock, backend.ErrLimitMismatch,
+	backend.ErrInvalidName, backend.ErrInvalidTTL, backend.ErrInvalidOption, backend.ErrClosed, backend.ErrHistoryLost, backend.ErrCompacted,
 }
 
-// Classified reports whether err is an answer of the contract already, anywhere in its chain. The error of a context is
-// none.
+// Classified reports whether err has an error of the contract in its chain. The error of a context is not one.
 func Classified(err error) bool {
 	for _, class := range classes {
 		if errors.Is(err, class) {
@@ -33,13 +32,14 @@ func Classified(err error) bool {
 
 // CallError says which call on which name failed (a *backend.CallError), and gives err its class. A nil err is nil.
 //
-// classOf knows the service's own errors. It returns backend.ErrUnavailable for what proves that nothing was done,
-// backend.ErrMisconfigured, backend.ErrUnknown, or nil for an error that it does not know. It is not asked about errors
-// that are classified already, so that code near the exchange, which knows whether the request had left, decides first.
+// classOf knows the service's own errors. It returns backend.ErrUnavailable for errors which prove that the service
+// did not act, backend.ErrMisconfigured, backend.ErrUnknown, or nil for an unknown error. It is not called for errors
+// that are classified already, so that code near the exchange, which knows whether the request was sent, decides
+// first.
 //
-// An error that nobody knows is backend.ErrUnknown: the caller then looks again, and loses nothing by it. Taking it for
-// backend.ErrUnavailable would strand a lock whenever the request had left. The end of a context stays what it is in a
-// call that changes nothing or that marks what it has sent, such as acquire; elsewhere it is backend.ErrUnknown too,
+// An unclassified error is backend.ErrUnknown: the caller then looks again, which does no harm. Taking it for
+// backend.ErrUnavailable would close a name if the request was sent. The error of a context stays unchanged in a
+// read-only call, and in a call that marks sent requests, such as acquire; elsewhere it is backend.ErrUnknown too,
 // see Changes.
 //
 // The cause stays in the chain in every case.
@@ -48,7 +48,7 @@ func Classified(err error) bool {
 //
 //	func classOf(err error) error {
 //		switch code := service.CodeOf(err); {
-//		case errors.Is(err, service.ErrNoConnection), code == service.Overloaded: // refused before it was looked at
+//		case errors.Is(err, service.ErrNoConnection), code == service.Overloaded: // refused before it was carried out
 //			return backend.ErrUnavailable
 //		case code == service.ReadOnly, code == service.NoPermission:
 //			return backend.ErrMisconfigured
@@ -71,10 +71,10 @@ func CallError(driver, call, name string, err error, classOf func(error) error) 
 	return &backend.CallError{Driver: driver, Call: call, Name: name, Err: err}
 }
 
-// Changes reports whether an unanswered call of that name may have done something that its driver has not marked.
-// Release, renew and force-release are sent without the driver noting that they left, so a context that ends during one
-// says nothing about its outcome. Acquire is not among them: a driver has to know anyway whether an acquire has left,
-// and marks it with backend.ErrUnknown itself.
+// Changes reports whether an unanswered call may have had an effect that its driver has not marked. Drivers do not
+// record that release, renew and force-release were sent, so their outcome is unknown if a context ends during one.
+// Acquire is different: a driver has to know anyway whether an acquire was sent, and returns backend.ErrUnknown
+// itself.
 func Changes(call string) bool {
 	return call == "release" || call == "renew" || call == "force-release"
 }

@@ -1,13 +1,12 @@
-// Package kit is what every driver needs and nobody should write twice. It knows no service. Every part can be used
-// without the others:
+// Package kit has the parts that drivers share. It does not depend on a service. Every part can be used without the
+// others:
 //
-//   - Gate counts calls in, refuses them after Close, and lets Close wait for them and for the work that they left.
+//   - Gate counts calls, refuses them after Close, and lets Close wait for them and for their background work.
 //   - Validate refuses requests that the driver cannot serve; Syntax reads the URL under which it is opened.
 //   - CallError gives an error its class among the answers of package backend, with one safe default.
-//   - Blockers and Holders are the rule of who holds in a queue and who waits for whom, for all kinds of hold.
+//   - Blockers and Holders are the rule of holders and waiters in a queue, for all kinds of hold.
 //   - RetryPause and Sleep pause between repetitions without keeping a caller whose context has ended.
-//   - Sessions, for drivers whose holds live on sessions of the service, knows which session to use, who uses it, and
-//     when it has ended.
+//   - Sessions, for drivers with sessions of the service, keeps the session to use, its users, and its end.
 //
 // A driver with the kit begins like this:
 //
@@ -39,7 +38,7 @@
 //		…
 //	}
 //
-// What the kit does not do is speak to the service, keep a session alive there, or decide that a hold is lost: those
+// The kit does not speak to the service, keep a session alive there, or decide that a hold is lost: these steps
 // differ from service to service, or belong to the core.
 package kit
 
@@ -50,8 +49,8 @@ import (
 )
 
 // Register makes a driver known under some URL schemes, see backend.Register. A driver's init calls it with its Open,
-// which returns the driver's own type. When Open fails, the opener that Register makes returns a nil interface and not
-// a nil pointer in one, which callers would take for a driver.
+// which returns the driver's own type. When Open fails, the registered opener returns a nil interface and not a nil
+// pointer in an interface, which callers would take for a driver.
 func Register[D backend.Driver](open func(ctx context.Context, rawURL string) (D, error), schemes ...string) {
 	for _, scheme := range schemes {
 		backend.Register(scheme, func(ctx context.Context, rawURL string) (backend.Driver, error) {

@@ -3,6 +3,7 @@ package kit
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -168,7 +169,7 @@ func TestASessionOpensForAll(t *testing.T) {
 	}
 }
 
-// A session that ends while it is being opened is none; a caller that waits for it gets another one.
+// Join does not return a session that ends while it opens; a waiting caller gets another one.
 func TestASessionEndsBeforeItIsOpen(t *testing.T) {
 	all := newTestSessions()
 	s, err := all.Join(t.Context(), 1, all.blank, func(s *testSession) {
@@ -198,5 +199,48 @@ func TestJoiningEndsWithTheGate(t *testing.T) {
 	_, err := all.Join(ctx, 1, all.blank, func(*testSession) { gate.Close() })
 	if !errors.Is(err, backend.ErrClosed) {
 		t.Errorf("%v, want %v", err, backend.ErrClosed)
+	}
+}
+
+// A panic or runtime.Goexit in open ends the session. Callers that wait for it open another one.
+func TestUnopenedSessionEnds(t *testing.T) {
+	for what, leave := range map[string]func(){"panic": func() { panic("bug") }, "Goexit": runtime.Goexit} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				all := newTestSessions()
+				go func() {
+					defer func() { _ = recover() }()
+					_, err := all.Join(t.Context(), 1, all.blank, func(*testSession) {
+						time.Sleep(time.Second)
+						leave()
+					})
+					t.Errorf("Join returned with %v", err)
+				}()
+				synctest.Wait()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				s, err := all.Join(ctx, 1, all.blank, func(s *testSession) { all.Opened(s, nil) })
+				if err != nil || s.number != 2 || len(all.Live()) != 1 {
+					t.Errorf("got session %d of %d and %v, want the second one", s.number, len(all.Live()), err)
+				}
+			})
+		})
+	}
+}
+
+// A driver that takes more users away than there are does not end the session under the next one.
+func TestASessionHasNoNegativeUsers(t *testing.T) {
+	all := newTestSessions()
+	s, err := all.join(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Leave(2)
+	if !s.Add(1) || all.Retire(s, 0) {
+		t.Error("the session retired under a user")
+	}
+	s.Leave(1)
+	if !all.Retire(s, 0) {
+		t.Error("the session does not retire without users")
 	}
 }

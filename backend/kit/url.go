@@ -1,8 +1,8 @@
 package kit
 
-// URLs of lock services, with one vocabulary for all drivers. They are taken apart by hand and not with net/url, which
-// refuses several addresses in one URL; its functions serve for the parts. Errors say what to write instead where that
-// is known, and none shows the password, also where it has spilled into another part of the URL.
+// URLs of lock services, with one vocabulary for all drivers. They are parsed by hand and not with net/url, which
+// refuses several addresses in one URL; its functions parse the parts. Errors suggest the right form if it is known,
+// and never show the password, even if it has spilled into another part of the URL.
 
 import (
 	"crypto/tls"
@@ -18,16 +18,18 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/tlsfiles"
 )
 
-// Syntax is what the URLs of a driver look like:
+// Syntax describes the URLs of a driver:
 //
 //	scheme://[user:password@]host[:port][,host[:port]…][/path][?option=value&…]
 //
 // Every URL has the options ca, cert and key (files in PEM form: the authorities to trust, and the client's certificate
 // with its key), server-name (the name to expect in the servers' certificates) and timeout (for connecting and the
-// first look at the service, such as 5s). One of the first four selects TLS, as does a scheme of Secure. What is not in
-// the syntax is an error, so that a misspelt option is not silently ignored.
+// first look at the service, such as 5s). One of the first four selects TLS, as does a scheme of Secure. Replaced
+// files are reread for the next connection. An unknown option is an error, so that a misspelling is not
+// silently ignored.
 //
 //	var syntax = kit.Syntax{
 //		Driver: "myservice", Schemes: []string{"myservice"}, Secure: []string{"myservices"}, Port: "7420",
@@ -36,49 +38,49 @@ import (
 type Syntax struct {
 	// Driver stands in errors.
 	Driver string
-	// Schemes are those without TLS, and Secure those that select it.
+	// Schemes are the schemes without TLS, and Secure the schemes that select it.
 	Schemes []string
 	Secure  []string
-	// Port is the one of a host that names none.
+	// Port is the default port.
 	Port string
 	// User and Path: a URL may name a user, and may have a path.
 	User bool
 	Path bool
-	// Options are those of the driver, beside the common ones.
+	// Options are the options of the driver, beside the common ones.
 	Options []string
 	// Timeout is URL.Timeout where the option is not given.
 	Timeout time.Duration
 }
 
-// URL is what a URL says. Options has those of the driver and the common ones; Duration, Int and Bool read them.
+// URL is a parsed URL. Options has the options of the driver and the common ones; Duration, Int and Bool read them.
 type URL struct {
 	Scheme string
 	// Addresses are host:port, at least one, in the order of the URL.
 	Addresses []string
-	// User and Password are unescaped, and empty if the URL has none.
+	// User and Password are unescaped, and empty if absent.
 	User     string
 	Password string
 	// Path is unescaped, without the slashes around it.
 	Path    string
 	Timeout time.Duration
-	// TLS is nil for a connection without it.
+	// TLS is nil for a connection without it. A driver dials with the result of DialTLS for it.
 	TLS *tls.Config
-	// Options has each option that was given, once.
+	// Options has each given option, once.
 	Options url.Values
 
 	// driver and raw are for Invalid.
 	driver, raw string
 }
 
-// commonOptions are those of every driver; see Syntax.
+// commonOptions are the options of every driver; see Syntax.
 var commonOptions = []string{"ca", "cert", "key", "server-name", "timeout"}
 
-// ParseURL reads a URL. It opens the files that the TLS options name, and dials nothing. Its error is what URL.Invalid
-// returns.
+// ParseURL reads a URL. It opens the files that the TLS options name, and does not dial. Its error is as from
+// URL.Invalid.
 //
 //	some://a,b:2379,[::1]/path?timeout=2s     three addresses; the first and the last have the default port
 //	some://[::1]:2379?ca=/etc/some/ca.pem     TLS, because of the option
-//	some://a?timout=2s                        an error that lists the options there are
+//	some://a?timout=2s                        an error that lists the valid options
 //	some://ann:s/cret@a                       an error that says to write %2F, and does not show the password
 func (s Syntax) ParseURL(rawURL string) (*URL, error) {
 	u := &URL{driver: s.Driver, raw: rawURL, Timeout: s.Timeout}
@@ -88,29 +90,30 @@ func (s Syntax) ParseURL(rawURL string) (*URL, error) {
 	return u, nil
 }
 
-// Invalid says that the driver cannot open the URL, and why: a *backend.InvalidError in a *backend.CallError, without
-// the password. A driver calls it for values of its own options. The text of why is kept, and not its chain.
+// Invalid returns the error for a URL that the driver cannot open: a *backend.InvalidError in a *backend.CallError,
+// without the password. A driver calls it for invalid values of its options. The error has the text of why, but not
+// its chain.
 func (u *URL) Invalid(why error) error {
 	return &backend.CallError{Driver: u.driver, Call: "open", Err: &backend.InvalidError{
 		Kind: backend.ErrInvalidOption, What: "backend URL", Value: backend.RedactURL(u.raw), Why: why.Error(),
 	}}
 }
 
-// parse fills u in from u.raw. A user name or password may contain characters that mean something in a URL, if they are
-// escaped. Where they are not, the parts come out wrong without an error: so an @ that stands where none belongs, and
-// any #, is refused before anything is shown.
+// parse fills u in from u.raw. A user name or password may contain characters with a meaning in a URL, if they are
+// escaped. If they are not, the parts come out wrong without an error: so parse refuses a misplaced @, and any #,
+// before anything is shown.
 func (u *URL) parse(s Syntax) (err error) {
 	scheme, rest, ok := strings.Cut(u.raw, "://")
 	if u.Scheme = scheme; !ok || !slices.Contains(s.Schemes, scheme) && !slices.Contains(s.Secure, scheme) {
 		return fmt.Errorf("its scheme is none of %s", strings.Join(slices.Concat(s.Schemes, s.Secure), ", "))
 	}
 	if strings.Contains(rest, "#") {
-		return errors.New("it has a #: in a password write %23")
+		return errors.New("it has a #; write %23 in a password")
 	}
 	rest, query, _ := strings.Cut(rest, "?")
 	hosts, path, _ := strings.Cut(rest, "/")
 	if strings.Contains(path, "@") || strings.Contains(query, "@") && !strings.Contains(hosts, "@") {
-		return errors.New("it has a / or a ? before the @: in a password write %2F and %3F") // and do not show it
+		return errors.New("it has a / or a ? before the @; write %2F and %3F in a password") // and do not show it
 	}
 	if at := strings.LastIndexByte(hosts, '@'); at >= 0 {
 		if !s.User {
@@ -122,14 +125,14 @@ func (u *URL) parse(s Syntax) (err error) {
 			u.Password, err = url.PathUnescape(password)
 		}
 		if err != nil {
-			return errors.New("its user or password cannot be read: write %25 for %")
+			return errors.New("its user or password is malformed; write %25 for %")
 		}
 	}
 	if u.Path, err = url.PathUnescape(strings.Trim(path, "/")); err != nil {
-		return errors.New("its path cannot be read")
+		return errors.New("its path is malformed")
 	}
 	if u.Path != "" && !s.Path {
-		return errors.New("it has a path, and this service's URLs have none")
+		return errors.New("it has a path; URLs of this service have no path")
 	}
 	for host := range strings.SplitSeq(hosts, ",") {
 		address, err := addressOf(host, s.Port)
@@ -141,7 +144,7 @@ func (u *URL) parse(s Syntax) (err error) {
 	return u.readOptions(query, s)
 }
 
-// addressOf returns host:port. An IPv6 address stands in brackets, since its colons would otherwise be read as ports.
+// addressOf returns host:port. An IPv6 address needs brackets, since its colons would otherwise look like ports.
 func addressOf(host, defaultPort string) (string, error) {
 	if host == "" {
 		return "", errors.New("it has no host")
@@ -159,14 +162,14 @@ func addressOf(host, defaultPort string) (string, error) {
 	case name == "":
 		return "", errors.New("it has no host before the port")
 	case strings.ContainsAny(name, " %[]\\\"") || strings.Contains(name, ":") && net.ParseIP(name) == nil:
-		return "", errors.New("its host is none")
+		return "", errors.New("its host is invalid")
 	case err != nil || n == 0:
-		return "", errors.New("its port is no number from 1 to 65535")
+		return "", errors.New("its port is not a number from 1 to 65535")
 	}
 	return net.JoinHostPort(name, port), nil
 }
 
-// readOptions refuses unknown and repeated options, and reads those that all drivers share.
+// readOptions refuses unknown and repeated options, and reads the options that all drivers share.
 func (u *URL) readOptions(query string, s Syntax) (err error) {
 	if u.Options, err = url.ParseQuery(query); err != nil {
 		return errors.New("its options cannot be read: write option=value, with & between them")
@@ -190,12 +193,12 @@ func (u *URL) readOptions(query string, s Syntax) (err error) {
 		secure = secure || u.Options.Has(name)
 	}
 	if secure {
-		u.TLS, err = tlsOf(u.Options)
+		u.TLS, err = rotatingTLS(u.Options)
 	}
 	return err
 }
 
-// Duration reads an option that was given, such as 5s or 250ms. It has to be positive.
+// Duration reads a given option, such as 5s or 250ms. It has to be positive.
 func (u *URL) Duration(name string) (time.Duration, error) {
 	d, err := time.ParseDuration(u.Options.Get(name))
 	if err != nil || d <= 0 {
@@ -204,7 +207,7 @@ func (u *URL) Duration(name string) (time.Duration, error) {
 	return d, nil
 }
 
-// Int reads an option that is a whole number between two bounds, both included; 0 if it is not given, also where 0 is
+// Int reads an option that is a whole number between two bounds, both included; 0 if it is not given, even if 0 is
 // out of bounds.
 func (u *URL) Int(name string, least, most int) (int, error) {
 	if !u.Options.Has(name) {
@@ -218,7 +221,7 @@ func (u *URL) Int(name string, least, most int) (int, error) {
 	return n, nil
 }
 
-// Bool reads an option that is true or false, in these words only; false if it is not given.
+// Bool reads an option that is "true" or "false"; false if it is not given.
 func (u *URL) Bool(name string) (bool, error) {
 	switch text := u.Options.Get(name); {
 	case !u.Options.Has(name), text == "false":
@@ -230,8 +233,40 @@ func (u *URL) Bool(name string) (bool, error) {
 	}
 }
 
-// tlsOf returns the settings that the options ask for: without any, the system's authorities and the name that is
-// dialled. There is no option to skip the verification. TLS 1.2 is the least version.
+// DialTLS returns the configuration for one connection. For the TLS of a URL it is made from the current files, or
+// from their last valid contents if they are invalid now. For any other configuration it is the result of
+// GetConfigForClient, or without one the configuration itself. The caller must not change it.
+func DialTLS(config *tls.Config) (*tls.Config, error) {
+	if config == nil || config.GetConfigForClient == nil {
+		return config, nil
+	}
+	now, err := config.GetConfigForClient(&tls.ClientHelloInfo{})
+	if err != nil || now == nil {
+		return config, err
+	}
+	return now, nil
+}
+
+// rotatingTLS is tlsOf for files that may be replaced: DialTLS then rereads them.
+func rotatingTLS(options url.Values) (*tls.Config, error) {
+	var paths []string
+	for _, name := range []string{"ca", "cert", "key"} {
+		if path := options.Get(name); path != "" {
+			paths = append(paths, path)
+		}
+	}
+	read := func() (*tls.Config, error) { return tlsOf(options) }
+	files, err := tlsfiles.Read(read, func(*tls.Config, error) {}, paths...)
+	if err != nil {
+		return nil, err
+	}
+	config := files.Current().Clone()
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return files.Current(), nil }
+	return config, nil
+}
+
+// tlsOf returns the settings of the options: by default the system's authorities and the dialled name. There is no
+// option to skip the verification. TLS 1.2 is the least version.
 func tlsOf(options url.Values) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: options.Get("server-name")}
 	if file := options.Get("ca"); file != "" {

@@ -1,8 +1,7 @@
 package kit
 
-// The rule of who holds in a queue. It is needed by drivers whose service keeps entries in order of arrival and leaves
-// it to the clients to read them: every client has to come to the same conclusion from the same queue, so the rule is
-// here and in no driver.
+// The rule of holders in a queue. It is for services that keep entries in order of arrival, and leave the decision to
+// the clients: every client must reach the same result from the same queue, so all drivers share this rule.
 //
 //	queue:     shared  shared  exclusive  shared
 //	holds:       yes     yes      no        no     (two readers, a writer, a reader)
@@ -15,26 +14,26 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Use is what a request wants of a name. Permits and Limit belong to backend.KindPermits and are 0 otherwise.
+// Use is the kind and the size of a request. Permits and Limit belong to backend.KindPermits and are 0 otherwise.
 //
-// One rule decides for all kinds, in a queue in order of arrival: a request holds as soon as nothing that stands before
-// it excludes it. Entries before it can only disappear, so a holder keeps what it has whatever comes later, and nobody
-// overtakes: those that wait count like those that hold. A rule that counted holders only would let readers pass a
-// waiting writer for ever.
+// One rule decides for all kinds, in a queue in order of arrival: a request holds as soon as no earlier entry
+// excludes it. Earlier entries can only disappear, so a holder keeps its hold whatever comes later, and no request
+// overtakes: waiters count like holders. A rule that counted holders only would let readers pass a waiting writer
+// indefinitely.
 type Use struct {
 	Kind           backend.Kind
 	Permits, Limit int
 }
 
-// UseOf returns what a request wants.
+// UseOf returns the use of a request.
 func UseOf(r backend.Request) Use { return Use{r.Kind, r.Permits, r.Limit} }
 
 // Mixes reports whether two requests may stand in one queue: exclusive and shared ones, or permits of one limit. The
 // limit is 0 for the former, so comparing limits is enough. A request that does not mix is refused with
-// backend.ErrLimitMismatch where it can be, and blocks like an exclusive one where it is found in the queue.
+// backend.ErrLimitMismatch if possible, and blocks like an exclusive one if it stands in the queue.
 func (u Use) Mixes(other Use) bool { return u.Limit == other.Limit }
 
-// String says what is asked for, such as "shared" or "permits, 2 of 8".
+// String describes the use, such as "shared" or "permits, 2 of 8".
 func (u Use) String() string {
 	if u.Kind == backend.KindPermits {
 		return fmt.Sprintf("permits, %d of %d", u.Permits, u.Limit)
@@ -42,11 +41,11 @@ func (u Use) String() string {
 	return u.Kind.String()
 }
 
-// Blockers returns what keeps u waiting among the entries before it, in order of arrival: a set of which at least one
-// must go before u can be granted. It is empty if u is granted.
+// Blockers returns the entries before u that keep it waiting, in order of arrival: at least one of them must go
+// before u can be granted. It is empty if u is granted.
 //
-// The set is as small as it can be and made of the nearest entries, so that an entry that goes wakes few of those
-// behind: a single entry, or, for permits, as many as take too many between them. A waiter that watched the whole queue
+// The set is minimal and has the nearest entries, so that an entry that goes wakes few later ones: a single entry,
+// or, for permits, as many entries as together take too many. A waiter that watched the whole queue
 // would be woken by every release, and a thousand waiters with it. The result is a part of before, and shares its
 // memory.
 //
@@ -69,8 +68,8 @@ func Blockers[E any](before []E, useOf func(E) Use, u Use) []E {
 	return nil
 }
 
-// Holders returns the entries of a queue that hold: those without blockers, which are the first ones. The result is a
-// part of queue, and shares its memory.
+// Holders returns the entries of a queue that hold: the entries without blockers, which are the first ones. The
+// result is a part of queue, and shares its memory.
 func Holders[E any](queue []E, useOf func(E) Use) []E {
 	left := 0
 	for i, e := range queue {

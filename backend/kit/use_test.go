@@ -28,7 +28,7 @@ func queueOf(uses ...Use) []entry {
 
 func (e entry) useOf() Use { return e.use }
 
-func TestWhoHoldsAndWhoWaitsForWhom(t *testing.T) {
+func TestHoldersAndBlockers(t *testing.T) {
 	for name, test := range map[string]struct {
 		queue []Use
 		hold  int
@@ -65,8 +65,8 @@ func TestWhoHoldsAndWhoWaitsForWhom(t *testing.T) {
 	}
 }
 
-// Random queues: who holds has no blockers and excludes nobody who holds, and as long as all blockers of one that waits
-// stand it is kept out, whatever else leaves.
+// In random queues, a holder has no blockers and excludes no other holder. While all blockers of a waiter stay in the
+// queue, the waiter cannot hold, whatever other entries leave.
 func TestBlockersBlock(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -98,7 +98,7 @@ func TestBlockersBlock(t *testing.T) {
 			if len(some) == 0 {
 				continue
 			}
-			var rest []entry // of those before e, as they leave in some order
+			var rest []entry // of the entries before e, as they leave in some order
 			for _, b := range queue[:i] {
 				if random.IntN(2) == 0 || slices.Contains(some, b) {
 					rest = append(rest, b)

@@ -1,7 +1,7 @@
 package kit
 
 // The check of requests, before anything is sent. The core has checked the same, with the functions of package backend;
-// the driver checks again for callers without a core, such as the HTTP gateway and the conformance suite.
+// the driver repeats the check for callers without a core, such as the HTTP gateway and the conformance suite.
 
 import (
 	"cmp"
@@ -15,9 +15,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Validate refuses a request that makes no sense, or that a driver which describes itself as d cannot serve. What the
-// driver has no capability for is backend.ErrUnsupported, a bad name backend.ErrInvalidName, a bad TTL
-// backend.ErrInvalidTTL, and everything else backend.ErrInvalidOption.
+// Validate refuses an invalid request, or a request that a driver with the description d cannot serve: with
+// backend.ErrUnsupported for a missing capability, backend.ErrInvalidName for a bad name, backend.ErrInvalidTTL for a
+// bad TTL, and backend.ErrInvalidOption otherwise.
 //
 //	Name, RequestID, TTL          as the functions of package backend say
 //	Owner                         the same, and it may be empty here
@@ -85,8 +85,8 @@ func ValidateText(what, text string) error {
 	return InvalidOption(what, strconv.QuoteToASCII(text[:min(len(text), 64)]), "it is not valid UTF-8")
 }
 
-// validateKind checks kind, permits and hierarchy, and whether the driver declares what they need. What the driver
-// lacks is reported before values that are wrong.
+// validateKind checks kind, permits and hierarchy, and their capabilities. A missing capability is reported before
+// invalid values.
 func validateKind(can backend.Capabilities, r backend.Request) error {
 	need := backend.Capabilities(0)
 	switch r.Kind {
@@ -122,10 +122,20 @@ func validateKind(can backend.Capabilities, r backend.Request) error {
 	return InvalidOption("permits", fmt.Sprintf("%d of %d", r.Permits, r.Limit), why)
 }
 
+// ValidateForce checks the request of ForceRelease for a driver with the description d: the name, and the texts as
+// ValidateText does. Empty texts are allowed. A token needs CapFencing.
+func ValidateForce(d backend.Description, r *backend.ForceRequest) error {
+	if r.Token != 0 && !d.Capabilities.Has(backend.CapFencing) {
+		return fmt.Errorf("force-release of a token: %w", backend.ErrUnsupported)
+	}
+	return cmp.Or(backend.ValidateName(r.Name), ValidateText("reason", r.Reason), ValidateText("by", r.By),
+		ValidateText("principal", r.Principal))
+}
+
 // maxHoldID bounds Request.HoldID, in bytes.
 const maxHoldID = 64
 
-// validateHoldID refuses what a driver could not store without escaping it. An empty one is allowed, and shown as none.
+// validateHoldID refuses hold ids that a driver could not store without escaping. The empty hold id is allowed.
 func validateHoldID(id string) error {
 	for i := range len(id) {
 		c := id[i]

@@ -1,65 +1,77 @@
 package memory
 
-// The driver: one client of a store. Each call is a function that the store runs at one moment of its own (call), sent
-// through the driver's network; what the function writes is the answer.
-//
-// Such a function may run long after its caller has gone, when the network was slow. So it writes to variables of its
-// own attempt only, and the caller reads them only after it has received from done.
-
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/backend/engine"
 )
 
-// New returns a driver with a store of its own, reached by Driver.Store. Drivers that are to contend need one store
-// together: make that with NewStore.
+// New returns a driver with its own store, reached by Driver.Store. Drivers that contend need a common store: make
+// it with NewStore.
 func New(o *Options) *Driver { return NewStore(o).Driver() }
 
 // Driver is one client of a Store. It implements backend.FencingDriver, Inspector, Lister, Watcher, ForceReleaser,
 // MultiAcquirer and Pinger. Store.Driver makes one; the zero value is not usable. All methods are safe for concurrent
 // use.
 //
-// It has no goroutine and no timer but those of its calls, so one that is never closed costs memory only. Nothing in it
-// changes after it was made but the network and the gate, which have mutexes of their own.
+// It has no goroutines and timers except for its calls, so a driver that is never closed costs memory only.
 type Driver struct {
-	store *Store
-	net   Network
-	// space is the token space that the store had when the driver was made. If it differs from the store's, the store
-	// was wiped: see Store.forgot. The driver never takes over the new one, since it may hold locks of the old.
-	space string
-	// gate counts the acquires in, which Close waits for because they stand in queues. Other calls leave nothing
-	// behind; they only end with it.
-	gate *kit.Gate
+	*engine.Driver
+	client *client
 }
 
-// The bounds of a TTL. maxTTL is also what the machine's own two sessions are opened with; the store measures no time
-// by it.
+// Store returns the server that the driver talks to.
+func (d *Driver) Store() *Store { return d.client.store }
+
+// Network returns the network between the driver and its store, in order to break it.
+func (d *Driver) Network() *Network { return &d.client.net }
+
+// IssuesFencingTokens makes the promise of backend.FencingDriver: the store's one counter only grows, within a token
+// space. After Store.Wipe it begins anew in another token space, and drivers from before are refused.
+func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
+
+// The bounds of a TTL. maxTTL is also that of the machine's own two sessions, which never expire by time.
 const (
 	minTTL = 100 * time.Millisecond
 	maxTTL = 365 * 24 * time.Hour
 )
 
-// Store returns the server that the driver talks to.
-func (d *Driver) Store() *Store { return d.store }
+// client is the binding of the engine: each step is a function that the store runs at one moment, sent through the
+// client's network.
+//
+// The function may run long after its caller has gone, so it writes only to variables of its exchange, which the
+// caller reads only after the answer has come.
+type client struct {
+	store *Store
+	net   Network
+	// space is the token space of the store when the client was made. If it differs from the store's, the store was
+	// wiped. The client never takes over the new one, since it may hold locks of the old.
+	space string
+	push  func(engine.Push)
+}
 
-// Network returns what lies between the driver and its store, in order to break it.
-func (d *Driver) Network() *Network { return &d.net }
+// Driver returns one more client of the store. The caller closes it.
+//
+// An unclosed driver costs memory for as long as the store lives. It is bound to the store as it is now: after
+// Wipe it is refused, and another one has to be made.
+func (s *Store) Driver() *Driver {
+	s.mu.Lock()
+	c := &client{store: s, space: s.space}
+	s.mu.Unlock()
+	c.net.conn = make(chan struct{})
+	d := &Driver{Driver: engine.New(c), client: c}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clients = append(s.clients, c) // after engine.New, so that it can be notified
+	return d
+}
 
-// IssuesFencingTokens promises what backend.FencingDriver says: the store's one counter only grows, within a token
-// space. That it begins anew after Store.Wipe is no exception, because the token space is another one then, and the
-// driver is refused from there on.
-func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
-
-// Describe tells what the driver can do. The bounds of TTLs are 100 ms and a year, in steps of a nanosecond.
-func (d *Driver) Describe() backend.Description {
+func (c *client) Describe() backend.Description {
 	return backend.Description{
 		Name: "memory",
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMinHold | backend.CapMetadata |
@@ -67,294 +79,148 @@ func (d *Driver) Describe() backend.Description {
 			backend.CapForceRelease | backend.CapShared | backend.CapPermits | backend.CapMultiAcquire |
 			backend.CapHierarchy | backend.CapDeadlock,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
-		TokenSpace: d.space, Clock: d.store.clock, Exclusion: backend.ExclusionInProcess,
+		TokenSpace: c.space, Clock: c.store.clock, Exclusion: backend.ExclusionInProcess,
+		Shows: backend.Shows{
+			Look:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true, QueueSince: true},
+			List:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true},
+			RetryAfter: true, ChangeTime: true, ChangeAuthor: true,
+		},
 	}
 }
 
-// Acquire takes a lock, with a token that is higher than all that the store ever issued in this token space. With Wait
-// the request stands in the name's queue until it is granted or ctx ends. The same RequestID again, from whichever
-// driver, gets the same hold.
-//
-// An answer that is lost is asked for again, by the same request id. The errors:
-//
-//	backend.ErrHeld           somebody holds it, and the request does not wait
-//	DeadlockError             waiting would close a cycle
-//	ErrLimitMismatch          the name is in use with another kind, limit or hierarchy
-//	ErrInvalidOption, …       the request makes no sense; nothing was sent
-//	ErrUnavailable            the server is down; nothing was done
-//	ErrUnknown                something may have been taken that is not given back
-//	ErrHistoryLost            Store.Wipe was called
-//	ErrClosed, or ctx's       a waiter has left the queue, unless ErrUnknown is there too
-func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	grants, err := d.acquire(ctx, []backend.Request{r})
-	if err != nil {
-		return backend.Grant{}, callError("acquire", r.Name, err)
-	}
-	return grants[0], nil
+// Classify is not asked: every error of a step is classified already.
+func (c *client) Classify(error) engine.Class { return engine.Unknown }
+
+// Chance returns the random numbers by which the engine spreads repetitions.
+func (c *client) Chance() float64 { return c.store.chance() }
+
+// Prompt is engine.Prompt's.
+func (c *client) Prompt() {}
+
+// Listen has the client notified through its network, which may delay or lose that as any reply.
+func (c *client) Listen(notify func(engine.Push)) {
+	c.push = func(p engine.Push) { c.net.send(replies, func() { notify(p) }) }
+	c.net.broken = func() { notify(engine.Push{What: engine.PushGap}) }
 }
 
-// AcquireAll takes any set of distinct names in one step, or none. It waits in the queues of all of them at once, so
-// sets that overlap cannot deadlock each other. All requests have the same TTL, Wait and Under. Errors are those of
-// Acquire; they name the first name of the set.
-//
-//	grants, err := d.AcquireAll(ctx, []backend.Request{from, to}) // both accounts, or neither
-func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	grants, err := d.acquire(ctx, slices.Clone(rs)) // the store keeps them
-	if err != nil {
-		name := ""
-		if len(rs) > 0 {
-			name = rs[0].Name
-		}
-		return nil, callError("acquire", name, err)
-	}
-	return grants, nil
+func (c *client) Ping(ctx context.Context) error {
+	return c.call(ctx, func(backend.Instant) error { return nil })
 }
 
-// acquire asks for rs until it has a final answer. It asks again, with the same request ids, when the store has rung
-// for a waiter, when an answer was lost, and now and then, since the bell may get lost too. So a grant always counts
-// from a request of just now, however long the wait was.
-//
-// Each answer of the store has one outcome here:
-//
-//	granted                     return the grants, valid from the instant before this request
-//	refused                     return the error: it is final
-//	waits                       rest, and ask again
-//	none came                   ask again at once: the store knows the request by its id
-//	down, at the first time     ErrUnavailable
-//	down, later, with Wait      rest, and ask again: it may have had a place
-//	down, later, without        giveUp, which makes it ErrUnknown: an earlier request may have been granted
-//	ctx ended, or Close         giveUp
-//
-// The store keeps a waiter's place for one TTL from each request. The waiter rests for a third of that at most, so that
-// an answer may take as long as the rest before the place is gone.
-func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
-	if err := cmp.Or(d.alive(ctx), kit.ValidateSet(d.Describe(), rs)); err != nil {
-		return nil, err
-	}
-	if err := d.gate.Enter(); err != nil {
-		return nil, err
-	}
-	defer d.gate.Leave()
-	var (
-		again bell.Bell
-		ring  func()
-	)
-	wait, pause := rs[0].Wait, min(rs[0].TTL/3, time.Second)
-	if wait {
-		again, ring = d.bell()
-	}
-	// It becomes true with the first request that left and may have done something, and stays so: an answer that was
-	// lost may have been a grant.
-	ambiguous := false
-	for first := true; ; first = false {
-		// A message may be delivered late: it has variables of its own.
-		var grants []backend.Grant
-		var refused error
-		sent, err := d.call(ctx, func(now backend.Instant) error {
-			grants, refused = d.store.acquire(now, d, rs, ring)
-			return nil
-		})
-		switch {
-		case err == nil && refused != nil:
-			return nil, refused
-		case err == nil && grants != nil:
-			for i := range grants {
-				grants[i].SentAt = sent
-			}
-			return grants, nil
-		case errors.Is(err, backend.ErrUnknown):
-			ambiguous = true
-		case err == nil:
-			ambiguous = true
-			d.rest(ctx, again, pause)
-		case wait && !first && errors.Is(err, backend.ErrUnavailable):
-			d.rest(ctx, again, pause)
-		default:
-			return nil, d.giveUp(rs, err, ambiguous)
-		}
-	}
-}
-
-// giveUp ends an acquire with err. A waiter takes itself out of the queue, and gives back what it was granted
-// meanwhile; what cannot be confirmed is unknown.
-//
-// The release is sent behind the requests, on the same network, so it cannot overtake them. It does not wait for its
-// answer: the caller wants to go, and a network that is whole has run the release by the time send returns. A caller
-// that does not wait gets no release, since it may ask for its hold again by the same ids, or release it; else the hold
-// ends with its TTL.
-func (d *Driver) giveUp(rs []backend.Request, err error, ambiguous bool) error {
-	if !ambiguous {
-		return err
-	}
-	if rs[0].Wait {
-		done, _ := d.send(func(now backend.Instant) error {
-			for i := range rs {
-				g := rs[i].Grant()
-				_ = d.store.release(now, d, &g)
-			}
-			return nil
-		})
-		select {
-		case failed := <-done:
-			if failed == nil {
-				return err
-			}
-		default: // the message is under way
-		}
-	}
-	if errors.Is(err, backend.ErrUnavailable) {
-		// Only the last attempt left nothing behind, so this cause stays out of the chain.
-		return fmt.Errorf("%w: %v", backend.ErrUnknown, err)
-	}
-	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
-}
-
-// Renew prolongs any number of grants in one message, and answers for each of them, in order. A hold that is gone is a
-// backend.NotHeldError with the reason, as long as the store remembers it, and is never made again.
-//
-// The new validity counts from Renewal.SentAt, which is just before the message was sent. A renewal never shortens: a
-// grant with a smaller TTL than before leaves the hold as it is. Without an answer every grant has the same error,
-// backend.ErrUnknown or ErrUnavailable, and the holds may live on or not.
-func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	out := make([]backend.Renewal, len(grants))
-	if len(grants) == 0 {
-		return out
-	}
-	// A message may be delivered after the caller gave up and used its slice for something else.
-	late, errs := slices.Clone(grants), make([]error, len(grants))
-	sent, err := d.call(ctx, func(now backend.Instant) error {
-		for i := range late {
-			errs[i] = d.store.renew(now, d, &late[i])
-		}
-		return nil
-	})
-	for i := range grants {
-		each := err
-		if each == nil {
-			each = errs[i]
-		}
-		if out[i].Err = callError("renew", grants[i].Name, each); each == nil {
-			out[i] = backend.Renewal{SentAt: sent, TTL: grants[i].TTL}
-		}
-	}
-	return out
-}
-
-// Release gives a hold back if it still is the one that was granted. With a grant that Request.Grant made it removes
-// whatever that request has, its hold or its place in the queue. What is not held is backend.ErrNotHeld.
-//
-// The name goes to its first waiter in the same step, unless a minimum hold keeps it closed. After backend.ErrUnknown
-// it may be called again: the second time it is ErrNotHeld if the first was carried out.
-func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	return callError("release", g.Name, d.try(ctx, func(now backend.Instant) error {
-		return d.store.release(now, d, &g)
-	}))
-}
-
-// Ping makes sure that the store answers. It is backend.ErrUnavailable after Store.Stop and Network.Refuse, and waits
-// until ctx ends while the server is paused or the network holds messages back. It says nothing about a wipe.
-func (d *Driver) Ping(ctx context.Context) error {
-	return callError("ping", "", d.try(ctx, func(backend.Instant) error { return nil }))
-}
-
-// Close ends waiters with backend.ErrClosed, and returns once every one of them is out of its queue, or when ctx ends.
-// Holds stay until they expire. Close may be called again.
-//
-// The error is ctx's; then waiters may still be leaving. Other calls that are under way end with backend.ErrClosed, and
-// so do watches. Losses are told no more.
-func (d *Driver) Close(ctx context.Context) error {
-	d.gate.Close()
-	err := d.gate.Wait(ctx)
-	d.store.mu.Lock()
-	d.store.drivers = slices.DeleteFunc(d.store.drivers, func(other *Driver) bool { return other == d })
-	d.store.mu.Unlock()
-	return err
-}
-
-// alive refuses calls that must not reach the store: after Close, and with a context that has ended before the call.
-func (d *Driver) alive(ctx context.Context) error {
-	if d.gate.Closed() {
-		return backend.ErrClosed
-	}
-	return ctx.Err()
-}
-
-// try is call for those who need no instant.
-func (d *Driver) try(ctx context.Context, op func(now backend.Instant) error) error {
-	_, err := d.call(ctx, op)
-	return err
-}
-
-// call runs op at one moment of the store and returns its error, and the instant before it was sent. What op writes may
-// be read only if the error is op's own, or nil. Nothing is sent again: only the caller knows what doing op twice would
-// do.
-//
-// Done is looked at first and alone. On a network that is whole the answer is there when send returns, and a select
-// over all channels could choose the end of ctx instead.
-//
-//	the answer                  op's error, or backend.ErrUnavailable: nothing was done
-//	the connection broke        ErrUnknown
-//	ctx ended, or Close         ErrUnknown, and ctx's error or ErrClosed; that alone if nothing was sent yet
-func (d *Driver) call(ctx context.Context, op func(now backend.Instant) error) (backend.Instant, error) {
-	if err := d.alive(ctx); err != nil {
-		return 0, err
-	}
-	sent := d.store.clock.Now()
-	done, conn := d.send(op)
-	select {
-	case err := <-done: // as almost always
-		return sent, err
-	default:
-	}
-	select {
-	case err := <-done:
-		return sent, err
-	case <-conn:
-		return 0, fmt.Errorf("%w: connection reset", backend.ErrUnknown)
-	case <-ctx.Done():
-		return 0, fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err())
-	case <-d.gate.Closing().Done():
-		return 0, fmt.Errorf("%w: %w", backend.ErrUnknown, backend.ErrClosed)
-	}
-}
-
-// send sends op to the store. The answer comes on done, which has room for it and is never closed, so that it may come
-// when nobody listens any more; none will come if the connection breaks, which closes conn. If there is no connection
-// conn is nil, and done has the error already.
-func (d *Driver) send(op func(now backend.Instant) error) (done chan error, conn <-chan struct{}) {
-	done, conn = make(chan error, 1), d.net.connection()
-	if conn == nil {
-		done <- backend.ErrUnavailable
-		return done, nil
-	}
-	reply := func(err error) { d.net.send(replies, func() { done <- err }) }
-	d.net.send(requests, func() { d.store.handle(op, reply) })
-	return done, conn
-}
-
-// bell returns a bell, and a function with which the store rings it through the network: there is something to ask. A
-// ring travels as a reply does, and may be lost like one; rest has a bound for that.
-func (d *Driver) bell() (bell.Bell, func()) {
-	b := bell.New()
-	return b, func() { d.net.send(replies, b.Ring) }
-}
-
-// rest waits until it is time to ask the store again: at the bell, when the connection has broken, after a while, and
-// when the call is over, which the next question tells.
-func (d *Driver) rest(ctx context.Context, again bell.Bell, after time.Duration) {
-	select {
-	case <-again:
-	case <-d.net.connection():
-	case <-time.After(after):
-	case <-ctx.Done():
-	case <-d.gate.Closing().Done():
-	}
-}
-
-// callError is err with the call and the name of the contract; nil stays nil. name is empty where a call has none.
-func callError(call, name string, err error) error {
+func (c *client) Enter(ctx context.Context, r engine.Entering) (p engine.Position, err error) {
+	all, err := c.EnterSet(ctx, []engine.Entering{r})
 	if err == nil {
-		return nil
+		p = all[0]
 	}
-	return &backend.CallError{Driver: "memory", Call: call, Name: name, Err: err}
+	return p, err
+}
+
+func (c *client) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
+	return ask(ctx, c, func(now backend.Instant) ([]engine.Position, error) {
+		if err := c.store.refused(RefuseWrites); err != nil {
+			return nil, err
+		}
+		requests := make([]backend.Request, len(rs))
+		for i := range rs {
+			requests[i] = rs[i].Request
+		}
+		return c.store.enter(now, c, requests)
+	})
+}
+
+func (c *client) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	return ask(ctx, c, func(now backend.Instant) (engine.Left, error) {
+		if err := c.store.refused(RefuseReleases); err != nil {
+			return engine.Left{}, err
+		}
+		return c.store.leave(now, c, &l.Grant), nil
+	})
+}
+
+func (c *client) Extend(ctx context.Context, _ engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
+	return ask(ctx, c, func(now backend.Instant) ([]engine.Outcome, error) {
+		if err := c.store.refused(RefuseWrites); err != nil {
+			return nil, err
+		}
+		out := make([]engine.Outcome, len(holds))
+		for i := range holds {
+			if h := c.store.find(c, &holds[i].Grant); h != nil {
+				c.store.prolong(now, h, holds[i].TTL)
+			} else {
+				out[i] = engine.Outcome{Gone: true, Loss: c.store.loss(c, &holds[i].Grant)}
+			}
+		}
+		return out, nil
+	})
+}
+
+// Look returns the state of a name at one moment. Its revision is the one from which Watch follows without a gap.
+func (c *client) Look(ctx context.Context, name string) (backend.State, error) {
+	return ask(ctx, c, func(now backend.Instant) (backend.State, error) {
+		info := c.store.machine.Look(name)
+		return c.store.stateOf(now, &info), nil
+	})
+}
+
+// Names returns all names in one page, sorted by their bytes, as of one moment.
+func (c *client) Names(ctx context.Context, prefix, _ string) ([]backend.State, string, error) {
+	states, err := ask(ctx, c, func(now backend.Instant) (states []backend.State, _ error) {
+		names, _ := c.store.machine.List(prefix, "", math.MaxInt)
+		for i := range names {
+			states = append(states, c.store.stateOf(now, &names[i]))
+		}
+		return states, nil
+	})
+	return states, "", err
+}
+
+// Force also ends a minimum hold. Waiters are granted in the same step.
+func (c *client) Force(ctx context.Context, r backend.ForceRequest) (int, error) {
+	return ask(ctx, c, func(now backend.Instant) (int, error) {
+		return c.store.forceRelease(now, &r, backend.ReasonForceReleased), nil
+	})
+}
+
+// Close drops the client: its connection breaks no more, and its holds stay until they expire.
+func (c *client) Close(context.Context) error {
+	c.store.mu.Lock()
+	defer c.store.mu.Unlock()
+	c.store.clients = slices.DeleteFunc(c.store.clients, func(other *client) bool { return other == c })
+	return nil
+}
+
+// ask is call for a function with an answer.
+func ask[T any](ctx context.Context, c *client, op func(backend.Instant) (T, error)) (T, error) {
+	var answer, none T
+	if err := c.call(ctx, func(now backend.Instant) (err error) {
+		answer, err = op(now)
+		return err
+	}); err != nil {
+		return none, err
+	}
+	return answer, nil
+}
+
+// call runs op at one moment of the store and returns its error. The variables that op writes may be read only if the
+// error is nil.
+//
+//	the answer                  op's error, or backend.ErrUnavailable: no effect
+//	the connection broke        ErrUnknown
+//	the step has to return      engine.Unanswered: the request has left
+func (c *client) call(ctx context.Context, op func(now backend.Instant) error) error {
+	conn := c.net.connection()
+	if conn == nil {
+		return backend.ErrUnavailable
+	}
+	done := make(chan error, 1)
+	reply := func(err error) { c.net.send(replies, func() { done <- err }) }
+	c.net.send(requests, func() { c.store.handle(op, reply) })
+	err, how := engine.Await(ctx, done, conn)
+	switch how {
+	case engine.Answered:
+		return err
+	case engine.Broken:
+		return fmt.Errorf("%w: connection reset", backend.ErrUnknown)
+	}
+	return &engine.Unanswered{Landed: func(ctx context.Context) { _, _ = engine.Await(ctx, done, conn) }}
 }

@@ -1,10 +1,10 @@
 package memory
 
-// The network between a driver and its store, as two queues of functions. Nothing is encoded: a message is a function
-// that does at the other end what the message would bring about there. What a test breaks is when it runs, whether it
+// The network between a driver and its store, as two queues of functions. There is no encoding: a message is a function
+// that has the message's effect at the other end. A test changes when it runs, whether it
 // runs, and whether its sender learns that it will not.
 //
-// A network that is whole has no goroutine and no queue: the sender runs the message itself, the store's answer
+// An undisturbed network has no goroutine and no queue: the sender runs the message itself, the store's answer
 // included, so that one call costs no switch of goroutines and a test in simulated time needs no waiting for messages.
 
 import (
@@ -30,20 +30,22 @@ const (
 //	d := store.Driver()
 //	d.Network().Drop(memory.Replies) // requests are carried out, and their answers are lost
 //	_, err := d.Acquire(ctx, r)      // backend.ErrUnknown, when ctx ends
-//	d.Network().Pass()               // whole again, on another connection
+//	d.Network().Pass()               // undisturbed, on another connection
 //
 // No message runs under its mutex, because messages lock the store and call holders, who may call the network.
 type Network struct {
 	mu sync.Mutex // protects the following fields
-	// refusing: there is no connection, and none can be made until Pass.
+	// refusing: there is no connection, nor can a new one be made until Pass.
 	refusing bool
-	// gap: something was swallowed on the present connection. A stream cannot go on behind a hole, so Pass breaks the
-	// connection; its callers would otherwise wait for an answer that is gone.
+	// gap: a message was swallowed on the present connection. A stream cannot go on behind a hole, so Pass breaks the
+	// connection; its callers would otherwise wait for a lost answer.
 	gap  bool
 	legs [2]leg
 	// conn stands for the connection: it is closed when that breaks, and another one is made in the same step. Callers
 	// that wait for an answer select on the one on which they sent. Only Network closes it.
 	conn chan struct{}
+	// broken is called when the connection has broken, without mu.
+	broken func()
 }
 
 // The legs of a Network.
@@ -56,36 +58,38 @@ const (
 type leg struct {
 	// seen counts all messages, the lost ones too: see Seen.
 	seen int64
-	// lossy: what is sent is lost.
+	// lossy: sent messages are lost.
 	lossy bool
-	// delay is how long a message takes; untilPass: it waits for Pass.
+	// delay is a message's travel time; untilPass: it waits for Pass.
 	delay time.Duration
-	// queue holds what is kept back, in the order in which it was sent. A message that is not ripe keeps back those
-	// behind it, ripe or not, so that none overtakes another.
+	// queue holds delayed messages, in the order of sending. A message that is not ripe delays the ones behind it, ripe
+	// or not, so that the order stays.
 	queue []*message
-	// pumping: a goroutine delivers from the queue. Others leave their messages to it, or they could overtake the one
-	// that is just being delivered.
+	// pumping: a goroutine delivers from the queue. Others leave their messages to it, or they could overtake the
+	// message just being delivered.
 	pumping bool
 }
 
-// untilPass is the delay of what Hold keeps back.
+// untilPass is the delay of messages that Hold keeps back.
 const untilPass = -1
 
 // message is one of a queue.
 type message struct {
 	deliver func()
-	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens what has gone already, or is lost.
+	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens a message that has gone already, or is lost.
 	ripe bool
 }
 
-// Pass heals the network and delivers what Hold or Delay kept back now, in order, also if its caller gave up long ago:
-// this is how a test has a request arrive late. It returns when all has been delivered, unless another goroutine is
-// delivering already. If Drop swallowed something, the connection breaks as with Reset, but what was kept back is
+// Pass heals the network and delivers messages that Hold or Delay kept back now, in order, even if their callers
+// returned long ago: a test makes a request arrive late this way. It returns when all have been delivered, unless
+// another goroutine is delivering already. If Drop swallowed a message, the connection breaks as with Reset, but kept
+// messages are
 // delivered.
 func (n *Network) Pass() {
 	n.mu.Lock()
 	n.refusing = false
-	if n.gap {
+	broken := n.gap
+	if broken {
 		n.breakConn()
 	}
 	for i := range n.legs {
@@ -98,20 +102,23 @@ func (n *Network) Pass() {
 	n.mu.Unlock()
 	n.pump(requests)
 	n.pump(replies)
+	if broken {
+		n.broken()
+	}
 }
 
-// Hold keeps back what is sent in the given direction until Pass. Callers wait meanwhile, until their contexts end.
+// Hold keeps back messages in the given direction until Pass. Callers wait meanwhile, until their contexts end.
 func (n *Network) Hold(dir Direction) { n.set(dir, false, untilPass) }
 
-// Drop swallows what is sent in the given direction from now on. Messages that are queued already are not lost. Nobody
-// is told: callers wait until their contexts end, or until Pass.
+// Drop swallows messages in the given direction from now on. Queued messages are not lost. Callers get no error: they
+// wait until their contexts end, or until Pass.
 func (n *Network) Drop(dir Direction) { n.set(dir, true, 0) }
 
-// Delay delivers everything in the given direction d later, in order: a message does not overtake one that takes
-// longer. Each message has a timer of its own; Pass and Reset do not wait for it.
+// Delay delivers all messages in the given direction d later, in order: a message does not overtake a slower one. Each
+// message has its own timer; Pass and Reset do not wait for it.
 func (n *Network) Delay(dir Direction, d time.Duration) { n.set(dir, false, d) }
 
-// set changes what becomes of messages from now on. What is queued already stays, and so do its timers.
+// set changes the treatment of messages from now on. Queued messages and their timers stay.
 func (n *Network) set(dir Direction, lossy bool, delay time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -122,25 +129,16 @@ func (n *Network) set(dir Direction, lossy bool, delay time.Duration) {
 	}
 }
 
-// Reset breaks the connection: what is under way is gone in both directions, and calls that wait for an answer learn
-// that none will come. Acquire then asks again, and other calls are backend.ErrUnknown. The next call has a new
-// connection. What Hold, Drop and Delay have set stays as it is.
-func (n *Network) Reset() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.reset()
-}
+// Reset breaks the connection: messages under way are lost in both directions, and calls that wait for an answer learn
+// that it will not come. Acquire then retries, and other calls are backend.ErrUnavailable. The next call has a new
+// connection. The settings of Hold, Drop and Delay stay.
+func (n *Network) Reset() { n.reset(false) }
 
 // Refuse breaks the connection and refuses another one until Pass: new calls are backend.ErrUnavailable at once, and
-// nothing of theirs was done.
-func (n *Network) Refuse() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.refusing = true
-	n.reset()
-}
+// have no effect.
+func (n *Network) Refuse() { n.reset(true) }
 
-// Seen returns how many messages were sent in the given direction so far, whatever became of them: answers and pushed
+// Seen returns how many messages were sent in the given direction so far, delivered or not: answers and pushed
 // losses count as Replies, and so do the signals by which the store has a waiter or a watch ask.
 func (n *Network) Seen(dir Direction) (sum int64) {
 	n.mu.Lock()
@@ -153,12 +151,16 @@ func (n *Network) Seen(dir Direction) (sum int64) {
 	return sum
 }
 
-// reset loses what is queued, and breaks the connection. The caller holds n.mu.
-func (n *Network) reset() {
+// reset drops queued messages, and breaks the connection.
+func (n *Network) reset(refuse bool) {
+	n.mu.Lock()
+	n.refusing = n.refusing || refuse
 	for i := range n.legs {
 		n.legs[i].queue = nil
 	}
 	n.breakConn()
+	n.mu.Unlock()
+	n.broken()
 }
 
 // breakConn closes the connection and makes the next one. The caller holds n.mu.
@@ -168,7 +170,7 @@ func (n *Network) breakConn() {
 	n.conn = make(chan struct{})
 }
 
-// connection returns the present connection, which is closed when it breaks; nil if there is none.
+// connection returns the present connection, which is closed when it breaks; nil without one.
 func (n *Network) connection() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -179,7 +181,7 @@ func (n *Network) connection() <-chan struct{} {
 }
 
 // send sends a message over a leg: it delivers, loses, or queues it. Messages are delivered without n.mu, on this
-// goroutine or on the one that delivers already. One that is sent while the network refuses is lost: its connection has
+// goroutine or on the one that delivers already. A message sent while the network refuses is lost: its connection has
 // broken, which tells its sender.
 func (n *Network) send(i int, deliver func()) {
 	n.mu.Lock()
@@ -212,8 +214,8 @@ func (n *Network) ripen(i int, m *message) {
 	n.pump(i)
 }
 
-// pump delivers what is ripe, in order and one at a time. It runs on the goroutine that made something ripe; n.mu is
-// free while a message is delivered, and what becomes ripe meanwhile is delivered by the same loop.
+// pump delivers ripe messages, in order and one at a time. It runs on the goroutine that made one ripe; n.mu is free
+// while a message is delivered, and messages that become ripe meanwhile are delivered by the same loop.
 func (n *Network) pump(i int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -17,13 +17,13 @@ func init() { backend.Register("memory", open) }
 var named sync.Map
 
 // open returns a driver for memory://name, a store that all of the process shares and that lives as long as the
-// process, or for memory://, a store of its own.
+// process, or for memory://, a separate store.
 //
-// A memory URL has no settings. ctx is only looked at, since there is nothing to connect to. Errors wrap
+// A memory URL has no settings. ctx is only looked at, since there is no connection. Errors wrap
 // backend.ErrInvalidOption, or are ctx's.
 func open(ctx context.Context, rawURL string) (backend.Driver, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, callError("open", "", err)
+		return nil, &backend.CallError{Driver: "memory", Call: "open", Err: err}
 	}
 	_, name, _ := strings.Cut(rawURL, "://")
 	if strings.ContainsAny(name, "/?#@") {

@@ -1,17 +1,18 @@
 package memory
 
-// The store: the lock machine, and around it what the machine leaves to others. The machine decides who gets what; it
-// measures no time, and tells by notices what a command did to others than who sent it. The store times each hold and
-// each waiter, and turns notices into messages.
+// The store: the lock machine, and its surroundings. The machine decides who gets a lock; it measures no time, and
+// reports the effects of a command on other clients by notices. The store times each hold and each waiter, and turns
+// notices into messages.
 //
-// Locks. Store.mu protects all of it. Nothing is sent and no function of a caller runs under it: what is to be sent is
-// put into the outbox, and unlock sends it. So no mutex of a driver or of a network is ever taken under Store.mu, and a
-// holder that is told of a loss may call the store.
+// Locks. Store.mu protects all of it. Messages are not sent and no function of a caller runs under it: messages go into
+// the outbox, and unlock sends them. So no mutex of a driver or of a network is ever taken under Store.mu, and a holder
+// that is notified of a loss may call the store.
 
 import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -20,8 +21,10 @@ import (
 	"github.com/google/btree"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // Options are the settings of New and NewStore. The zero value, or nil, means defaults.
@@ -30,24 +33,32 @@ type Options struct {
 	// backend.GoClock() under testing/synctest. The store finds ends that the clock has passed on each call, and
 	// sleeps by package time's timers between calls.
 	Clock backend.Clock
+	// Chance returns numbers from 0 up to, and not including, 1, by which drivers spread the times of their
+	// retries. Default: random numbers. A test that replays exactly sets it.
+	Chance func() float64
 }
 
 // Store is a lock service in memory: the lock machine of the bundled server, and the time, which the machine leaves to
 // others. All methods are safe for concurrent use.
 //
-// A store has no goroutine, and one timer, which is set while anything can end. There is nothing to close.
+// A store has no goroutine, and one timer, which is set while a claim can end. It need not be closed.
 type Store struct {
-	clock backend.Clock
+	clock  backend.Clock
+	chance func() float64
+	// origin is the time of day of the clock's instant zero.
+	origin time.Time
 
 	mu sync.Mutex // protects the following fields
 	// space is the token space; another one after Wipe.
 	space string
-	// state is what Pause, Stop and the like have made of the server.
+	// state is set by Pause, Stop and the like.
 	state serverState
+	// refuses is set by Refuse.
+	refuses Refusal
 	// inbox has the requests that arrived while the server was paused, in order. Stop empties it, and nobody answers
 	// them: the broken connection tells their callers.
 	inbox []func()
-	// machine is replaced by Wipe; all else that is kept by token or ticket belongs to one machine.
+	// machine is replaced by Wipe; all other entries by token or ticket belong to one machine.
 	machine *machine.Machine
 	// claims are by number, and due has the same in the order in which they end.
 	claims map[uint64]*claim
@@ -61,15 +72,15 @@ type Store struct {
 	floor uint64
 	// watches are by name. A name without watches has no entry, so that wake can tell at once that nobody listens.
 	watches map[string][]*watch
-	// outbox is what to send once mu is free. The answer to a request comes after all that the request has brought
-	// about.
+	// outbox has the messages to send once mu is free. The answer to a request comes after all effects of the
+	// request.
 	outbox []func()
-	// drivers are those whose connections Stop breaks. Driver.Close takes its own out.
-	drivers []*Driver
+	// clients are the clients with connections that Stop breaks, until their Close.
+	clients []*client
 }
 
-// eventsKept is how many events of all names together the store keeps for watchers, and how many of one name it keeps
-// for a watch that is slow.
+// eventsKept is the number of events, of all names together, that the store keeps for watchers, and the number for one
+// name that it keeps for a slow watch.
 const eventsKept = 4096
 
 // NewStore returns an empty store with a random token space.
@@ -79,29 +90,19 @@ const eventsKept = 4096
 //	store := memory.NewStore(&memory.Options{Clock: backend.GoClock()}) // under testing/synctest
 //	a, b := store.Driver(), store.Driver()
 func NewStore(o *Options) *Store {
-	s := &Store{clock: backend.SystemClock(), watches: map[string][]*watch{}}
+	s := &Store{clock: backend.SystemClock(), chance: rand.Float64, watches: map[string][]*watch{}}
 	if o != nil && o.Clock != nil {
 		s.clock = o.Clock
 	}
+	if o != nil && o.Chance != nil {
+		s.chance = o.Chance
+	}
+	s.origin = time.Now().Round(0).Add(-time.Duration(s.clock.Now()))
 	s.begin()
 	return s
 }
 
-// Driver returns one more client of the store. The caller closes it.
-//
-// A driver that is not closed costs memory, for as long as the store lives. It is bound to the store as it is now:
-// after Wipe it is refused, and another one has to be made.
-func (s *Store) Driver() *Driver {
-	d := &Driver{store: s, gate: kit.NewGate()}
-	d.net.conn = make(chan struct{})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	d.space = s.space
-	s.drivers = append(s.drivers, d)
-	return d
-}
-
-// Sessions of the machine. The store times each hold by itself, so one session has them all; a hold whose time is over
+// Sessions of the machine. The store times each hold, so one session has them all; a due hold
 // moves to another one and ends with it. A session for each hold would do the same with two commands more for each
 // lock.
 var (
@@ -109,23 +110,30 @@ var (
 	expired   = machine.SessionID{2}
 )
 
-// begin makes the store an empty one, with a token space of its own. The limits are the widest that the machine knows:
+// begin empties the store and gives it a new token space. The limits are the widest that the machine knows:
 // they protect a server from its clients, and here both are one process. The caller holds s.mu, or has the store alone.
 func (s *Store) begin() {
 	s.space = "memory-" + backend.NewRequestID()
-	s.machine, s.floor = machine.New(eventsKept), 0
-	s.claims, s.due = map[uint64]*claim{}, newAlarms()
-	s.endings = [endingsKept]ending{}
+	s.machine = machine.New(eventsKept)
 	limits := machine.DefaultLimits()
 	for _, l := range limits.All() {
 		*l.Value = l.Most
 	}
 	s.apply(0, machine.Command{Op: machine.OpSetLimits, Limits: &limits})
+	s.apply(0, machine.Command{Op: machine.OpRaiseLevel, Level: machine.MaxLevel})
+	s.empty()
+}
+
+// empty makes the store one of a machine without holds. The caller holds s.mu, or has the store alone.
+func (s *Store) empty() {
+	s.floor = s.machine.Revision()
+	s.claims, s.due = map[uint64]*claim{}, newAlarms()
+	s.endings = [endingsKept]ending{}
 	s.apply(0, machine.Command{Op: machine.OpOpenSession, Session: everybody, TTL: maxTTL})
 }
 
-// apply carries out c, and does to others what it brings about. The machine's stamps are the store's instants, so what
-// it tells of times is subtracted from instants and never from the time of day. The caller holds s.mu.
+// apply carries out c, and passes its effects on to others. The machine's stamps are the store's instants, so its times
+// are subtracted from instants and never from the time of day. The caller holds s.mu.
 func (s *Store) apply(now backend.Instant, c machine.Command) machine.Result {
 	before := s.machine.Revision()
 	r, notices := s.machine.Apply(int64(now), &c)
@@ -136,15 +144,15 @@ func (s *Store) apply(now backend.Instant, c machine.Command) machine.Result {
 	return r
 }
 
-// notice does to one holder or waiter what a command has done to it. The caller holds s.mu.
+// notice applies the effect of a command to one holder or waiter. The caller holds s.mu.
 //
-//	granted                the holds are timed from now on, and the waiter is told to ask
+//	granted                the holds are timed from now on, and the waiter is notified to ask
 //	lingering              the name is freed when the minimum is over
-//	lost                   forgotten: a waiter notices when it asks again, and lose has told a holder
-//	lost, because moved    nothing: end has moved it, and goes on
+//	lost                   forgotten: a waiter notices with its next request, and lose has notified a holder
+//	lost, because moved    no effect: end has moved it, and continues
 //
-// A grant carries no token to the waiter. It asks for it, so that the validity counts from a request of its own,
-// however long it has waited.
+// A grant carries no token to the waiter. It asks for it, so that the validity counts from its own request, however
+// long it has waited.
 func (s *Store) notice(now backend.Instant, n *machine.Notice) {
 	c := s.claims[max(n.Ticket, n.Token.Order())]
 	switch {
@@ -153,9 +161,9 @@ func (s *Store) notice(now backend.Instant, n *machine.Notice) {
 		s.forget(c)
 		for _, g := range n.Grants { // in the order of who asked first, and c.requests in that of who asked last
 			i := slices.IndexFunc(c.requests, func(r backend.Request) bool { return r.Name == g.Name })
-			s.keep(now, c.driver, c.requests[i:i+1], 0, g.Token).queued = true
+			s.keep(now, c.client, c.requests[i:i+1], 0, g.Token).queued = true
 		}
-		s.outbox = append(s.outbox, c.ring)
+		s.notifyTurn(c)
 	case n.Type == machine.NoticeLingering:
 		c.lingers = true
 		s.schedule(c, c.closes)
@@ -164,42 +172,44 @@ func (s *Store) notice(now backend.Instant, n *machine.Notice) {
 	}
 }
 
-// acquire grants all of rs, or says why not, or queues them and answers neither. ring is nil if they do not wait.
-// Requests that hold or wait already keep what they have, with a fresh TTL: that is what makes sending them again
-// harmless.
+// enter grants all of rs, queues them, or returns the reason why not. Requests that hold or wait already keep their
+// hold or place, with a fresh TTL: that makes repetitions harmless.
 //
-// Grants come in the order of rs. The caller holds s.mu; the driver's copy of rs is kept, and must not be changed
-// later.
-func (s *Store) acquire(now backend.Instant, d *Driver, rs []backend.Request, ring func()) ([]backend.Grant, error) {
-	if err := s.forgot(d); err != nil {
+// Positions come in the order of rs. The store keeps rs, which must not be changed later. The caller holds s.mu.
+func (s *Store) enter(now backend.Instant, by *client, rs []backend.Request) ([]engine.Position, error) {
+	if err := s.forgot(by); err != nil {
 		return nil, err
 	}
 	c := machine.Command{
-		Op: machine.OpAcquire, Session: everybody, Requests: requestsOf(rs), Under: rs[0].Under, Wait: ring != nil,
+		Op: machine.OpAcquire, Session: everybody, Requests: requestsOf(rs), Under: rs[0].Under, Wait: rs[0].Wait,
 	}
 	r := s.apply(now, c)
 	if r.Code == machine.CodeConflict {
-		// Some of a set that was granted before have ended. It is all or none, and its caller asks for all.
+		// Some holds of a set granted before have ended. A set is granted as a whole, and its caller asks for all.
 		for i := range rs {
 			s.apply(now, machine.Command{Op: machine.OpRelease, Name: rs[i].Name, RequestID: rs[i].RequestID})
 		}
 		r = s.apply(now, c)
 	}
-	switch {
-	case r.Code == machine.CodeGranted:
-		grants := make([]backend.Grant, len(rs))
+	switch r.Code {
+	case machine.CodeGranted:
+		all := make([]engine.Position, len(rs))
 		for i := range rs {
-			h := s.keep(now, d, rs[i:i+1], 0, r.Grants[i].Token)
-			grants[i] = rs[i].Grant()
-			grants[i].Token, grants[i].Incarnation = h.token, h.token.String()
-			grants[i].Queued, grants[i].MinHoldUntil = h.queued, h.closes
+			h := s.keep(now, by, rs[i:i+1], 0, r.Grants[i].Token)
+			all[i] = engine.Position{
+				Held: true, Token: h.token, Nonce: h.nonce, Incarnation: h.token.String(), MinHoldUntil: h.closes,
+				Queued: h.queued,
+			}
 		}
-		return grants, nil
-	case r.Code == machine.CodeQueued && ring != nil:
-		s.keep(now, d, rs, r.Ticket, 0).ring = ring
-		return nil, nil
+		return all, nil
+	case machine.CodeQueued:
+		s.keep(now, by, rs, r.Ticket, 0).waits = true
+		return []engine.Position{{Placed: true, Holder: s.heldError(now, rs, r.Holder)}}, nil
+	case machine.CodeHeld:
+		return []engine.Position{{Holder: s.heldError(now, rs, r.Holder)}}, nil
+	default:
+		return nil, s.refusal(rs, &r)
 	}
-	return nil, s.refusal(now, rs, &r)
 }
 
 // requestsOf is rs in the machine's words. It copies the metadata, which the machine keeps and callers may change.
@@ -216,14 +226,12 @@ func requestsOf(rs []backend.Request) []machine.Request {
 	return out
 }
 
-// refusal is the answer to requests that were not granted.
+// refusal is the error for requests that can be neither granted nor queued.
 //
-// A cycle comes from the machine as who is in the way of whom. The contract wants for each owner what it holds and what
-// it wants: it holds what the one before wants, and the first holds what the last is about. The caller holds s.mu.
-func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Result) error {
+// A cycle comes from the machine as a chain of blockers. The contract names for each owner the lock that it holds and
+// the lock that it wants: it holds the lock that its predecessor wants, and the first holds the lock of the last.
+func (s *Store) refusal(rs []backend.Request, r *machine.Result) error {
 	switch r.Code {
-	case machine.CodeHeld, machine.CodeQueued:
-		return s.heldError(now, rs, r.Holder)
 	case machine.CodeDeadlock:
 		all := &backend.DeadlockError{}
 		holds := r.Cycle[len(r.Cycle)-1].Name
@@ -233,9 +241,14 @@ func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Re
 		}
 		return all
 	case machine.CodeMismatch:
-		return fmt.Errorf("%w: %q", backend.ErrLimitMismatch, r.Detail)
+		mismatch := &backend.LimitError{Name: r.Detail}
+		for _, h := range s.machine.Holder(r.Detail).Holders {
+			mismatch.Kind, mismatch.Limit, mismatch.Holder = backend.Kind(h.Kind), int(h.Limit), h.Owner
+		}
+		return mismatch
+	default:
+		return kit.InvalidOption(cmp.Or(r.Field, "request"), fmt.Sprintf("of the request for %q", rs[0].Name), r.Detail)
 	}
-	return kit.InvalidOption(cmp.Or(r.Field, "request"), "of the request for "+fmt.Sprintf("%q", rs[0].Name), r.Detail)
 }
 
 // heldError tells who is in the way of rs. A hold that only keeps the name closed is nobody's.
@@ -243,7 +256,7 @@ func (s *Store) refusal(now backend.Instant, rs []backend.Request, r *machine.Re
 // RetryAfter is the shortest time after which one of the holders may be gone: more than one of them may have to go
 // first, and waiters may come before, so it is a hint. in is nil where the machine names nobody; then the first name is
 // meant. The caller holds s.mu.
-func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) error {
+func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) *backend.HeldError {
 	held := &backend.HeldError{Name: rs[0].Name}
 	closed := rs[0].Name
 	if in != nil {
@@ -270,55 +283,94 @@ func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine
 	return held
 }
 
-// renew prolongs a hold, and never makes one that it does not find. The caller holds s.mu.
-func (s *Store) renew(now backend.Instant, d *Driver, g *backend.Grant) error {
-	h := s.find(d, g)
-	if h == nil {
-		return s.notHeld(d, g)
-	}
-	s.prolong(now, h, g.TTL)
-	return nil
-}
-
-// release ends the hold that g names. If g names a request only (Request.Grant), it ends whatever that request has, and
-// no minimum applies, since nobody ran under it. A wait for several names ends as a whole.
-//
-// The name alone would not do: the request may have been granted anew since, or another may hold the name. The caller
-// holds s.mu.
-func (s *Store) release(now backend.Instant, d *Driver, g *backend.Grant) error {
+// leave ends the hold that g names. If g names a request only (Request.Grant), it ends the hold or place of that
+// request, and no minimum applies, since nobody ran under it: a hold that expired meanwhile no longer keeps the name
+// closed. A wait for several names ends as a whole. The caller holds s.mu.
+func (s *Store) leave(now backend.Instant, by *client, g *backend.Grant) engine.Left {
 	c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
-	there := s.forgot(d) == nil
+	there := s.forgot(by) == nil
 	if g.Token != 0 || g.Incarnation != "" {
-		h := s.find(d, g)
+		h := s.find(by, g)
 		there = h != nil
 		c.Linger = there && now < h.closes
+	} else if there {
+		for _, h := range s.machine.Holder(g.Name).Holders {
+			if h.Lingering && h.RequestID == g.RequestID {
+				s.end(now, s.claims[h.Token.Order()])
+			}
+		}
 	}
 	if !there || s.apply(now, c).Code != machine.CodeOK {
-		return s.notHeld(d, g)
+		return engine.Left{Loss: s.loss(by, g)}
 	}
-	return nil
+	return engine.Left{Was: true}
 }
 
-// forceRelease takes a name from all of its holders, whatever minimum they asked for, and tells them the reason. It
-// reports whether there was one.
-//
-// by and why are what watchers are told. The caller holds s.mu.
-func (s *Store) forceRelease(now backend.Instant, name, by, why string, reason backend.Reason) bool {
-	held := s.held(name)
+// forceRelease ends the holds that r names, whatever their minimum, and notifies them of the reason. It
+// returns how many there were. The caller holds s.mu.
+func (s *Store) forceRelease(now backend.Instant, r *backend.ForceRequest, reason backend.Reason) int {
+	held := s.held(r.Name)
+	held = slices.DeleteFunc(held, func(h *claim) bool { return !r.Matches(h.nonce, h.token) })
+	loss := backend.Loss{Reason: reason}
+	if reason == backend.ReasonForceReleased {
+		loss.Text, loss.By, loss.Principal = r.Reason, r.By, r.Principal
+	}
 	for _, h := range held {
-		s.lose(h, reason)
+		s.lose(h, loss)
 	}
-	if len(held) > 0 {
-		s.apply(now, machine.Command{Op: machine.OpForceRelease, Name: name, Reason: why, By: by})
+	c := machine.Command{Op: machine.OpForceRelease, Name: r.Name, Reason: r.Reason, By: r.By, Principal: principal.Principal(r.Principal)}
+	switch {
+	case len(held) == 0:
+	case !r.Conditional():
+		s.apply(now, c)
+	default:
+		for _, h := range held {
+			c.Token = h.token
+			s.apply(now, c)
+		}
 	}
-	return len(held) > 0
+	return len(held)
 }
 
-// forgot is a *backend.HistoryError if the store has been wiped since d was made, and nil otherwise. The caller holds
-// s.mu.
-func (s *Store) forgot(d *Driver) error {
-	if d.space == s.space {
+// forgot is a *backend.HistoryError if the store has been wiped since the client was made, and nil otherwise. The
+// caller holds s.mu.
+func (s *Store) forgot(c *client) error {
+	if c.space == s.space {
 		return nil
 	}
-	return &backend.HistoryError{What: "token space", Was: d.space, Now: s.space}
+	return &backend.HistoryError{What: "token space", Was: c.space, Now: s.space}
 }
+
+// stateOf returns the state of a name for callers. Lingering holds, which only keep the name closed, are left out,
+// because nobody holds them. The caller holds s.mu.
+//
+// The store counts instants of its clock and people read the time of day, see timeOf. The metadata is copied: the
+// machine's own must not reach a caller, who may write to it.
+func (s *Store) stateOf(now backend.Instant, info *machine.Info) backend.State {
+	state := backend.State{Name: info.Name, Waiters: info.Waiters, Revision: info.Revision}
+	for i := range info.Holders {
+		h := &info.Holders[i]
+		c := s.claims[h.Token.Order()]
+		if c.lingers {
+			continue
+		}
+		state.Held = true
+		state.Holders = append(state.Holders, backend.Holder{
+			Owner: h.Owner, HoldID: h.HoldID, Kind: backend.Kind(h.Kind), Permits: int(h.Permits), Limit: int(h.Limit),
+			Token: h.Token, Nonce: c.nonce, Since: s.timeOf(h.Since), ExpiresIn: c.due.Sub(now),
+			Metadata: maps.Clone(h.Metadata),
+		})
+	}
+	for i := range info.Queue {
+		w := &info.Queue[i]
+		state.Queue = append(state.Queue, backend.Waiter{
+			Owner: w.Owner, HoldID: w.HoldID, Kind: backend.Kind(w.Kind), Permits: int(w.Permits), Limit: int(w.Limit),
+			Since: s.timeOf(w.Since),
+		})
+	}
+	return state
+}
+
+// timeOf returns the time of day of a stamp of the machine, for people. It is the same each time, also if the time of day
+// was set meanwhile.
+func (s *Store) timeOf(stamp int64) time.Time { return s.origin.Add(time.Duration(stamp)) }

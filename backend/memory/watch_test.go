@@ -105,7 +105,7 @@ func TestWatchTellsEachEndOfAHold(t *testing.T) {
 		expired := acquire(t, a, request("x", time.Second))
 		time.Sleep(time.Second)
 		forced := acquire(t, a, request("x", time.Minute))
-		if err := b.ForceRelease(t.Context(), "x", "pod is gone"); err != nil {
+		if err := b.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "pod is gone"}); err != nil {
 			t.Fatal(err)
 		}
 		evicted := acquire(t, a, request("x", time.Minute))

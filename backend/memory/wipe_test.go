@@ -16,7 +16,7 @@ func TestWipeIsNoticed(t *testing.T) {
 		d, other := s.Driver(), s.Driver()
 		told := make(chan backend.Reason, 1)
 		r := request("x", time.Minute)
-		r.Lost = func(reason backend.Reason) { told <- reason }
+		r.Lost = func(loss backend.Loss) { told <- loss.Reason }
 		g := acquire(t, d, r)
 		closed := request("closed", time.Second)
 		closed.MinHold = time.Hour

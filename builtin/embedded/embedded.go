@@ -5,13 +5,13 @@
 //	client, err := fencelock.ForCorrectness(locks.Driver(nil), nil)
 //
 // It is for programs that run once per machine and want durable locks with fencing tokens without a service beside
-// them: the locks are those of this process, and outlive its crash as far as their TTL allows.
+// them: the locks are only for this process, and outlive its crash for their TTL.
 //
-// Three processes on three machines share locks with Options.Cluster: each runs a member, and its drivers find the one
-// that leads. docs/EMBEDDED.md says how to deploy and to roll that; examples/members is a program. Otherwise several
-// processes need a server of their own (fencelock serve), or several of them.
+// Three processes on three machines share locks with Options.Cluster: each runs a member, and its drivers find the
+// leader. docs/EMBEDDED.md explains deployment and rolling upgrades; examples/members is a program. Without
+// Options.Cluster, several processes need one or more separate servers (fencelock serve).
 //
-// It stands in a package of its own because a program that only connects to servers should not link the server.
+// It is a separate package because a program that only connects to servers should not link the server.
 package embedded
 
 import (
@@ -32,53 +32,57 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// Options say what to start.
+// Options configure a server.
 type Options struct {
 	// DataDir keeps the data. It is made if it does not exist, and belongs to one server at a time. Required.
 	DataDir string
+	// Moved permits a DataDir that is a copy of another one, provided that the server of the original never starts
+	// again.
+	Moved bool
 
-	// Cluster makes it a member of a cluster. Nil: it is alone.
+	// Cluster makes it a member of a cluster. Nil: a single server.
 	Cluster *Cluster
 
 	// MinTTL is the least TTL of a lock. Default one second, as there are no elections to outlast, and in a cluster
 	// three.
 	MinTTL time.Duration
 
-	// MaxTTL is the greatest TTL of a lock. Default 24 hours.
+	// MaxTTL is the greatest TTL of a lock; a restored cluster serves nobody for that long. Default 1 hour, and
+	// 24 hours in a cluster that a version before 0.1 made.
 	MaxTTL time.Duration
-	// Limits bound what the server takes on. Fields that are zero have their defaults.
+	// Limits bound the server's state. Zero fields have their defaults.
 	Limits Limits
 
-	// Logger is told what the server does. Default slog.Default.
+	// Logger receives the server's log. Default slog.Default.
 	Logger *slog.Logger
 }
 
-// Cluster makes the server one of several members, each in a process of its own and on a machine of its own. It serves
-// while most of them are there: three survive the loss of one.
+// Cluster makes the server one of several members, each in a separate process on a separate machine. It serves while
+// most of them are there: three survive the loss of one.
 type Cluster struct {
 	// Members are the addresses, host:port, by which the members find each other, this one's own among them: the same
-	// list for all. When all are there for the first time they make a cluster. Where most of them have one already, a
-	// further one is taken in, see JoinKey. Required, at least three.
+	// list for all. When all are there for the first time they make a cluster. If most of them have one already, a
+	// further member is added, see JoinKey. Required, at least three.
 	Members []string
 	// PeerListen is where this member listens for the others, host:port. Required. PeerAdvertise is its address in
-	// Members, if that is another one.
+	// Members, if that differs.
 	PeerListen, PeerAdvertise string
-	// Listen is where it listens for the drivers of the others, host:port. Required. Advertise is what they are told
-	// instead, if they reach it under another name.
+	// Listen is where it listens for the drivers of the others, host:port. Required. Advertise is the address for
+	// them, if they reach it under another name.
 	Listen, Advertise string
 	// TLS is for both addresses and both directions: Certificates of this member, which name its hosts; RootCAs and
 	// ClientCAs with the authority of all; ClientAuth tls.RequireAndVerifyClientCert. Required beyond loopback, unless
 	// Insecure is set.
 	TLS      *tls.Config
 	Insecure bool
-	// JoinKey is a secret of at least 16 bytes that all members share: one that has lost its data, or a further one,
-	// comes in with it. Nil: an operator approves it, with "fencelock member add".
+	// JoinKey is a secret of at least 16 bytes that all members share. With it a member that has lost its data, or a
+	// further one, joins. Nil: an operator approves the join, with "fencelock member add".
 	JoinKey []byte
 }
 
-// apply puts the cluster into the configuration of the server. It checks only what the server's own configuration
-// allows and a program with a cluster inside cannot want: fewer than three members, and a configuration of TLS by which
-// anybody could come in as a member. The rest the server checks.
+// apply puts the cluster into the configuration of the server. It checks only settings that the server's own
+// configuration allows and an embedded cluster never wants: fewer than three members, and a configuration of TLS by
+// which anybody could join as a member. The server checks the rest.
 func (o *Cluster) apply(c *server.Config) error {
 	wrong := func(what, value, why string) error {
 		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "Cluster." + what, Value: value, Why: why}
@@ -109,22 +113,22 @@ func (o *Cluster) apply(c *server.Config) error {
 // Server is a lock server in this process. Start makes one. All methods are safe for concurrent use.
 type Server struct {
 	server *server.Server
-	// cluster is as given; the zero value without one, which PeerListen tells since Start requires it.
+	// cluster is Options.Cluster, or the zero value, whose PeerListen is empty.
 	cluster Cluster
-	// formed is closed once a leader was known since the start, by Start or by the goroutine that it leaves behind.
+	// formed is closed once a leader has been known since the start, by Start or by its goroutine.
 	formed chan struct{}
 }
 
-// alone are the times of a member that is alone, which need not leave others time to answer.
+// alone is the timing of a single member, which need not leave others time to answer.
 var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
-// Start starts a server. One that is alone is returned when it serves: after some tens of milliseconds, or longer if
-// much is to be read from DataDir. A member of a cluster is returned when it can be reached, which is before most of
+// Start starts a server. It returns a single server when that serves: after some tens of milliseconds, or longer if
+// DataDir is large. It returns a member of a cluster when that can be reached, which is before most of
 // the others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live
 // for at most their TTL from now on, unless their clients renew them. An option that makes no sense wraps
 // backend.ErrInvalidOption.
 //
-// With a cluster a goroutine waits for the first leader. It ends when that is known, or with the server.
+// With a cluster a goroutine waits for the first leader. It ends when the leader is known, or with the server.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.DataDir == "" {
 		return nil, &backend.InvalidError{
@@ -134,7 +138,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	}
 	s := &Server{formed: make(chan struct{})}
 	c := server.Config{
-		DataDir: o.DataDir, MinTTL: o.MinTTL, MaxTTL: o.MaxTTL, Limits: machine.Limits(o.Limits), Log: o.Logger,
+		DataDir: o.DataDir, Moved: o.Moved, MinTTL: o.MinTTL, MaxTTL: o.MaxTTL, Limits: machine.Limits(o.Limits), Log: o.Logger,
 	}
 	if o.Cluster == nil {
 		c.Timing = alone
@@ -171,12 +175,11 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Driver returns one more client of the server, or of the cluster of which it is a member: that finds the leader
-// wherever it is. While no leader has been known since the start, because most members are not there yet, its calls
-// wait until their contexts end. Options.TLS and Dial are set by the cluster where they are not given. Close it before
-// the server. It does no I/O.
+// Driver returns one more client of the server, or of its cluster: such a client finds the leader wherever it is.
+// Until a leader is known for the first time since the start, its calls wait until their contexts end. Options.TLS
+// and Dial default to those of the cluster. Close it before the server. It does no I/O.
 //
-// Drivers of one server are independent clients: each has sessions of its own, and ends its own only.
+// Drivers of one server are independent clients: each has separate sessions, and ends only these.
 func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	connect := func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }
 	if s.cluster.PeerListen == "" {
@@ -194,8 +197,8 @@ func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	}, &options)
 }
 
-// forming reports whether no leader has been known since the start. It is false too once the server has ended, so that
-// calls do not wait for an election that nobody here will hear of.
+// forming reports whether no leader has been known since the start. It is false once the server has ended, so that
+// calls do not wait for an election that is not visible here.
 func (s *Server) forming() bool {
 	select {
 	case <-s.formed:
@@ -207,10 +210,10 @@ func (s *Server) forming() bool {
 	}
 }
 
-// WaitLeader returns once the server knows who leads, itself or another member: it is what a probe of readiness waits
-// for. The error is ctx's, or says why the server ended.
+// WaitLeader returns once the server knows the leader, itself or another member: use it for a readiness probe. The
+// error is ctx's, or says why the server ended.
 //
-// Without a cluster Start has waited for that already.
+// Without a cluster Start has already waited for that.
 //
 //	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 //	defer cancel()
@@ -223,21 +226,20 @@ func (s *Server) WaitLeader(ctx context.Context) error { return s.server.WaitLea
 func (s *Server) Addr() net.Addr { return s.server.Addr() }
 
 // Done is closed when the server has ended: by Close, or because it could not go on (a full disk, for example). Err
-// then tells why; it is nil after Close.
+// then returns the reason; it is nil after Close.
 func (s *Server) Done() <-chan struct{} { return s.server.Done() }
 
-// Err tells why the server could not go on; nil while it can, and after Close.
+// Err returns the reason why the server could not go on; nil while it can, and after Close.
 func (s *Server) Err() error { return s.server.Err() }
 
-// Backup writes all that the server keeps to w, including everything that was acknowledged to any client before the
-// call. If it returns an error, what was written is of no use. Restore makes a new data directory of it, for Start.
+// Backup writes the server's whole state to w, including everything that was acknowledged to any client before the
+// call. If it returns an error, the output is useless. Restore makes a new data directory of it, for Start.
 //
-// A member that follows first waits until it has what the leader has acknowledged; ctx bounds that wait. The writing
-// takes as long as w does, and ends early only if w returns an error. Locks go on meanwhile.
+// A follower first waits until it has all that the leader has acknowledged; ctx bounds that wait. The writing takes
+// as long as w does, and ends early only if w returns an error. Locks go on meanwhile.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error { return s.server.Backup(ctx, w) }
 
 // Close stops the server, and hands the leadership over first if it leads a cluster. Locks stay as they are: their
-// sessions go on when the server is started again, or under the next leader. It always closes; ctx, and two seconds at
-// most, bound how long it waits for another leader and for what is on its way. Close the drivers first, which gives
-// back their locks.
+// sessions go on when the server restarts, or under the next leader. It always closes; ctx, and at most two seconds,
+// bound its wait for another leader and for requests under way. Close the drivers first, which releases their locks.
 func (s *Server) Close(ctx context.Context) error { return s.server.Close(ctx) }

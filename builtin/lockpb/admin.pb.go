@@ -6,6 +6,7 @@
 //   INVALID_ARGUMENT     a value makes no sense
 //   NOT_FOUND            there is no such member
 //   FAILED_PRECONDITION  it would leave the cluster without a working majority, or the other server is not fit to join
+//   PERMISSION_DENIED    the call is answered at MemberStatus.admin_address only
 //   UNAVAILABLE          this member does not lead, or cannot serve now; nothing was done: ask the one that leads
 //   UNKNOWN              it may have been done or not: list the members
 
@@ -94,6 +95,15 @@ type MemberStatus struct {
 	DiffersIndex uint64 `protobuf:"varint,13,opt,name=differs_index,json=differsIndex,proto3" json:"differs_index,omitempty"`
 	// maintenance: the member leads only if nobody else does.
 	Maintenance bool `protobuf:"varint,14,opt,name=maintenance,proto3" json:"maintenance,omitempty"`
+	// generation of the cluster: 0, or NUMBER.ID of the restore or recovery from which it comes. Empty from versions that do
+	// not tell.
+	Generation string `protobuf:"bytes,15,opt,name=generation,proto3" json:"generation,omitempty"`
+	// closed_nanos as in Welcome. used_ttl_nanos is the longest TTL of a session when the backup was made.
+	ClosedNanos  int64 `protobuf:"varint,16,opt,name=closed_nanos,json=closedNanos,proto3" json:"closed_nanos,omitempty"`
+	UsedTtlNanos int64 `protobuf:"varint,17,opt,name=used_ttl_nanos,json=usedTtlNanos,proto3" json:"used_ttl_nanos,omitempty"`
+	// admin_address at which this member takes the calls that change something: "unix:" and the path of a socket on its
+	// machine, or host:port. Empty if there is none; members of versions before 0.1 take them where clients connect.
+	AdminAddress string `protobuf:"bytes,18,opt,name=admin_address,json=adminAddress,proto3" json:"admin_address,omitempty"`
 	// members as this one knows them. alive is not told.
 	Members       []*Member `protobuf:"bytes,11,rep,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -219,6 +229,34 @@ func (x *MemberStatus) GetMaintenance() bool {
 		return x.Maintenance
 	}
 	return false
+}
+
+func (x *MemberStatus) GetGeneration() string {
+	if x != nil {
+		return x.Generation
+	}
+	return ""
+}
+
+func (x *MemberStatus) GetClosedNanos() int64 {
+	if x != nil {
+		return x.ClosedNanos
+	}
+	return 0
+}
+
+func (x *MemberStatus) GetUsedTtlNanos() int64 {
+	if x != nil {
+		return x.UsedTtlNanos
+	}
+	return 0
+}
+
+func (x *MemberStatus) GetAdminAddress() string {
+	if x != nil {
+		return x.AdminAddress
+	}
+	return ""
 }
 
 func (x *MemberStatus) GetMembers() []*Member {
@@ -1017,7 +1055,13 @@ type SessionInfo struct {
 	Holds     uint32 `protobuf:"varint,5,opt,name=holds,proto3" json:"holds,omitempty"`
 	Waits     uint32 `protobuf:"varint,6,opt,name=waits,proto3" json:"waits,omitempty"`
 	// connected: its client hears of it on a connection.
-	Connected     bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
+	Connected bool `protobuf:"varint,7,opt,name=connected,proto3" json:"connected,omitempty"`
+	// owner of its last hold, or of a wait where it has no hold; a session may have several.
+	Owner string `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
+	// names that it holds, the first ten.
+	Names []string `protobuf:"bytes,9,rep,name=names,proto3" json:"names,omitempty"`
+	// principal to which the session belongs; empty: none.
+	Principal     string `protobuf:"bytes,10,opt,name=principal,proto3" json:"principal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1101,6 +1145,27 @@ func (x *SessionInfo) GetConnected() bool {
 	return false
 }
 
+func (x *SessionInfo) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *SessionInfo) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *SessionInfo) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
 type EndSessionRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1181,13 +1246,745 @@ func (*EndSessionReply) Descriptor() ([]byte, []int) {
 	return file_admin_proto_rawDescGZIP(), []int{20}
 }
 
+type OpenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenRequest) Reset() {
+	*x = OpenRequest{}
+	mi := &file_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenRequest) ProtoMessage() {}
+
+func (x *OpenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenRequest.ProtoReflect.Descriptor instead.
+func (*OpenRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{21}
+}
+
+type OpenReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenReply) Reset() {
+	*x = OpenReply{}
+	mi := &file_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenReply) ProtoMessage() {}
+
+func (x *OpenReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenReply.ProtoReflect.Descriptor instead.
+func (*OpenReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{22}
+}
+
+type ExplainRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ExplainRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ExplainReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// names: the one that was asked for, then those that holders wait for.
+	Names []*ExplainedName `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	// more: there are further names.
+	More          bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainReply) Reset() {
+	*x = ExplainReply{}
+	mi := &file_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainReply) ProtoMessage() {}
+
+func (x *ExplainReply) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainReply.ProtoReflect.Descriptor instead.
+func (*ExplainReply) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ExplainReply) GetNames() []*ExplainedName {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *ExplainReply) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+type ExplainedName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// holders and queue have the first hundred; the queue in its order. waiters counts all.
+	Holders []*ExplainedClaim `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
+	Queue   []*ExplainedClaim `protobuf:"bytes,3,rep,name=queue,proto3" json:"queue,omitempty"`
+	Waiters uint32            `protobuf:"varint,4,opt,name=waiters,proto3" json:"waiters,omitempty"`
+	// forced is the last forced release of the name that the leader remembers.
+	Forced        *ForcedRelease `protobuf:"bytes,5,opt,name=forced,proto3" json:"forced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedName) Reset() {
+	*x = ExplainedName{}
+	mi := &file_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedName) ProtoMessage() {}
+
+func (x *ExplainedName) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedName.ProtoReflect.Descriptor instead.
+func (*ExplainedName) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ExplainedName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExplainedName) GetHolders() []*ExplainedClaim {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *ExplainedName) GetQueue() []*ExplainedClaim {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+func (x *ExplainedName) GetWaiters() uint32 {
+	if x != nil {
+		return x.Waiters
+	}
+	return 0
+}
+
+func (x *ExplainedName) GetForced() *ForcedRelease {
+	if x != nil {
+		return x.Forced
+	}
+	return nil
+}
+
+// ExplainedClaim is a hold or a place in a queue.
+type ExplainedClaim struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Owner  string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	HoldId string                 `protobuf:"bytes,2,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	// client of its session: "certificate NAME" or "address IP"; empty if it is not known.
+	Client  string `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
+	Kind    uint32 `protobuf:"varint,4,opt,name=kind,proto3" json:"kind,omitempty"` // as Kind
+	Permits uint32 `protobuf:"varint,5,opt,name=permits,proto3" json:"permits,omitempty"`
+	Limit   uint32 `protobuf:"varint,6,opt,name=limit,proto3" json:"limit,omitempty"`
+	// age_nanos since the grant, or since the wait began.
+	AgeNanos int64 `protobuf:"varint,7,opt,name=age_nanos,json=ageNanos,proto3" json:"age_nanos,omitempty"`
+	// left_nanos until a hold ends, unless it is renewed.
+	LeftNanos int64             `protobuf:"varint,8,opt,name=left_nanos,json=leftNanos,proto3" json:"left_nanos,omitempty"`
+	Token     uint64            `protobuf:"varint,9,opt,name=token,proto3" json:"token,omitempty"`
+	Metadata  map[string]string `protobuf:"bytes,10,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// waits_for: names that a holder waits for, under this hold or on its session; all names of a wait.
+	WaitsFor []string `protobuf:"bytes,11,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// under: hold ids of the holds that a waiter keeps meanwhile.
+	Under []string `protobuf:"bytes,12,rep,name=under,proto3" json:"under,omitempty"`
+	// lingering: nobody holds it, and its minimum keeps the name closed.
+	Lingering     bool `protobuf:"varint,13,opt,name=lingering,proto3" json:"lingering,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainedClaim) Reset() {
+	*x = ExplainedClaim{}
+	mi := &file_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainedClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainedClaim) ProtoMessage() {}
+
+func (x *ExplainedClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainedClaim.ProtoReflect.Descriptor instead.
+func (*ExplainedClaim) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExplainedClaim) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetHoldId() string {
+	if x != nil {
+		return x.HoldId
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *ExplainedClaim) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetPermits() uint32 {
+	if x != nil {
+		return x.Permits
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetAgeNanos() int64 {
+	if x != nil {
+		return x.AgeNanos
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetLeftNanos() int64 {
+	if x != nil {
+		return x.LeftNanos
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
+func (x *ExplainedClaim) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetUnder() []string {
+	if x != nil {
+		return x.Under
+	}
+	return nil
+}
+
+func (x *ExplainedClaim) GetLingering() bool {
+	if x != nil {
+		return x.Lingering
+	}
+	return false
+}
+
+type ForcedRelease struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Owner         string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	By            string                 `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	Principal     string                 `protobuf:"bytes,3,opt,name=principal,proto3" json:"principal,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	AgoNanos      int64                  `protobuf:"varint,5,opt,name=ago_nanos,json=agoNanos,proto3" json:"ago_nanos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForcedRelease) Reset() {
+	*x = ForcedRelease{}
+	mi := &file_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForcedRelease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForcedRelease) ProtoMessage() {}
+
+func (x *ForcedRelease) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForcedRelease.ProtoReflect.Descriptor instead.
+func (*ForcedRelease) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ForcedRelease) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *ForcedRelease) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *ForcedRelease) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *ForcedRelease) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ForcedRelease) GetAgoNanos() int64 {
+	if x != nil {
+		return x.AgoNanos
+	}
+	return 0
+}
+
+type GetRulesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRulesRequest) Reset() {
+	*x = GetRulesRequest{}
+	mi := &file_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRulesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRulesRequest) ProtoMessage() {}
+
+func (x *GetRulesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRulesRequest.ProtoReflect.Descriptor instead.
+func (*GetRulesRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{28}
+}
+
+type SetRulesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rules, at most 1 MiB; empty to have none, so that everybody may do everything.
+	Text          string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRulesRequest) Reset() {
+	*x = SetRulesRequest{}
+	mi := &file_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRulesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRulesRequest) ProtoMessage() {}
+
+func (x *SetRulesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRulesRequest.ProtoReflect.Descriptor instead.
+func (*SetRulesRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SetRulesRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// Rules are those in force.
+type Rules struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Text  string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// How often the cluster has been given rules.
+	Version       uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rules) Reset() {
+	*x = Rules{}
+	mi := &file_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rules) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rules) ProtoMessage() {}
+
+func (x *Rules) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rules.ProtoReflect.Descriptor instead.
+func (*Rules) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *Rules) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Rules) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+type GetPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPoliciesRequest) Reset() {
+	*x = GetPoliciesRequest{}
+	mi := &file_admin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPoliciesRequest) ProtoMessage() {}
+
+func (x *GetPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*GetPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{31}
+}
+
+type SetPoliciesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The policies, at most 1 MiB; empty to have none.
+	Text          string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPoliciesRequest) Reset() {
+	*x = SetPoliciesRequest{}
+	mi := &file_admin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPoliciesRequest) ProtoMessage() {}
+
+func (x *SetPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*SetPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *SetPoliciesRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// Policies are those in force.
+type Policies struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policies) Reset() {
+	*x = Policies{}
+	mi := &file_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policies) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policies) ProtoMessage() {}
+
+func (x *Policies) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policies.ProtoReflect.Descriptor instead.
+func (*Policies) Descriptor() ([]byte, []int) {
+	return file_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Policies) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 var File_admin_proto protoreflect.FileDescriptor
 
 const file_admin_proto_rawDesc = "" +
 	"\n" +
 	"\vadmin.proto\x12\ffencelock.v1\x1a\n" +
 	"lock.proto\"\x0f\n" +
-	"\rStatusRequest\"\xd1\x03\n" +
+	"\rStatusRequest\"\xdf\x04\n" +
 	"\fMemberStatus\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
@@ -1204,7 +2001,13 @@ const file_admin_proto_rawDesc = "" +
 	" \x01(\x04R\fappliedIndex\x12!\n" +
 	"\fagreed_index\x18\f \x01(\x04R\vagreedIndex\x12#\n" +
 	"\rdiffers_index\x18\r \x01(\x04R\fdiffersIndex\x12 \n" +
-	"\vmaintenance\x18\x0e \x01(\bR\vmaintenance\x12.\n" +
+	"\vmaintenance\x18\x0e \x01(\bR\vmaintenance\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x0f \x01(\tR\n" +
+	"generation\x12!\n" +
+	"\fclosed_nanos\x18\x10 \x01(\x03R\vclosedNanos\x12$\n" +
+	"\x0eused_ttl_nanos\x18\x11 \x01(\x03R\fusedTtlNanos\x12#\n" +
+	"\radmin_address\x18\x12 \x01(\tR\fadminAddress\x12.\n" +
 	"\amembers\x18\v \x03(\v2\x14.fencelock.v1.MemberR\amembers\"\x14\n" +
 	"\x12ListMembersRequest\"<\n" +
 	"\n" +
@@ -1247,7 +2050,7 @@ const file_admin_proto_rawDesc = "" +
 	"\x13ListSessionsRequest\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\"D\n" +
 	"\vSessionList\x125\n" +
-	"\bsessions\x18\x01 \x03(\v2\x19.fencelock.v1.SessionInfoR\bsessions\"\xbf\x01\n" +
+	"\bsessions\x18\x01 \x03(\v2\x19.fencelock.v1.SessionInfoR\bsessions\"\x89\x02\n" +
 	"\vSessionInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06client\x18\x02 \x01(\tR\x06client\x12\x1b\n" +
@@ -1256,10 +2059,63 @@ const file_admin_proto_rawDesc = "" +
 	"left_nanos\x18\x04 \x01(\x03R\tleftNanos\x12\x14\n" +
 	"\x05holds\x18\x05 \x01(\rR\x05holds\x12\x14\n" +
 	"\x05waits\x18\x06 \x01(\rR\x05waits\x12\x1c\n" +
-	"\tconnected\x18\a \x01(\bR\tconnected\"'\n" +
+	"\tconnected\x18\a \x01(\bR\tconnected\x12\x14\n" +
+	"\x05owner\x18\b \x01(\tR\x05owner\x12\x14\n" +
+	"\x05names\x18\t \x03(\tR\x05names\x12\x1c\n" +
+	"\tprincipal\x18\n" +
+	" \x01(\tR\tprincipal\"'\n" +
 	"\x11EndSessionRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x11\n" +
-	"\x0fEndSessionReply2\xa0\x06\n" +
+	"\x0fEndSessionReply\"\r\n" +
+	"\vOpenRequest\"\v\n" +
+	"\tOpenReply\"$\n" +
+	"\x0eExplainRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"U\n" +
+	"\fExplainReply\x121\n" +
+	"\x05names\x18\x01 \x03(\v2\x1b.fencelock.v1.ExplainedNameR\x05names\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xde\x01\n" +
+	"\rExplainedName\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
+	"\aholders\x18\x02 \x03(\v2\x1c.fencelock.v1.ExplainedClaimR\aholders\x122\n" +
+	"\x05queue\x18\x03 \x03(\v2\x1c.fencelock.v1.ExplainedClaimR\x05queue\x12\x18\n" +
+	"\awaiters\x18\x04 \x01(\rR\awaiters\x123\n" +
+	"\x06forced\x18\x05 \x01(\v2\x1b.fencelock.v1.ForcedReleaseR\x06forced\"\xc3\x03\n" +
+	"\x0eExplainedClaim\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x17\n" +
+	"\ahold_id\x18\x02 \x01(\tR\x06holdId\x12\x16\n" +
+	"\x06client\x18\x03 \x01(\tR\x06client\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\rR\x04kind\x12\x18\n" +
+	"\apermits\x18\x05 \x01(\rR\apermits\x12\x14\n" +
+	"\x05limit\x18\x06 \x01(\rR\x05limit\x12\x1b\n" +
+	"\tage_nanos\x18\a \x01(\x03R\bageNanos\x12\x1d\n" +
+	"\n" +
+	"left_nanos\x18\b \x01(\x03R\tleftNanos\x12\x14\n" +
+	"\x05token\x18\t \x01(\x04R\x05token\x12F\n" +
+	"\bmetadata\x18\n" +
+	" \x03(\v2*.fencelock.v1.ExplainedClaim.MetadataEntryR\bmetadata\x12\x1b\n" +
+	"\twaits_for\x18\v \x03(\tR\bwaitsFor\x12\x14\n" +
+	"\x05under\x18\f \x03(\tR\x05under\x12\x1c\n" +
+	"\tlingering\x18\r \x01(\bR\tlingering\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x01\n" +
+	"\rForcedRelease\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x0e\n" +
+	"\x02by\x18\x02 \x01(\tR\x02by\x12\x1c\n" +
+	"\tprincipal\x18\x03 \x01(\tR\tprincipal\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tago_nanos\x18\x05 \x01(\x03R\bagoNanos\"\x11\n" +
+	"\x0fGetRulesRequest\"%\n" +
+	"\x0fSetRulesRequest\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"5\n" +
+	"\x05Rules\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\"\x14\n" +
+	"\x12GetPoliciesRequest\"(\n" +
+	"\x12SetPoliciesRequest\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\x1e\n" +
+	"\bPolicies\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text2\xb3\t\n" +
 	"\fAdminService\x12A\n" +
 	"\x06Status\x12\x1b.fencelock.v1.StatusRequest\x1a\x1a.fencelock.v1.MemberStatus\x12I\n" +
 	"\vListMembers\x12 .fencelock.v1.ListMembersRequest\x1a\x18.fencelock.v1.MemberList\x12A\n" +
@@ -1271,7 +2127,13 @@ const file_admin_proto_rawDesc = "" +
 	"\tLookStale\x12\x1e.fencelock.v1.LookStaleRequest\x1a\x1c.fencelock.v1.LookStaleReply\x12N\n" +
 	"\fListSessions\x12!.fencelock.v1.ListSessionsRequest\x1a\x19.fencelock.v1.SessionList0\x01\x12L\n" +
 	"\n" +
-	"EndSession\x12\x1f.fencelock.v1.EndSessionRequest\x1a\x1d.fencelock.v1.EndSessionReplyB/Z-github.com/fencelock/fencelock/builtin/lockpbb\x06proto3"
+	"EndSession\x12\x1f.fencelock.v1.EndSessionRequest\x1a\x1d.fencelock.v1.EndSessionReply\x12:\n" +
+	"\x04Open\x12\x19.fencelock.v1.OpenRequest\x1a\x17.fencelock.v1.OpenReply\x12C\n" +
+	"\aExplain\x12\x1c.fencelock.v1.ExplainRequest\x1a\x1a.fencelock.v1.ExplainReply\x12>\n" +
+	"\bGetRules\x12\x1d.fencelock.v1.GetRulesRequest\x1a\x13.fencelock.v1.Rules\x12>\n" +
+	"\bSetRules\x12\x1d.fencelock.v1.SetRulesRequest\x1a\x13.fencelock.v1.Rules\x12G\n" +
+	"\vGetPolicies\x12 .fencelock.v1.GetPoliciesRequest\x1a\x16.fencelock.v1.Policies\x12G\n" +
+	"\vSetPolicies\x12 .fencelock.v1.SetPoliciesRequest\x1a\x16.fencelock.v1.PoliciesB/Z-github.com/fencelock/fencelock/builtin/lockpbb\x06proto3"
 
 var (
 	file_admin_proto_rawDescOnce sync.Once
@@ -1285,7 +2147,7 @@ func file_admin_proto_rawDescGZIP() []byte {
 	return file_admin_proto_rawDescData
 }
 
-var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_admin_proto_goTypes = []any{
 	(*StatusRequest)(nil),             // 0: fencelock.v1.StatusRequest
 	(*MemberStatus)(nil),              // 1: fencelock.v1.MemberStatus
@@ -1308,38 +2170,69 @@ var file_admin_proto_goTypes = []any{
 	(*SessionInfo)(nil),               // 18: fencelock.v1.SessionInfo
 	(*EndSessionRequest)(nil),         // 19: fencelock.v1.EndSessionRequest
 	(*EndSessionReply)(nil),           // 20: fencelock.v1.EndSessionReply
-	(*NameState)(nil),                 // 21: fencelock.v1.NameState
+	(*OpenRequest)(nil),               // 21: fencelock.v1.OpenRequest
+	(*OpenReply)(nil),                 // 22: fencelock.v1.OpenReply
+	(*ExplainRequest)(nil),            // 23: fencelock.v1.ExplainRequest
+	(*ExplainReply)(nil),              // 24: fencelock.v1.ExplainReply
+	(*ExplainedName)(nil),             // 25: fencelock.v1.ExplainedName
+	(*ExplainedClaim)(nil),            // 26: fencelock.v1.ExplainedClaim
+	(*ForcedRelease)(nil),             // 27: fencelock.v1.ForcedRelease
+	(*GetRulesRequest)(nil),           // 28: fencelock.v1.GetRulesRequest
+	(*SetRulesRequest)(nil),           // 29: fencelock.v1.SetRulesRequest
+	(*Rules)(nil),                     // 30: fencelock.v1.Rules
+	(*GetPoliciesRequest)(nil),        // 31: fencelock.v1.GetPoliciesRequest
+	(*SetPoliciesRequest)(nil),        // 32: fencelock.v1.SetPoliciesRequest
+	(*Policies)(nil),                  // 33: fencelock.v1.Policies
+	nil,                               // 34: fencelock.v1.ExplainedClaim.MetadataEntry
+	(*NameState)(nil),                 // 35: fencelock.v1.NameState
 }
 var file_admin_proto_depIdxs = []int32{
 	4,  // 0: fencelock.v1.MemberStatus.members:type_name -> fencelock.v1.Member
 	4,  // 1: fencelock.v1.MemberList.members:type_name -> fencelock.v1.Member
-	21, // 2: fencelock.v1.LookStaleReply.names:type_name -> fencelock.v1.NameState
+	35, // 2: fencelock.v1.LookStaleReply.names:type_name -> fencelock.v1.NameState
 	18, // 3: fencelock.v1.SessionList.sessions:type_name -> fencelock.v1.SessionInfo
-	0,  // 4: fencelock.v1.AdminService.Status:input_type -> fencelock.v1.StatusRequest
-	2,  // 5: fencelock.v1.AdminService.ListMembers:input_type -> fencelock.v1.ListMembersRequest
-	5,  // 6: fencelock.v1.AdminService.AddMember:input_type -> fencelock.v1.AddMemberRequest
-	6,  // 7: fencelock.v1.AdminService.RemoveMember:input_type -> fencelock.v1.RemoveMemberRequest
-	8,  // 8: fencelock.v1.AdminService.Backup:input_type -> fencelock.v1.BackupRequest
-	10, // 9: fencelock.v1.AdminService.TransferLeadership:input_type -> fencelock.v1.TransferLeadershipRequest
-	12, // 10: fencelock.v1.AdminService.SetMaintenance:input_type -> fencelock.v1.SetMaintenanceRequest
-	14, // 11: fencelock.v1.AdminService.LookStale:input_type -> fencelock.v1.LookStaleRequest
-	16, // 12: fencelock.v1.AdminService.ListSessions:input_type -> fencelock.v1.ListSessionsRequest
-	19, // 13: fencelock.v1.AdminService.EndSession:input_type -> fencelock.v1.EndSessionRequest
-	1,  // 14: fencelock.v1.AdminService.Status:output_type -> fencelock.v1.MemberStatus
-	3,  // 15: fencelock.v1.AdminService.ListMembers:output_type -> fencelock.v1.MemberList
-	4,  // 16: fencelock.v1.AdminService.AddMember:output_type -> fencelock.v1.Member
-	7,  // 17: fencelock.v1.AdminService.RemoveMember:output_type -> fencelock.v1.RemoveMemberReply
-	9,  // 18: fencelock.v1.AdminService.Backup:output_type -> fencelock.v1.BackupPiece
-	11, // 19: fencelock.v1.AdminService.TransferLeadership:output_type -> fencelock.v1.TransferLeadershipReply
-	13, // 20: fencelock.v1.AdminService.SetMaintenance:output_type -> fencelock.v1.SetMaintenanceReply
-	15, // 21: fencelock.v1.AdminService.LookStale:output_type -> fencelock.v1.LookStaleReply
-	17, // 22: fencelock.v1.AdminService.ListSessions:output_type -> fencelock.v1.SessionList
-	20, // 23: fencelock.v1.AdminService.EndSession:output_type -> fencelock.v1.EndSessionReply
-	14, // [14:24] is the sub-list for method output_type
-	4,  // [4:14] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	25, // 4: fencelock.v1.ExplainReply.names:type_name -> fencelock.v1.ExplainedName
+	26, // 5: fencelock.v1.ExplainedName.holders:type_name -> fencelock.v1.ExplainedClaim
+	26, // 6: fencelock.v1.ExplainedName.queue:type_name -> fencelock.v1.ExplainedClaim
+	27, // 7: fencelock.v1.ExplainedName.forced:type_name -> fencelock.v1.ForcedRelease
+	34, // 8: fencelock.v1.ExplainedClaim.metadata:type_name -> fencelock.v1.ExplainedClaim.MetadataEntry
+	0,  // 9: fencelock.v1.AdminService.Status:input_type -> fencelock.v1.StatusRequest
+	2,  // 10: fencelock.v1.AdminService.ListMembers:input_type -> fencelock.v1.ListMembersRequest
+	5,  // 11: fencelock.v1.AdminService.AddMember:input_type -> fencelock.v1.AddMemberRequest
+	6,  // 12: fencelock.v1.AdminService.RemoveMember:input_type -> fencelock.v1.RemoveMemberRequest
+	8,  // 13: fencelock.v1.AdminService.Backup:input_type -> fencelock.v1.BackupRequest
+	10, // 14: fencelock.v1.AdminService.TransferLeadership:input_type -> fencelock.v1.TransferLeadershipRequest
+	12, // 15: fencelock.v1.AdminService.SetMaintenance:input_type -> fencelock.v1.SetMaintenanceRequest
+	14, // 16: fencelock.v1.AdminService.LookStale:input_type -> fencelock.v1.LookStaleRequest
+	16, // 17: fencelock.v1.AdminService.ListSessions:input_type -> fencelock.v1.ListSessionsRequest
+	19, // 18: fencelock.v1.AdminService.EndSession:input_type -> fencelock.v1.EndSessionRequest
+	21, // 19: fencelock.v1.AdminService.Open:input_type -> fencelock.v1.OpenRequest
+	23, // 20: fencelock.v1.AdminService.Explain:input_type -> fencelock.v1.ExplainRequest
+	28, // 21: fencelock.v1.AdminService.GetRules:input_type -> fencelock.v1.GetRulesRequest
+	29, // 22: fencelock.v1.AdminService.SetRules:input_type -> fencelock.v1.SetRulesRequest
+	31, // 23: fencelock.v1.AdminService.GetPolicies:input_type -> fencelock.v1.GetPoliciesRequest
+	32, // 24: fencelock.v1.AdminService.SetPolicies:input_type -> fencelock.v1.SetPoliciesRequest
+	1,  // 25: fencelock.v1.AdminService.Status:output_type -> fencelock.v1.MemberStatus
+	3,  // 26: fencelock.v1.AdminService.ListMembers:output_type -> fencelock.v1.MemberList
+	4,  // 27: fencelock.v1.AdminService.AddMember:output_type -> fencelock.v1.Member
+	7,  // 28: fencelock.v1.AdminService.RemoveMember:output_type -> fencelock.v1.RemoveMemberReply
+	9,  // 29: fencelock.v1.AdminService.Backup:output_type -> fencelock.v1.BackupPiece
+	11, // 30: fencelock.v1.AdminService.TransferLeadership:output_type -> fencelock.v1.TransferLeadershipReply
+	13, // 31: fencelock.v1.AdminService.SetMaintenance:output_type -> fencelock.v1.SetMaintenanceReply
+	15, // 32: fencelock.v1.AdminService.LookStale:output_type -> fencelock.v1.LookStaleReply
+	17, // 33: fencelock.v1.AdminService.ListSessions:output_type -> fencelock.v1.SessionList
+	20, // 34: fencelock.v1.AdminService.EndSession:output_type -> fencelock.v1.EndSessionReply
+	22, // 35: fencelock.v1.AdminService.Open:output_type -> fencelock.v1.OpenReply
+	24, // 36: fencelock.v1.AdminService.Explain:output_type -> fencelock.v1.ExplainReply
+	30, // 37: fencelock.v1.AdminService.GetRules:output_type -> fencelock.v1.Rules
+	30, // 38: fencelock.v1.AdminService.SetRules:output_type -> fencelock.v1.Rules
+	33, // 39: fencelock.v1.AdminService.GetPolicies:output_type -> fencelock.v1.Policies
+	33, // 40: fencelock.v1.AdminService.SetPolicies:output_type -> fencelock.v1.Policies
+	25, // [25:41] is the sub-list for method output_type
+	9,  // [9:25] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_admin_proto_init() }
@@ -1354,7 +2247,7 @@ func file_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_proto_rawDesc), len(file_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

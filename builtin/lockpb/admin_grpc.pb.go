@@ -6,6 +6,7 @@
 //   INVALID_ARGUMENT     a value makes no sense
 //   NOT_FOUND            there is no such member
 //   FAILED_PRECONDITION  it would leave the cluster without a working majority, or the other server is not fit to join
+//   PERMISSION_DENIED    the call is answered at MemberStatus.admin_address only
 //   UNAVAILABLE          this member does not lead, or cannot serve now; nothing was done: ask the one that leads
 //   UNKNOWN              it may have been done or not: list the members
 
@@ -40,13 +41,20 @@ const (
 	AdminService_LookStale_FullMethodName          = "/fencelock.v1.AdminService/LookStale"
 	AdminService_ListSessions_FullMethodName       = "/fencelock.v1.AdminService/ListSessions"
 	AdminService_EndSession_FullMethodName         = "/fencelock.v1.AdminService/EndSession"
+	AdminService_Open_FullMethodName               = "/fencelock.v1.AdminService/Open"
+	AdminService_Explain_FullMethodName            = "/fencelock.v1.AdminService/Explain"
+	AdminService_GetRules_FullMethodName           = "/fencelock.v1.AdminService/GetRules"
+	AdminService_SetRules_FullMethodName           = "/fencelock.v1.AdminService/SetRules"
+	AdminService_GetPolicies_FullMethodName        = "/fencelock.v1.AdminService/GetPolicies"
+	AdminService_SetPolicies_FullMethodName        = "/fencelock.v1.AdminService/SetPolicies"
 )
 
 // AdminServiceClient is the client API for AdminService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService is for operators. Whoever reaches it changes the cluster.
+// AdminService is for operators. A member answers Status, ListMembers, LookStale, ListSessions and Explain where clients
+// connect, and all calls at its admin_address: whoever reaches that changes the cluster.
 type AdminServiceClient interface {
 	// Status tells how the member that is asked sees itself and the cluster. Every member answers, also without a leader.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*MemberStatus, error)
@@ -79,6 +87,23 @@ type AdminServiceClient interface {
 	// EndSession ends a session with all that hangs on it, as if its client had closed it: the client is told. The leader
 	// answers. NOT_FOUND if it is not open.
 	EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionReply, error)
+	// Open has a cluster that was restored serve clients before every hold of before is over: see MemberStatus.closed_nanos.
+	// The elected member answers.
+	Open(ctx context.Context, in *OpenRequest, opts ...grpc.CallOption) (*OpenReply, error)
+	// Explain tells what stands in the way of a name: who holds it, what the holders wait for themselves, who waits in which
+	// order, and the same of the names that the holders wait for. The leader answers. It is for people.
+	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error)
+	// GetRules returns the rules that say which principal may do what with which names. The leader answers.
+	GetRules(ctx context.Context, in *GetRulesRequest, opts ...grpc.CallOption) (*Rules, error)
+	// SetRules replaces the rules, for all members at the same place of the log. They count for calls that arrive after
+	// it; holds and waits of before stay. The leader answers, with the rules then in force. INVALID_ARGUMENT names the
+	// line that makes no sense; FAILED_PRECONDITION: a member runs a version that knows no rules. It may be asked twice.
+	SetRules(ctx context.Context, in *SetRulesRequest, opts ...grpc.CallOption) (*Rules, error)
+	// GetPolicies returns the policies, which bound what anybody may do with names. The leader answers.
+	GetPolicies(ctx context.Context, in *GetPoliciesRequest, opts ...grpc.CallOption) (*Policies, error)
+	// SetPolicies replaces the policies, as SetRules does the rules. Holds keep the maximum hold time with which they were
+	// granted; permits in use have the new limit at once.
+	SetPolicies(ctx context.Context, in *SetPoliciesRequest, opts ...grpc.CallOption) (*Policies, error)
 }
 
 type adminServiceClient struct {
@@ -207,11 +232,72 @@ func (c *adminServiceClient) EndSession(ctx context.Context, in *EndSessionReque
 	return out, nil
 }
 
+func (c *adminServiceClient) Open(ctx context.Context, in *OpenRequest, opts ...grpc.CallOption) (*OpenReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(OpenReply)
+	err := c.cc.Invoke(ctx, AdminService_Open_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainReply)
+	err := c.cc.Invoke(ctx, AdminService_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) GetRules(ctx context.Context, in *GetRulesRequest, opts ...grpc.CallOption) (*Rules, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Rules)
+	err := c.cc.Invoke(ctx, AdminService_GetRules_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) SetRules(ctx context.Context, in *SetRulesRequest, opts ...grpc.CallOption) (*Rules, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Rules)
+	err := c.cc.Invoke(ctx, AdminService_SetRules_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) GetPolicies(ctx context.Context, in *GetPoliciesRequest, opts ...grpc.CallOption) (*Policies, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Policies)
+	err := c.cc.Invoke(ctx, AdminService_GetPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) SetPolicies(ctx context.Context, in *SetPoliciesRequest, opts ...grpc.CallOption) (*Policies, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Policies)
+	err := c.cc.Invoke(ctx, AdminService_SetPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService is for operators. Whoever reaches it changes the cluster.
+// AdminService is for operators. A member answers Status, ListMembers, LookStale, ListSessions and Explain where clients
+// connect, and all calls at its admin_address: whoever reaches that changes the cluster.
 type AdminServiceServer interface {
 	// Status tells how the member that is asked sees itself and the cluster. Every member answers, also without a leader.
 	Status(context.Context, *StatusRequest) (*MemberStatus, error)
@@ -244,6 +330,23 @@ type AdminServiceServer interface {
 	// EndSession ends a session with all that hangs on it, as if its client had closed it: the client is told. The leader
 	// answers. NOT_FOUND if it is not open.
 	EndSession(context.Context, *EndSessionRequest) (*EndSessionReply, error)
+	// Open has a cluster that was restored serve clients before every hold of before is over: see MemberStatus.closed_nanos.
+	// The elected member answers.
+	Open(context.Context, *OpenRequest) (*OpenReply, error)
+	// Explain tells what stands in the way of a name: who holds it, what the holders wait for themselves, who waits in which
+	// order, and the same of the names that the holders wait for. The leader answers. It is for people.
+	Explain(context.Context, *ExplainRequest) (*ExplainReply, error)
+	// GetRules returns the rules that say which principal may do what with which names. The leader answers.
+	GetRules(context.Context, *GetRulesRequest) (*Rules, error)
+	// SetRules replaces the rules, for all members at the same place of the log. They count for calls that arrive after
+	// it; holds and waits of before stay. The leader answers, with the rules then in force. INVALID_ARGUMENT names the
+	// line that makes no sense; FAILED_PRECONDITION: a member runs a version that knows no rules. It may be asked twice.
+	SetRules(context.Context, *SetRulesRequest) (*Rules, error)
+	// GetPolicies returns the policies, which bound what anybody may do with names. The leader answers.
+	GetPolicies(context.Context, *GetPoliciesRequest) (*Policies, error)
+	// SetPolicies replaces the policies, as SetRules does the rules. Holds keep the maximum hold time with which they were
+	// granted; permits in use have the new limit at once.
+	SetPolicies(context.Context, *SetPoliciesRequest) (*Policies, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -283,6 +386,24 @@ func (UnimplementedAdminServiceServer) ListSessions(*ListSessionsRequest, grpc.S
 }
 func (UnimplementedAdminServiceServer) EndSession(context.Context, *EndSessionRequest) (*EndSessionReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndSession not implemented")
+}
+func (UnimplementedAdminServiceServer) Open(context.Context, *OpenRequest) (*OpenReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Open not implemented")
+}
+func (UnimplementedAdminServiceServer) Explain(context.Context, *ExplainRequest) (*ExplainReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
+}
+func (UnimplementedAdminServiceServer) GetRules(context.Context, *GetRulesRequest) (*Rules, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRules not implemented")
+}
+func (UnimplementedAdminServiceServer) SetRules(context.Context, *SetRulesRequest) (*Rules, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetRules not implemented")
+}
+func (UnimplementedAdminServiceServer) GetPolicies(context.Context, *GetPoliciesRequest) (*Policies, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetPolicies not implemented")
+}
+func (UnimplementedAdminServiceServer) SetPolicies(context.Context, *SetPoliciesRequest) (*Policies, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetPolicies not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -471,6 +592,114 @@ func _AdminService_EndSession_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Open_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(OpenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Open(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Open_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Open(ctx, req.(*OpenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_Explain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Explain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Explain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_GetRules_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRulesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetRules(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetRules_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetRules(ctx, req.(*GetRulesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_SetRules_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRulesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetRules(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetRules_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetRules(ctx, req.(*SetRulesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_GetPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetPolicies(ctx, req.(*GetPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_SetPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).SetPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_SetPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).SetPolicies(ctx, req.(*SetPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -509,6 +738,30 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EndSession",
 			Handler:    _AdminService_EndSession_Handler,
+		},
+		{
+			MethodName: "Open",
+			Handler:    _AdminService_Open_Handler,
+		},
+		{
+			MethodName: "Explain",
+			Handler:    _AdminService_Explain_Handler,
+		},
+		{
+			MethodName: "GetRules",
+			Handler:    _AdminService_GetRules_Handler,
+		},
+		{
+			MethodName: "SetRules",
+			Handler:    _AdminService_SetRules_Handler,
+		},
+		{
+			MethodName: "GetPolicies",
+			Handler:    _AdminService_GetPolicies_Handler,
+		},
+		{
+			MethodName: "SetPolicies",
+			Handler:    _AdminService_SetPolicies_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -19,6 +19,12 @@
 // and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a session
 // with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
 //
+// Principals. A session belongs to the principal that opened it. The server knows principals from their connections:
+// cert:NAME shows a certificate with that name, which the server has verified; the empty one shows none. Another
+// principal that knows the id is DENIED: it cannot open, attach or close the session, and Move takes nothing from it.
+// Once all members know how, servers keep only hashes of the ids of sessions and requests: no snapshot and no backup
+// contains an id.
+//
 // Validity. A Reply with renewed set proves that the session lives for its full TTL, counted from the instant before the
 // request was sent. Count from an instant read then, never from the arrival of the reply, and subtract a margin for clocks
 // that run at different rates. A push proves nothing about time.
@@ -140,6 +146,8 @@ const (
 	Reason_REASON_FORCE_RELEASED Reason = 2
 	// Another session took it over: see Move.
 	Reason_REASON_MOVED Reason = 3
+	// The maximum hold time was over: see Grant.last_nanos.
+	Reason_REASON_MAX_HOLD Reason = 4
 )
 
 // Enum value maps for Reason.
@@ -149,12 +157,14 @@ var (
 		1: "REASON_SESSION_ENDED",
 		2: "REASON_FORCE_RELEASED",
 		3: "REASON_MOVED",
+		4: "REASON_MAX_HOLD",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":    0,
 		"REASON_SESSION_ENDED":  1,
 		"REASON_FORCE_RELEASED": 2,
 		"REASON_MOVED":          3,
+		"REASON_MAX_HOLD":       4,
 	}
 )
 
@@ -808,6 +818,7 @@ type Reply struct {
 	//	*Reply_Name
 	//	*Reply_Names
 	//	*Reply_Watching
+	//	*Reply_Alive
 	//	*Reply_Granted
 	//	*Reply_Lost
 	//	*Reply_Events
@@ -947,6 +958,15 @@ func (x *Reply) GetWatching() *Watching {
 	return nil
 }
 
+func (x *Reply) GetAlive() *Alive {
+	if x != nil {
+		if x, ok := x.Answer.(*Reply_Alive); ok {
+			return x.Alive
+		}
+	}
+	return nil
+}
+
 func (x *Reply) GetGranted() *Granted {
 	if x != nil {
 		if x, ok := x.Answer.(*Reply_Granted); ok {
@@ -1027,6 +1047,11 @@ type Reply_Watching struct {
 	Watching *Watching `protobuf:"bytes,17,opt,name=watching,proto3,oneof"`
 }
 
+type Reply_Alive struct {
+	// alive answers KeepAlive for several sessions.
+	Alive *Alive `protobuf:"bytes,18,opt,name=alive,proto3,oneof"`
+}
+
 type Reply_Granted struct {
 	// granted is pushed to a waiter.
 	Granted *Granted `protobuf:"bytes,30,opt,name=granted,proto3,oneof"`
@@ -1062,6 +1087,8 @@ func (*Reply_Name) isReply_Answer() {}
 func (*Reply_Names) isReply_Answer() {}
 
 func (*Reply_Watching) isReply_Answer() {}
+
+func (*Reply_Alive) isReply_Answer() {}
 
 func (*Reply_Granted) isReply_Answer() {}
 
@@ -1141,11 +1168,17 @@ type Welcome struct {
 	MaxTtlNanos int64 `protobuf:"varint,10,opt,name=max_ttl_nanos,json=maxTtlNanos,proto3" json:"max_ttl_nanos,omitempty"`
 	// max_message_bytes bounds one ClientMessage.
 	MaxMessageBytes uint32 `protobuf:"varint,11,opt,name=max_message_bytes,json=maxMessageBytes,proto3" json:"max_message_bytes,omitempty"`
-	// history names the restore of a backup from which the cluster comes; empty if it comes from none. Where it differs from
+	// history is the generation of the cluster, NUMBER.ID of the restore or the recovery from which it comes, and ID alone
+	// for the number 1 if an earlier version made that; empty if it comes from none. Where it differs from
 	// what a client was told before, what was acknowledged to the client after the backup is forgotten.
 	History string `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
 	// voters is how many members have a vote, as far as this member knows.
-	Voters        uint32 `protobuf:"varint,13,opt,name=voters,proto3" json:"voters,omitempty"`
+	Voters uint32 `protobuf:"varint,13,opt,name=voters,proto3" json:"voters,omitempty"`
+	// closed_nanos is for how long this member, which was elected, serves nobody yet because the cluster was restored; zero
+	// otherwise.
+	ClosedNanos int64 `protobuf:"varint,14,opt,name=closed_nanos,json=closedNanos,proto3" json:"closed_nanos,omitempty"`
+	// keeps_all: KeepAlive takes several sessions.
+	KeepsAll      bool `protobuf:"varint,15,opt,name=keeps_all,json=keepsAll,proto3" json:"keeps_all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1269,6 +1302,20 @@ func (x *Welcome) GetVoters() uint32 {
 		return x.Voters
 	}
 	return 0
+}
+
+func (x *Welcome) GetClosedNanos() int64 {
+	if x != nil {
+		return x.ClosedNanos
+	}
+	return 0
+}
+
+func (x *Welcome) GetKeepsAll() bool {
+	if x != nil {
+		return x.KeepsAll
+	}
+	return false
 }
 
 // Goodbye is the last thing that a server says before it ends the stream.
@@ -1452,7 +1499,9 @@ type SessionState struct {
 	NextAfter string `protobuf:"bytes,4,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"`
 	// revision of the cluster at that moment: no less than any revision, token or ticket that was acknowledged to anybody before
 	// the request was sent. If it is less, the cluster has forgotten what it acknowledged.
-	Revision      uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	// principal to which the session belongs; empty: none.
+	Principal     string `protobuf:"bytes,6,opt,name=principal,proto3" json:"principal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1522,6 +1571,13 @@ func (x *SessionState) GetRevision() uint64 {
 	return 0
 }
 
+func (x *SessionState) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
 // SessionEntry is one hold or one place in a queue.
 type SessionEntry struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1584,9 +1640,12 @@ func (x *SessionEntry) GetToken() uint64 {
 	return 0
 }
 
-// KeepAlive renews the session of the request.
+// KeepAlive renews the session of the request, or, on a server whose Welcome says keeps_all, several sessions that are
+// attached to this connection. Alive answers for several.
 type KeepAlive struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// sessions, 16 bytes each, at most 1024, in place of that of the request.
+	Sessions      [][]byte `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1621,6 +1680,114 @@ func (*KeepAlive) Descriptor() ([]byte, []int) {
 	return file_lock_proto_rawDescGZIP(), []int{11}
 }
 
+func (x *KeepAlive) GetSessions() [][]byte {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// Alive answers KeepAlive for several sessions.
+type Alive struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// lives, in the order of the sessions.
+	Lives         []*Life `protobuf:"bytes,1,rep,name=lives,proto3" json:"lives,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Alive) Reset() {
+	*x = Alive{}
+	mi := &file_lock_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Alive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Alive) ProtoMessage() {}
+
+func (x *Alive) ProtoReflect() protoreflect.Message {
+	mi := &file_lock_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Alive.ProtoReflect.Descriptor instead.
+func (*Alive) Descriptor() ([]byte, []int) {
+	return file_lock_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Alive) GetLives() []*Life {
+	if x != nil {
+		return x.Lives
+	}
+	return nil
+}
+
+// Life is what KeepAlive did for one session.
+type Life struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// renewed as in Reply.
+	Renewed bool `protobuf:"varint,1,opt,name=renewed,proto3" json:"renewed,omitempty"`
+	// error, if the session is not renewed.
+	Error         *Error `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Life) Reset() {
+	*x = Life{}
+	mi := &file_lock_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Life) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Life) ProtoMessage() {}
+
+func (x *Life) ProtoReflect() protoreflect.Message {
+	mi := &file_lock_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Life.ProtoReflect.Descriptor instead.
+func (*Life) Descriptor() ([]byte, []int) {
+	return file_lock_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Life) GetRenewed() bool {
+	if x != nil {
+		return x.Renewed
+	}
+	return false
+}
+
+func (x *Life) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 // CloseSession ends the session and all that hangs on it. Minimum holds go on.
 type CloseSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1630,7 +1797,7 @@ type CloseSession struct {
 
 func (x *CloseSession) Reset() {
 	*x = CloseSession{}
-	mi := &file_lock_proto_msgTypes[12]
+	mi := &file_lock_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1809,7 @@ func (x *CloseSession) String() string {
 func (*CloseSession) ProtoMessage() {}
 
 func (x *CloseSession) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[12]
+	mi := &file_lock_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1822,7 @@ func (x *CloseSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
 func (*CloseSession) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{12}
+	return file_lock_proto_rawDescGZIP(), []int{14}
 }
 
 // Acquire asks for a hold. It is idempotent by name and request_id: if that request of the same session holds the name, or
@@ -1688,14 +1855,25 @@ type Acquire struct {
 	// hierarchical: "/" in the name separates levels, and a hold of "a/b" excludes holds of "a" and of "a/b/c".
 	Hierarchical bool `protobuf:"varint,11,opt,name=hierarchical,proto3" json:"hierarchical,omitempty"`
 	// hold_id names the hold to people and other clients: up to 64 characters of A–Z a–z 0–9 - _. It decides nothing.
-	HoldId        string `protobuf:"bytes,12,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	HoldId string `protobuf:"bytes,12,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	// nonce is 16 random bytes that name the hold among all that ever were, or empty: the server draws it then. A request
+	// that finds what it has is answered with the nonce that the hold has. It is public and grants no right.
+	Nonce []byte `protobuf:"bytes,13,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// under_hidden are holds that other processes keep until this one is granted, for the search for deadlocks, as under: at
+	// most 64 with those. Each is the hash of a request id: the first 16 bytes of the SHA-256 of "fencelock: request", a zero
+	// byte and the id, in base64 for URLs without padding. It grants no right. Ignored until all members of the cluster keep
+	// hashes of ids.
+	UnderHidden []string `protobuf:"bytes,14,rep,name=under_hidden,json=underHidden,proto3" json:"under_hidden,omitempty"`
+	// heeds_max_hold: the client ends the hold by Grant.last_nanos. Without it a name whose policy has a maximum hold time is
+	// INVALID: its client would believe to hold it beyond that.
+	HeedsMaxHold  bool `protobuf:"varint,15,opt,name=heeds_max_hold,json=heedsMaxHold,proto3" json:"heeds_max_hold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Acquire) Reset() {
 	*x = Acquire{}
-	mi := &file_lock_proto_msgTypes[13]
+	mi := &file_lock_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1885,7 @@ func (x *Acquire) String() string {
 func (*Acquire) ProtoMessage() {}
 
 func (x *Acquire) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[13]
+	mi := &file_lock_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1898,7 @@ func (x *Acquire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acquire.ProtoReflect.Descriptor instead.
 func (*Acquire) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{13}
+	return file_lock_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Acquire) GetName() string {
@@ -1807,20 +1985,42 @@ func (x *Acquire) GetHoldId() string {
 	return ""
 }
 
+func (x *Acquire) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *Acquire) GetUnderHidden() []string {
+	if x != nil {
+		return x.UnderHidden
+	}
+	return nil
+}
+
+func (x *Acquire) GetHeedsMaxHold() bool {
+	if x != nil {
+		return x.HeedsMaxHold
+	}
+	return false
+}
+
 // AcquireAll asks for several holds in one step: all are granted at one moment, or none. The requests agree in wait, and leave
-// under to the set.
+// under and under_hidden to the set.
 type AcquireAll struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Requests []*Acquire             `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
 	// under is that of the whole set: see Acquire.
 	Under         []string `protobuf:"bytes,2,rep,name=under,proto3" json:"under,omitempty"`
+	UnderHidden   []string `protobuf:"bytes,3,rep,name=under_hidden,json=underHidden,proto3" json:"under_hidden,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AcquireAll) Reset() {
 	*x = AcquireAll{}
-	mi := &file_lock_proto_msgTypes[14]
+	mi := &file_lock_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2032,7 @@ func (x *AcquireAll) String() string {
 func (*AcquireAll) ProtoMessage() {}
 
 func (x *AcquireAll) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[14]
+	mi := &file_lock_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2045,7 @@ func (x *AcquireAll) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireAll.ProtoReflect.Descriptor instead.
 func (*AcquireAll) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{14}
+	return file_lock_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AcquireAll) GetRequests() []*Acquire {
@@ -1858,6 +2058,13 @@ func (x *AcquireAll) GetRequests() []*Acquire {
 func (x *AcquireAll) GetUnder() []string {
 	if x != nil {
 		return x.Under
+	}
+	return nil
+}
+
+func (x *AcquireAll) GetUnderHidden() []string {
+	if x != nil {
+		return x.UnderHidden
 	}
 	return nil
 }
@@ -1876,7 +2083,7 @@ type Acquired struct {
 
 func (x *Acquired) Reset() {
 	*x = Acquired{}
-	mi := &file_lock_proto_msgTypes[15]
+	mi := &file_lock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2095,7 @@ func (x *Acquired) String() string {
 func (*Acquired) ProtoMessage() {}
 
 func (x *Acquired) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[15]
+	mi := &file_lock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2108,7 @@ func (x *Acquired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Acquired.ProtoReflect.Descriptor instead.
 func (*Acquired) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{15}
+	return file_lock_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Acquired) GetQueued() bool {
@@ -1934,14 +2141,21 @@ type Grant struct {
 	// tokens do not fence.
 	Token uint64 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
 	// closed_nanos is how long the name stays closed at least, from now on, if the hold has a minimum.
-	ClosedNanos   int64 `protobuf:"varint,4,opt,name=closed_nanos,json=closedNanos,proto3" json:"closed_nanos,omitempty"`
+	ClosedNanos int64 `protobuf:"varint,4,opt,name=closed_nanos,json=closedNanos,proto3" json:"closed_nanos,omitempty"`
+	// nonce of the hold, 16 bytes; empty if it was granted before all members of the cluster knew nonces.
+	Nonce []byte `protobuf:"bytes,5,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// last_nanos is how long the hold lasts at most, by the policy of its name, however often its session is renewed; zero:
+	// without a bound. Count in an answer from the instant before the request was sent, and in Granted from the instant
+	// before the last request was sent that had been answered as renewed when Granted came; subtract a margin for clocks that
+	// run at different rates.
+	LastNanos     int64 `protobuf:"varint,6,opt,name=last_nanos,json=lastNanos,proto3" json:"last_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_lock_proto_msgTypes[16]
+	mi := &file_lock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2167,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[16]
+	mi := &file_lock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2180,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{16}
+	return file_lock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Grant) GetName() string {
@@ -1997,6 +2211,20 @@ func (x *Grant) GetClosedNanos() int64 {
 	return 0
 }
 
+func (x *Grant) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *Grant) GetLastNanos() int64 {
+	if x != nil {
+		return x.LastNanos
+	}
+	return 0
+}
+
 // Granted tells a waiter that it holds now. It is sent once for AcquireAll, with all grants.
 type Granted struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -2010,7 +2238,7 @@ type Granted struct {
 
 func (x *Granted) Reset() {
 	*x = Granted{}
-	mi := &file_lock_proto_msgTypes[17]
+	mi := &file_lock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2250,7 @@ func (x *Granted) String() string {
 func (*Granted) ProtoMessage() {}
 
 func (x *Granted) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[17]
+	mi := &file_lock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2263,7 @@ func (x *Granted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Granted.ProtoReflect.Descriptor instead.
 func (*Granted) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{17}
+	return file_lock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Granted) GetSession() []byte {
@@ -2069,15 +2297,18 @@ type Lost struct {
 	// token of the hold; zero for a wait.
 	Token  uint64 `protobuf:"varint,4,opt,name=token,proto3" json:"token,omitempty"`
 	Reason Reason `protobuf:"varint,5,opt,name=reason,proto3,enum=fencelock.v1.Reason" json:"reason,omitempty"`
-	// message is what the administrator gave as reason.
+	// message is what the administrator gave as reason, by how the administrator names itself, and principal the identity
+	// that the server has authenticated.
 	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	By            string `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
+	Principal     string `protobuf:"bytes,8,opt,name=principal,proto3" json:"principal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_lock_proto_msgTypes[18]
+	mi := &file_lock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2320,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[18]
+	mi := &file_lock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2333,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{18}
+	return file_lock_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Lost) GetSession() []byte {
@@ -2147,6 +2378,20 @@ func (x *Lost) GetMessage() string {
 	return ""
 }
 
+func (x *Lost) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *Lost) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
 // CancelWait takes what request_id waits for out of its queues; for AcquireAll, all of them. Answered with Done; with
 // Acquired if it was granted meanwhile, and the holds stay; with NOT_HELD if there is nothing.
 type CancelWait struct {
@@ -2161,7 +2406,7 @@ type CancelWait struct {
 
 func (x *CancelWait) Reset() {
 	*x = CancelWait{}
-	mi := &file_lock_proto_msgTypes[19]
+	mi := &file_lock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2418,7 @@ func (x *CancelWait) String() string {
 func (*CancelWait) ProtoMessage() {}
 
 func (x *CancelWait) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[19]
+	mi := &file_lock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2431,7 @@ func (x *CancelWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelWait.ProtoReflect.Descriptor instead.
 func (*CancelWait) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{19}
+	return file_lock_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CancelWait) GetName() string {
@@ -2228,7 +2473,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_lock_proto_msgTypes[20]
+	mi := &file_lock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2485,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[20]
+	mi := &file_lock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2498,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{20}
+	return file_lock_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Release) GetName() string {
@@ -2306,7 +2551,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_lock_proto_msgTypes[21]
+	mi := &file_lock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2563,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[21]
+	mi := &file_lock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2576,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{21}
+	return file_lock_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Move) GetName() string {
@@ -2355,20 +2600,26 @@ func (x *Move) GetToken() uint64 {
 	return 0
 }
 
-// ForceRelease ends every hold of the name; the queue goes on. NOT_HELD if nobody holds it.
+// ForceRelease ends the holds of the name that meet the conditions, and without conditions all; the queue goes on.
+// NOT_HELD if there is none. With a nonce it can be sent again without harm. UNSUPPORTED if it has conditions and not all
+// members of the cluster know them yet.
 type ForceRelease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// reason is told to the victims, and by to those who read the audit log.
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	By            string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	// reason is told to the victims. by is who asks, as the client claims; the server notes beside it who the client is.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	By     string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	// nonce, if not empty, names the only hold to end.
+	Nonce []byte `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// token, if not zero, is that of the only hold to end.
+	Token         uint64 `protobuf:"varint,5,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ForceRelease) Reset() {
 	*x = ForceRelease{}
-	mi := &file_lock_proto_msgTypes[22]
+	mi := &file_lock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2631,7 @@ func (x *ForceRelease) String() string {
 func (*ForceRelease) ProtoMessage() {}
 
 func (x *ForceRelease) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[22]
+	mi := &file_lock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2644,7 @@ func (x *ForceRelease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForceRelease.ProtoReflect.Descriptor instead.
 func (*ForceRelease) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{22}
+	return file_lock_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForceRelease) GetName() string {
@@ -2417,6 +2668,20 @@ func (x *ForceRelease) GetBy() string {
 	return ""
 }
 
+func (x *ForceRelease) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *ForceRelease) GetToken() uint64 {
+	if x != nil {
+		return x.Token
+	}
+	return 0
+}
+
 // Done says that it was done.
 type Done struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2426,7 +2691,7 @@ type Done struct {
 
 func (x *Done) Reset() {
 	*x = Done{}
-	mi := &file_lock_proto_msgTypes[23]
+	mi := &file_lock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2438,7 +2703,7 @@ func (x *Done) String() string {
 func (*Done) ProtoMessage() {}
 
 func (x *Done) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[23]
+	mi := &file_lock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2451,7 +2716,7 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{23}
+	return file_lock_proto_rawDescGZIP(), []int{25}
 }
 
 // GetHolder asks who holds a name. The answer is linearizable.
@@ -2464,7 +2729,7 @@ type GetHolder struct {
 
 func (x *GetHolder) Reset() {
 	*x = GetHolder{}
-	mi := &file_lock_proto_msgTypes[24]
+	mi := &file_lock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2741,7 @@ func (x *GetHolder) String() string {
 func (*GetHolder) ProtoMessage() {}
 
 func (x *GetHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[24]
+	mi := &file_lock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2754,7 @@ func (x *GetHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetHolder.ProtoReflect.Descriptor instead.
 func (*GetHolder) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{24}
+	return file_lock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetHolder) GetName() string {
@@ -2506,14 +2771,16 @@ type NameState struct {
 	Holders []*Holder              `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
 	Waiters uint32                 `protobuf:"varint,3,opt,name=waiters,proto3" json:"waiters,omitempty"`
 	// revision from which Watch follows without a gap.
-	Revision      uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// queue has the first hundred waiters in their order; not in List. waiters counts all.
+	Queue         []*Waiter `protobuf:"bytes,5,rep,name=queue,proto3" json:"queue,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NameState) Reset() {
 	*x = NameState{}
-	mi := &file_lock_proto_msgTypes[25]
+	mi := &file_lock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2792,7 @@ func (x *NameState) String() string {
 func (*NameState) ProtoMessage() {}
 
 func (x *NameState) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[25]
+	mi := &file_lock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2805,7 @@ func (x *NameState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameState.ProtoReflect.Descriptor instead.
 func (*NameState) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{25}
+	return file_lock_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NameState) GetName() string {
@@ -2569,6 +2836,99 @@ func (x *NameState) GetRevision() uint64 {
 	return 0
 }
 
+func (x *NameState) GetQueue() []*Waiter {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+// Waiter is one place in the queue of a name.
+type Waiter struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Owner   string                 `protobuf:"bytes,1,opt,name=owner,proto3" json:"owner,omitempty"`
+	HoldId  string                 `protobuf:"bytes,2,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
+	Kind    Kind                   `protobuf:"varint,3,opt,name=kind,proto3,enum=fencelock.v1.Kind" json:"kind,omitempty"`
+	Permits uint32                 `protobuf:"varint,4,opt,name=permits,proto3" json:"permits,omitempty"`
+	Limit   uint32                 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
+	// since_unix_nanos is when the wait began.
+	SinceUnixNanos int64 `protobuf:"varint,6,opt,name=since_unix_nanos,json=sinceUnixNanos,proto3" json:"since_unix_nanos,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Waiter) Reset() {
+	*x = Waiter{}
+	mi := &file_lock_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waiter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waiter) ProtoMessage() {}
+
+func (x *Waiter) ProtoReflect() protoreflect.Message {
+	mi := &file_lock_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waiter.ProtoReflect.Descriptor instead.
+func (*Waiter) Descriptor() ([]byte, []int) {
+	return file_lock_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Waiter) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Waiter) GetHoldId() string {
+	if x != nil {
+		return x.HoldId
+	}
+	return ""
+}
+
+func (x *Waiter) GetKind() Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Kind_KIND_EXCLUSIVE
+}
+
+func (x *Waiter) GetPermits() uint32 {
+	if x != nil {
+		return x.Permits
+	}
+	return 0
+}
+
+func (x *Waiter) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *Waiter) GetSinceUnixNanos() int64 {
+	if x != nil {
+		return x.SinceUnixNanos
+	}
+	return 0
+}
+
 // Holder is one hold among those of a name.
 type Holder struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -2584,14 +2944,16 @@ type Holder struct {
 	ExpiresInNanos int64             `protobuf:"varint,8,opt,name=expires_in_nanos,json=expiresInNanos,proto3" json:"expires_in_nanos,omitempty"`
 	Metadata       map[string]string `protobuf:"bytes,9,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// lingering: the holder is gone, and its minimum hold keeps the name closed.
-	Lingering     bool `protobuf:"varint,10,opt,name=lingering,proto3" json:"lingering,omitempty"`
+	Lingering bool `protobuf:"varint,10,opt,name=lingering,proto3" json:"lingering,omitempty"`
+	// nonce as in Grant.
+	Nonce         []byte `protobuf:"bytes,11,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_lock_proto_msgTypes[26]
+	mi := &file_lock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2965,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[26]
+	mi := &file_lock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2978,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{26}
+	return file_lock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Holder) GetOwner() string {
@@ -2689,6 +3051,13 @@ func (x *Holder) GetLingering() bool {
 	return false
 }
 
+func (x *Holder) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
 // List asks for the names that are held or waited for, sorted. The answer is linearizable.
 type List struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2704,7 +3073,7 @@ type List struct {
 
 func (x *List) Reset() {
 	*x = List{}
-	mi := &file_lock_proto_msgTypes[27]
+	mi := &file_lock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +3085,7 @@ func (x *List) String() string {
 func (*List) ProtoMessage() {}
 
 func (x *List) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[27]
+	mi := &file_lock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +3098,7 @@ func (x *List) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use List.ProtoReflect.Descriptor instead.
 func (*List) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{27}
+	return file_lock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *List) GetPrefix() string {
@@ -2765,7 +3134,7 @@ type NameList struct {
 
 func (x *NameList) Reset() {
 	*x = NameList{}
-	mi := &file_lock_proto_msgTypes[28]
+	mi := &file_lock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +3146,7 @@ func (x *NameList) String() string {
 func (*NameList) ProtoMessage() {}
 
 func (x *NameList) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[28]
+	mi := &file_lock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +3159,7 @@ func (x *NameList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NameList.ProtoReflect.Descriptor instead.
 func (*NameList) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{28}
+	return file_lock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NameList) GetNames() []*NameState {
@@ -2822,7 +3191,7 @@ type Watch struct {
 
 func (x *Watch) Reset() {
 	*x = Watch{}
-	mi := &file_lock_proto_msgTypes[29]
+	mi := &file_lock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +3203,7 @@ func (x *Watch) String() string {
 func (*Watch) ProtoMessage() {}
 
 func (x *Watch) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[29]
+	mi := &file_lock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +3216,7 @@ func (x *Watch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watch.ProtoReflect.Descriptor instead.
 func (*Watch) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{29}
+	return file_lock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Watch) GetName() string {
@@ -2881,7 +3250,7 @@ type Watching struct {
 
 func (x *Watching) Reset() {
 	*x = Watching{}
-	mi := &file_lock_proto_msgTypes[30]
+	mi := &file_lock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3262,7 @@ func (x *Watching) String() string {
 func (*Watching) ProtoMessage() {}
 
 func (x *Watching) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[30]
+	mi := &file_lock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3275,7 @@ func (x *Watching) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Watching.ProtoReflect.Descriptor instead.
 func (*Watching) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{30}
+	return file_lock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Watching) GetRevision() uint64 {
@@ -2927,7 +3296,7 @@ type Unwatch struct {
 
 func (x *Unwatch) Reset() {
 	*x = Unwatch{}
-	mi := &file_lock_proto_msgTypes[31]
+	mi := &file_lock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3308,7 @@ func (x *Unwatch) String() string {
 func (*Unwatch) ProtoMessage() {}
 
 func (x *Unwatch) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[31]
+	mi := &file_lock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3321,7 @@ func (x *Unwatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unwatch.ProtoReflect.Descriptor instead.
 func (*Unwatch) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{31}
+	return file_lock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Unwatch) GetWatch() uint64 {
@@ -2976,7 +3345,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_lock_proto_msgTypes[32]
+	mi := &file_lock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3357,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[32]
+	mi := &file_lock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3370,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{32}
+	return file_lock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Events) GetWatch() uint64 {
@@ -3038,15 +3407,17 @@ type Event struct {
 	TimeUnixNanos int64 `protobuf:"varint,7,opt,name=time_unix_nanos,json=timeUnixNanos,proto3" json:"time_unix_nanos,omitempty"`
 	// hold_id of the hold or wait.
 	HoldId string `protobuf:"bytes,8,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
-	// by is who force-released.
-	By            string `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
+	// by is who force-released, as the client claimed.
+	By string `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
+	// principal is who force-released, as the server knows the client: "cert:NAME", "process:" or "address:HOST".
+	Principal     string `protobuf:"bytes,10,opt,name=principal,proto3" json:"principal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_lock_proto_msgTypes[33]
+	mi := &file_lock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3429,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[33]
+	mi := &file_lock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3442,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{33}
+	return file_lock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetType() EventType {
@@ -3137,6 +3508,13 @@ func (x *Event) GetBy() string {
 	return ""
 }
 
+func (x *Event) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
 // Error is a request that failed.
 type Error struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3170,7 +3548,7 @@ type Error struct {
 
 func (x *Error) Reset() {
 	*x = Error{}
-	mi := &file_lock_proto_msgTypes[34]
+	mi := &file_lock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3560,7 @@ func (x *Error) String() string {
 func (*Error) ProtoMessage() {}
 
 func (x *Error) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[34]
+	mi := &file_lock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3573,7 @@ func (x *Error) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Error.ProtoReflect.Descriptor instead.
 func (*Error) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{34}
+	return file_lock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Error) GetCode() Code {
@@ -3296,7 +3674,7 @@ type Blocker struct {
 
 func (x *Blocker) Reset() {
 	*x = Blocker{}
-	mi := &file_lock_proto_msgTypes[35]
+	mi := &file_lock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3308,7 +3686,7 @@ func (x *Blocker) String() string {
 func (*Blocker) ProtoMessage() {}
 
 func (x *Blocker) ProtoReflect() protoreflect.Message {
-	mi := &file_lock_proto_msgTypes[35]
+	mi := &file_lock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3321,7 +3699,7 @@ func (x *Blocker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Blocker.ProtoReflect.Descriptor instead.
 func (*Blocker) Descriptor() ([]byte, []int) {
-	return file_lock_proto_rawDescGZIP(), []int{35}
+	return file_lock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Blocker) GetName() string {
@@ -3380,7 +3758,7 @@ const file_lock_proto_rawDesc = "" +
 	"\aunwatch\x18\x16 \x01(\v2\x15.fencelock.v1.UnwatchH\x00R\aunwatch\x12A\n" +
 	"\rforce_release\x18\x17 \x01(\v2\x1a.fencelock.v1.ForceReleaseH\x00R\fforceRelease\x12(\n" +
 	"\x04move\x18\x18 \x01(\v2\x12.fencelock.v1.MoveH\x00R\x04moveB\x06\n" +
-	"\x04call\"\xb8\x05\n" +
+	"\x04call\"\xe5\x05\n" +
 	"\x05Reply\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
 	"\arenewed\x18\x02 \x01(\bR\arenewed\x12\x1b\n" +
@@ -3393,7 +3771,8 @@ const file_lock_proto_rawDesc = "" +
 	"\bacquired\x18\x0e \x01(\v2\x16.fencelock.v1.AcquiredH\x00R\bacquired\x12-\n" +
 	"\x04name\x18\x0f \x01(\v2\x17.fencelock.v1.NameStateH\x00R\x04name\x12.\n" +
 	"\x05names\x18\x10 \x01(\v2\x16.fencelock.v1.NameListH\x00R\x05names\x124\n" +
-	"\bwatching\x18\x11 \x01(\v2\x16.fencelock.v1.WatchingH\x00R\bwatching\x121\n" +
+	"\bwatching\x18\x11 \x01(\v2\x16.fencelock.v1.WatchingH\x00R\bwatching\x12+\n" +
+	"\x05alive\x18\x12 \x01(\v2\x13.fencelock.v1.AliveH\x00R\x05alive\x121\n" +
 	"\agranted\x18\x1e \x01(\v2\x15.fencelock.v1.GrantedH\x00R\agranted\x12(\n" +
 	"\x04lost\x18\x1f \x01(\v2\x12.fencelock.v1.LostH\x00R\x04lost\x12.\n" +
 	"\x06events\x18  \x01(\v2\x14.fencelock.v1.EventsH\x00R\x06events\x121\n" +
@@ -3401,7 +3780,7 @@ const file_lock_proto_rawDesc = "" +
 	"\x06answerB\t\n" +
 	"\a_pushed\"\x1f\n" +
 	"\x05Hello\x12\x16\n" +
-	"\x06client\x18\x01 \x01(\tR\x06client\"\xae\x03\n" +
+	"\x06client\x18\x01 \x01(\tR\x06client\"\xee\x03\n" +
 	"\aWelcome\x12%\n" +
 	"\x0eserver_version\x18\x01 \x01(\tR\rserverVersion\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x17\n" +
@@ -3417,7 +3796,9 @@ const file_lock_proto_rawDesc = "" +
 	" \x01(\x03R\vmaxTtlNanos\x12*\n" +
 	"\x11max_message_bytes\x18\v \x01(\rR\x0fmaxMessageBytes\x12\x18\n" +
 	"\ahistory\x18\f \x01(\tR\ahistory\x12\x16\n" +
-	"\x06voters\x18\r \x01(\rR\x06voters\"r\n" +
+	"\x06voters\x18\r \x01(\rR\x06voters\x12!\n" +
+	"\fclosed_nanos\x18\x0e \x01(\x03R\vclosedNanos\x12\x1b\n" +
+	"\tkeeps_all\x18\x0f \x01(\bR\bkeepsAll\"r\n" +
 	"\aGoodbye\x12&\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x12.fencelock.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12%\n" +
@@ -3426,21 +3807,28 @@ const file_lock_proto_rawDesc = "" +
 	"\tttl_nanos\x18\x01 \x01(\x03R\bttlNanos\"4\n" +
 	"\x06Attach\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\tR\x05after\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"\xca\x01\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\xe8\x01\n" +
 	"\fSessionState\x12\x1b\n" +
 	"\tttl_nanos\x18\x01 \x01(\x03R\bttlNanos\x120\n" +
 	"\x05holds\x18\x02 \x03(\v2\x1a.fencelock.v1.SessionEntryR\x05holds\x120\n" +
 	"\x05waits\x18\x03 \x03(\v2\x1a.fencelock.v1.SessionEntryR\x05waits\x12\x1d\n" +
 	"\n" +
 	"next_after\x18\x04 \x01(\tR\tnextAfter\x12\x1a\n" +
-	"\brevision\x18\x05 \x01(\x04R\brevision\"W\n" +
+	"\brevision\x18\x05 \x01(\x04R\brevision\x12\x1c\n" +
+	"\tprincipal\x18\x06 \x01(\tR\tprincipal\"W\n" +
 	"\fSessionEntry\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
-	"\x05token\x18\x03 \x01(\x04R\x05token\"\v\n" +
-	"\tKeepAlive\"\x0e\n" +
-	"\fCloseSession\"\xb5\x03\n" +
+	"\x05token\x18\x03 \x01(\x04R\x05token\"'\n" +
+	"\tKeepAlive\x12\x1a\n" +
+	"\bsessions\x18\x01 \x03(\fR\bsessions\"1\n" +
+	"\x05Alive\x12(\n" +
+	"\x05lives\x18\x01 \x03(\v2\x12.fencelock.v1.LifeR\x05lives\"K\n" +
+	"\x04Life\x12\x18\n" +
+	"\arenewed\x18\x01 \x01(\bR\arenewed\x12)\n" +
+	"\x05error\x18\x02 \x01(\v2\x13.fencelock.v1.ErrorR\x05error\"\x0e\n" +
+	"\fCloseSession\"\x94\x04\n" +
 	"\aAcquire\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -3455,28 +3843,35 @@ const file_lock_proto_rawDesc = "" +
 	"\x05under\x18\n" +
 	" \x03(\tR\x05under\x12\"\n" +
 	"\fhierarchical\x18\v \x01(\bR\fhierarchical\x12\x17\n" +
-	"\ahold_id\x18\f \x01(\tR\x06holdId\x1a;\n" +
+	"\ahold_id\x18\f \x01(\tR\x06holdId\x12\x14\n" +
+	"\x05nonce\x18\r \x01(\fR\x05nonce\x12!\n" +
+	"\funder_hidden\x18\x0e \x03(\tR\vunderHidden\x12$\n" +
+	"\x0eheeds_max_hold\x18\x0f \x01(\bR\fheedsMaxHold\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"U\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"x\n" +
 	"\n" +
 	"AcquireAll\x121\n" +
 	"\brequests\x18\x01 \x03(\v2\x15.fencelock.v1.AcquireR\brequests\x12\x14\n" +
-	"\x05under\x18\x02 \x03(\tR\x05under\"g\n" +
+	"\x05under\x18\x02 \x03(\tR\x05under\x12!\n" +
+	"\funder_hidden\x18\x03 \x03(\tR\vunderHidden\"g\n" +
 	"\bAcquired\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\bR\x06queued\x12+\n" +
 	"\x06grants\x18\x02 \x03(\v2\x13.fencelock.v1.GrantR\x06grants\x12\x16\n" +
-	"\x06ticket\x18\x03 \x01(\x04R\x06ticket\"s\n" +
+	"\x06ticket\x18\x03 \x01(\x04R\x06ticket\"\xa8\x01\n" +
 	"\x05Grant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\x04R\x05token\x12!\n" +
-	"\fclosed_nanos\x18\x04 \x01(\x03R\vclosedNanos\"h\n" +
+	"\fclosed_nanos\x18\x04 \x01(\x03R\vclosedNanos\x12\x14\n" +
+	"\x05nonce\x18\x05 \x01(\fR\x05nonce\x12\x1d\n" +
+	"\n" +
+	"last_nanos\x18\x06 \x01(\x03R\tlastNanos\"h\n" +
 	"\aGranted\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12+\n" +
 	"\x06grants\x18\x02 \x03(\v2\x13.fencelock.v1.GrantR\x06grants\x12\x16\n" +
-	"\x06ticket\x18\x03 \x01(\x04R\x06ticket\"\xb1\x01\n" +
+	"\x06ticket\x18\x03 \x01(\x04R\x06ticket\"\xdf\x01\n" +
 	"\x04Lost\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3484,7 +3879,9 @@ const file_lock_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12\x14\n" +
 	"\x05token\x18\x04 \x01(\x04R\x05token\x12,\n" +
 	"\x06reason\x18\x05 \x01(\x0e2\x14.fencelock.v1.ReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x06 \x01(\tR\amessage\"W\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x12\x0e\n" +
+	"\x02by\x18\a \x01(\tR\x02by\x12\x1c\n" +
+	"\tprincipal\x18\b \x01(\tR\tprincipal\"W\n" +
 	"\n" +
 	"CancelWait\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
@@ -3502,19 +3899,29 @@ const file_lock_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
-	"\x05token\x18\x03 \x01(\x04R\x05token\"J\n" +
+	"\x05token\x18\x03 \x01(\x04R\x05token\"v\n" +
 	"\fForceRelease\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x0e\n" +
-	"\x02by\x18\x03 \x01(\tR\x02by\"\x06\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\x12\x14\n" +
+	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12\x14\n" +
+	"\x05token\x18\x05 \x01(\x04R\x05token\"\x06\n" +
 	"\x04Done\"\x1f\n" +
 	"\tGetHolder\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x85\x01\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xb1\x01\n" +
 	"\tNameState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12.\n" +
 	"\aholders\x18\x02 \x03(\v2\x14.fencelock.v1.HolderR\aholders\x12\x18\n" +
 	"\awaiters\x18\x03 \x01(\rR\awaiters\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x04R\brevision\"\x94\x03\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x12*\n" +
+	"\x05queue\x18\x05 \x03(\v2\x14.fencelock.v1.WaiterR\x05queue\"\xb9\x01\n" +
+	"\x06Waiter\x12\x14\n" +
+	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x17\n" +
+	"\ahold_id\x18\x02 \x01(\tR\x06holdId\x12&\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x12.fencelock.v1.KindR\x04kind\x12\x18\n" +
+	"\apermits\x18\x04 \x01(\rR\apermits\x12\x14\n" +
+	"\x05limit\x18\x05 \x01(\rR\x05limit\x12(\n" +
+	"\x10since_unix_nanos\x18\x06 \x01(\x03R\x0esinceUnixNanos\"\xaa\x03\n" +
 	"\x06Holder\x12\x14\n" +
 	"\x05owner\x18\x01 \x01(\tR\x05owner\x12\x17\n" +
 	"\ahold_id\x18\x02 \x01(\tR\x06holdId\x12&\n" +
@@ -3526,7 +3933,8 @@ const file_lock_proto_rawDesc = "" +
 	"\x10expires_in_nanos\x18\b \x01(\x03R\x0eexpiresInNanos\x12>\n" +
 	"\bmetadata\x18\t \x03(\v2\".fencelock.v1.Holder.MetadataEntryR\bmetadata\x12\x1c\n" +
 	"\tlingering\x18\n" +
-	" \x01(\bR\tlingering\x1a;\n" +
+	" \x01(\bR\tlingering\x12\x14\n" +
+	"\x05nonce\x18\v \x01(\fR\x05nonce\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
@@ -3549,7 +3957,7 @@ const file_lock_proto_rawDesc = "" +
 	"\x06Events\x12\x14\n" +
 	"\x05watch\x18\x01 \x01(\x04R\x05watch\x12+\n" +
 	"\x06events\x18\x02 \x03(\v2\x13.fencelock.v1.EventR\x06events\x12)\n" +
-	"\x05error\x18\x03 \x01(\v2\x13.fencelock.v1.ErrorR\x05error\"\xf9\x01\n" +
+	"\x05error\x18\x03 \x01(\v2\x13.fencelock.v1.ErrorR\x05error\"\x97\x02\n" +
 	"\x05Event\x12+\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x17.fencelock.v1.EventTypeR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -3559,7 +3967,9 @@ const file_lock_proto_rawDesc = "" +
 	"\brevision\x18\x06 \x01(\x04R\brevision\x12&\n" +
 	"\x0ftime_unix_nanos\x18\a \x01(\x03R\rtimeUnixNanos\x12\x17\n" +
 	"\ahold_id\x18\b \x01(\tR\x06holdId\x12\x0e\n" +
-	"\x02by\x18\t \x01(\tR\x02by\"\x99\x03\n" +
+	"\x02by\x18\t \x01(\tR\x02by\x12\x1c\n" +
+	"\tprincipal\x18\n" +
+	" \x01(\tR\tprincipal\"\x99\x03\n" +
 	"\x05Error\x12&\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x12.fencelock.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -3581,12 +3991,13 @@ const file_lock_proto_rawDesc = "" +
 	"\x04Kind\x12\x12\n" +
 	"\x0eKIND_EXCLUSIVE\x10\x00\x12\x0f\n" +
 	"\vKIND_SHARED\x10\x01\x12\x10\n" +
-	"\fKIND_PERMITS\x10\x02*g\n" +
+	"\fKIND_PERMITS\x10\x02*|\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REASON_SESSION_ENDED\x10\x01\x12\x19\n" +
 	"\x15REASON_FORCE_RELEASED\x10\x02\x12\x10\n" +
-	"\fREASON_MOVED\x10\x03*\xaf\x01\n" +
+	"\fREASON_MOVED\x10\x03\x12\x13\n" +
+	"\x0fREASON_MAX_HOLD\x10\x04*\xaf\x01\n" +
 	"\tEventType\x12\x15\n" +
 	"\x11EVENT_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eEVENT_ACQUIRED\x10\x01\x12\x12\n" +
@@ -3632,7 +4043,7 @@ func file_lock_proto_rawDescGZIP() []byte {
 }
 
 var file_lock_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_lock_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_lock_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_lock_proto_goTypes = []any{
 	(Kind)(0),             // 0: fencelock.v1.Kind
 	(Reason)(0),           // 1: fencelock.v1.Reason
@@ -3650,32 +4061,35 @@ var file_lock_proto_goTypes = []any{
 	(*SessionState)(nil),  // 13: fencelock.v1.SessionState
 	(*SessionEntry)(nil),  // 14: fencelock.v1.SessionEntry
 	(*KeepAlive)(nil),     // 15: fencelock.v1.KeepAlive
-	(*CloseSession)(nil),  // 16: fencelock.v1.CloseSession
-	(*Acquire)(nil),       // 17: fencelock.v1.Acquire
-	(*AcquireAll)(nil),    // 18: fencelock.v1.AcquireAll
-	(*Acquired)(nil),      // 19: fencelock.v1.Acquired
-	(*Grant)(nil),         // 20: fencelock.v1.Grant
-	(*Granted)(nil),       // 21: fencelock.v1.Granted
-	(*Lost)(nil),          // 22: fencelock.v1.Lost
-	(*CancelWait)(nil),    // 23: fencelock.v1.CancelWait
-	(*Release)(nil),       // 24: fencelock.v1.Release
-	(*Move)(nil),          // 25: fencelock.v1.Move
-	(*ForceRelease)(nil),  // 26: fencelock.v1.ForceRelease
-	(*Done)(nil),          // 27: fencelock.v1.Done
-	(*GetHolder)(nil),     // 28: fencelock.v1.GetHolder
-	(*NameState)(nil),     // 29: fencelock.v1.NameState
-	(*Holder)(nil),        // 30: fencelock.v1.Holder
-	(*List)(nil),          // 31: fencelock.v1.List
-	(*NameList)(nil),      // 32: fencelock.v1.NameList
-	(*Watch)(nil),         // 33: fencelock.v1.Watch
-	(*Watching)(nil),      // 34: fencelock.v1.Watching
-	(*Unwatch)(nil),       // 35: fencelock.v1.Unwatch
-	(*Events)(nil),        // 36: fencelock.v1.Events
-	(*Event)(nil),         // 37: fencelock.v1.Event
-	(*Error)(nil),         // 38: fencelock.v1.Error
-	(*Blocker)(nil),       // 39: fencelock.v1.Blocker
-	nil,                   // 40: fencelock.v1.Acquire.MetadataEntry
-	nil,                   // 41: fencelock.v1.Holder.MetadataEntry
+	(*Alive)(nil),         // 16: fencelock.v1.Alive
+	(*Life)(nil),          // 17: fencelock.v1.Life
+	(*CloseSession)(nil),  // 18: fencelock.v1.CloseSession
+	(*Acquire)(nil),       // 19: fencelock.v1.Acquire
+	(*AcquireAll)(nil),    // 20: fencelock.v1.AcquireAll
+	(*Acquired)(nil),      // 21: fencelock.v1.Acquired
+	(*Grant)(nil),         // 22: fencelock.v1.Grant
+	(*Granted)(nil),       // 23: fencelock.v1.Granted
+	(*Lost)(nil),          // 24: fencelock.v1.Lost
+	(*CancelWait)(nil),    // 25: fencelock.v1.CancelWait
+	(*Release)(nil),       // 26: fencelock.v1.Release
+	(*Move)(nil),          // 27: fencelock.v1.Move
+	(*ForceRelease)(nil),  // 28: fencelock.v1.ForceRelease
+	(*Done)(nil),          // 29: fencelock.v1.Done
+	(*GetHolder)(nil),     // 30: fencelock.v1.GetHolder
+	(*NameState)(nil),     // 31: fencelock.v1.NameState
+	(*Waiter)(nil),        // 32: fencelock.v1.Waiter
+	(*Holder)(nil),        // 33: fencelock.v1.Holder
+	(*List)(nil),          // 34: fencelock.v1.List
+	(*NameList)(nil),      // 35: fencelock.v1.NameList
+	(*Watch)(nil),         // 36: fencelock.v1.Watch
+	(*Watching)(nil),      // 37: fencelock.v1.Watching
+	(*Unwatch)(nil),       // 38: fencelock.v1.Unwatch
+	(*Events)(nil),        // 39: fencelock.v1.Events
+	(*Event)(nil),         // 40: fencelock.v1.Event
+	(*Error)(nil),         // 41: fencelock.v1.Error
+	(*Blocker)(nil),       // 42: fencelock.v1.Blocker
+	nil,                   // 43: fencelock.v1.Acquire.MetadataEntry
+	nil,                   // 44: fencelock.v1.Holder.MetadataEntry
 }
 var file_lock_proto_depIdxs = []int32{
 	6,  // 0: fencelock.v1.ClientMessage.requests:type_name -> fencelock.v1.Request
@@ -3684,55 +4098,60 @@ var file_lock_proto_depIdxs = []int32{
 	11, // 3: fencelock.v1.Request.open_session:type_name -> fencelock.v1.OpenSession
 	12, // 4: fencelock.v1.Request.attach:type_name -> fencelock.v1.Attach
 	15, // 5: fencelock.v1.Request.keep_alive:type_name -> fencelock.v1.KeepAlive
-	16, // 6: fencelock.v1.Request.close_session:type_name -> fencelock.v1.CloseSession
-	17, // 7: fencelock.v1.Request.acquire:type_name -> fencelock.v1.Acquire
-	18, // 8: fencelock.v1.Request.acquire_all:type_name -> fencelock.v1.AcquireAll
-	23, // 9: fencelock.v1.Request.cancel_wait:type_name -> fencelock.v1.CancelWait
-	24, // 10: fencelock.v1.Request.release:type_name -> fencelock.v1.Release
-	28, // 11: fencelock.v1.Request.get_holder:type_name -> fencelock.v1.GetHolder
-	31, // 12: fencelock.v1.Request.list:type_name -> fencelock.v1.List
-	33, // 13: fencelock.v1.Request.watch:type_name -> fencelock.v1.Watch
-	35, // 14: fencelock.v1.Request.unwatch:type_name -> fencelock.v1.Unwatch
-	26, // 15: fencelock.v1.Request.force_release:type_name -> fencelock.v1.ForceRelease
-	25, // 16: fencelock.v1.Request.move:type_name -> fencelock.v1.Move
-	38, // 17: fencelock.v1.Reply.error:type_name -> fencelock.v1.Error
-	27, // 18: fencelock.v1.Reply.done:type_name -> fencelock.v1.Done
+	18, // 6: fencelock.v1.Request.close_session:type_name -> fencelock.v1.CloseSession
+	19, // 7: fencelock.v1.Request.acquire:type_name -> fencelock.v1.Acquire
+	20, // 8: fencelock.v1.Request.acquire_all:type_name -> fencelock.v1.AcquireAll
+	25, // 9: fencelock.v1.Request.cancel_wait:type_name -> fencelock.v1.CancelWait
+	26, // 10: fencelock.v1.Request.release:type_name -> fencelock.v1.Release
+	30, // 11: fencelock.v1.Request.get_holder:type_name -> fencelock.v1.GetHolder
+	34, // 12: fencelock.v1.Request.list:type_name -> fencelock.v1.List
+	36, // 13: fencelock.v1.Request.watch:type_name -> fencelock.v1.Watch
+	38, // 14: fencelock.v1.Request.unwatch:type_name -> fencelock.v1.Unwatch
+	28, // 15: fencelock.v1.Request.force_release:type_name -> fencelock.v1.ForceRelease
+	27, // 16: fencelock.v1.Request.move:type_name -> fencelock.v1.Move
+	41, // 17: fencelock.v1.Reply.error:type_name -> fencelock.v1.Error
+	29, // 18: fencelock.v1.Reply.done:type_name -> fencelock.v1.Done
 	9,  // 19: fencelock.v1.Reply.welcome:type_name -> fencelock.v1.Welcome
 	13, // 20: fencelock.v1.Reply.session:type_name -> fencelock.v1.SessionState
-	19, // 21: fencelock.v1.Reply.acquired:type_name -> fencelock.v1.Acquired
-	29, // 22: fencelock.v1.Reply.name:type_name -> fencelock.v1.NameState
-	32, // 23: fencelock.v1.Reply.names:type_name -> fencelock.v1.NameList
-	34, // 24: fencelock.v1.Reply.watching:type_name -> fencelock.v1.Watching
-	21, // 25: fencelock.v1.Reply.granted:type_name -> fencelock.v1.Granted
-	22, // 26: fencelock.v1.Reply.lost:type_name -> fencelock.v1.Lost
-	36, // 27: fencelock.v1.Reply.events:type_name -> fencelock.v1.Events
-	10, // 28: fencelock.v1.Reply.goodbye:type_name -> fencelock.v1.Goodbye
-	3,  // 29: fencelock.v1.Goodbye.code:type_name -> fencelock.v1.Code
-	14, // 30: fencelock.v1.SessionState.holds:type_name -> fencelock.v1.SessionEntry
-	14, // 31: fencelock.v1.SessionState.waits:type_name -> fencelock.v1.SessionEntry
-	0,  // 32: fencelock.v1.Acquire.kind:type_name -> fencelock.v1.Kind
-	40, // 33: fencelock.v1.Acquire.metadata:type_name -> fencelock.v1.Acquire.MetadataEntry
-	17, // 34: fencelock.v1.AcquireAll.requests:type_name -> fencelock.v1.Acquire
-	20, // 35: fencelock.v1.Acquired.grants:type_name -> fencelock.v1.Grant
-	20, // 36: fencelock.v1.Granted.grants:type_name -> fencelock.v1.Grant
-	1,  // 37: fencelock.v1.Lost.reason:type_name -> fencelock.v1.Reason
-	30, // 38: fencelock.v1.NameState.holders:type_name -> fencelock.v1.Holder
-	0,  // 39: fencelock.v1.Holder.kind:type_name -> fencelock.v1.Kind
-	41, // 40: fencelock.v1.Holder.metadata:type_name -> fencelock.v1.Holder.MetadataEntry
-	29, // 41: fencelock.v1.NameList.names:type_name -> fencelock.v1.NameState
-	37, // 42: fencelock.v1.Events.events:type_name -> fencelock.v1.Event
-	38, // 43: fencelock.v1.Events.error:type_name -> fencelock.v1.Error
-	2,  // 44: fencelock.v1.Event.type:type_name -> fencelock.v1.EventType
-	3,  // 45: fencelock.v1.Error.code:type_name -> fencelock.v1.Code
-	1,  // 46: fencelock.v1.Error.reason:type_name -> fencelock.v1.Reason
-	39, // 47: fencelock.v1.Error.cycle:type_name -> fencelock.v1.Blocker
-	4,  // 48: fencelock.v1.LockService.Connect:input_type -> fencelock.v1.ClientMessage
-	5,  // 49: fencelock.v1.LockService.Connect:output_type -> fencelock.v1.ServerMessage
-	49, // [49:50] is the sub-list for method output_type
-	48, // [48:49] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	21, // 21: fencelock.v1.Reply.acquired:type_name -> fencelock.v1.Acquired
+	31, // 22: fencelock.v1.Reply.name:type_name -> fencelock.v1.NameState
+	35, // 23: fencelock.v1.Reply.names:type_name -> fencelock.v1.NameList
+	37, // 24: fencelock.v1.Reply.watching:type_name -> fencelock.v1.Watching
+	16, // 25: fencelock.v1.Reply.alive:type_name -> fencelock.v1.Alive
+	23, // 26: fencelock.v1.Reply.granted:type_name -> fencelock.v1.Granted
+	24, // 27: fencelock.v1.Reply.lost:type_name -> fencelock.v1.Lost
+	39, // 28: fencelock.v1.Reply.events:type_name -> fencelock.v1.Events
+	10, // 29: fencelock.v1.Reply.goodbye:type_name -> fencelock.v1.Goodbye
+	3,  // 30: fencelock.v1.Goodbye.code:type_name -> fencelock.v1.Code
+	14, // 31: fencelock.v1.SessionState.holds:type_name -> fencelock.v1.SessionEntry
+	14, // 32: fencelock.v1.SessionState.waits:type_name -> fencelock.v1.SessionEntry
+	17, // 33: fencelock.v1.Alive.lives:type_name -> fencelock.v1.Life
+	41, // 34: fencelock.v1.Life.error:type_name -> fencelock.v1.Error
+	0,  // 35: fencelock.v1.Acquire.kind:type_name -> fencelock.v1.Kind
+	43, // 36: fencelock.v1.Acquire.metadata:type_name -> fencelock.v1.Acquire.MetadataEntry
+	19, // 37: fencelock.v1.AcquireAll.requests:type_name -> fencelock.v1.Acquire
+	22, // 38: fencelock.v1.Acquired.grants:type_name -> fencelock.v1.Grant
+	22, // 39: fencelock.v1.Granted.grants:type_name -> fencelock.v1.Grant
+	1,  // 40: fencelock.v1.Lost.reason:type_name -> fencelock.v1.Reason
+	33, // 41: fencelock.v1.NameState.holders:type_name -> fencelock.v1.Holder
+	32, // 42: fencelock.v1.NameState.queue:type_name -> fencelock.v1.Waiter
+	0,  // 43: fencelock.v1.Waiter.kind:type_name -> fencelock.v1.Kind
+	0,  // 44: fencelock.v1.Holder.kind:type_name -> fencelock.v1.Kind
+	44, // 45: fencelock.v1.Holder.metadata:type_name -> fencelock.v1.Holder.MetadataEntry
+	31, // 46: fencelock.v1.NameList.names:type_name -> fencelock.v1.NameState
+	40, // 47: fencelock.v1.Events.events:type_name -> fencelock.v1.Event
+	41, // 48: fencelock.v1.Events.error:type_name -> fencelock.v1.Error
+	2,  // 49: fencelock.v1.Event.type:type_name -> fencelock.v1.EventType
+	3,  // 50: fencelock.v1.Error.code:type_name -> fencelock.v1.Code
+	1,  // 51: fencelock.v1.Error.reason:type_name -> fencelock.v1.Reason
+	42, // 52: fencelock.v1.Error.cycle:type_name -> fencelock.v1.Blocker
+	4,  // 53: fencelock.v1.LockService.Connect:input_type -> fencelock.v1.ClientMessage
+	5,  // 54: fencelock.v1.LockService.Connect:output_type -> fencelock.v1.ServerMessage
+	54, // [54:55] is the sub-list for method output_type
+	53, // [53:54] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_lock_proto_init() }
@@ -3766,6 +4185,7 @@ func file_lock_proto_init() {
 		(*Reply_Name)(nil),
 		(*Reply_Names)(nil),
 		(*Reply_Watching)(nil),
+		(*Reply_Alive)(nil),
 		(*Reply_Granted)(nil),
 		(*Reply_Lost)(nil),
 		(*Reply_Events)(nil),
@@ -3777,7 +4197,7 @@ func file_lock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_lock_proto_rawDesc), len(file_lock_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   38,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,6 +19,12 @@
 // and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a session
 // with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
 //
+// Principals. A session belongs to the principal that opened it. The server knows principals from their connections:
+// cert:NAME shows a certificate with that name, which the server has verified; the empty one shows none. Another
+// principal that knows the id is DENIED: it cannot open, attach or close the session, and Move takes nothing from it.
+// Once all members know how, servers keep only hashes of the ids of sessions and requests: no snapshot and no backup
+// contains an id.
+//
 // Validity. A Reply with renewed set proves that the session lives for its full TTL, counted from the instant before the
 // request was sent. Count from an instant read then, never from the arrival of the reply, and subtract a margin for clocks
 // that run at different rates. A push proves nothing about time.

@@ -2,11 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -18,134 +19,130 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// This file is "fencelock acquire", "renew" and "release": locks that outlive the command that takes them. They speak
-// to a gateway, which may be one in this process that lives no longer than the command.
-
-const tokenOptions = `  --backend URL        the lock service, or a gateway: http://host:7481 or https://. Default:
-                       $FENCELOCK_BACKEND, else ` + localServer + `
-  --json               one JSON object, as docs/HTTP.md has it
-`
+// This file is "fencelock acquire", "renew" and "release": locks that outlive the command that acquires them. They
+// speak to a gateway, which may be in this process and end with the command.
 
 const acquireHelp = `Usage: fencelock acquire NAME [options]
 
 Takes the lock NAME, prints its lock token and ends. The lock is held for the TTL, until "fencelock release", or longer
-with "fencelock renew". Who knows the lock token has the lock.
+with "fencelock renew". The token is a secret: anyone who has it can renew or release the lock.
 
-  token=$(fencelock acquire deploy --ttl 10m) && ./deploy; fencelock release deploy --token "$token"
+  fencelock acquire deploy --ttl 10m --token-file token || exit
+  ./deploy; code=$?
+  fencelock release deploy --token-file token; exit $code
 
-"fencelock run" is safer for what is one command: it renews, and stops the command if the lock is lost.
+"fencelock run" is safer for one command: it renews the lock, and stops the command if the lock is lost.
 
 Options (durations like 500ms, 30s, 5m):
 
-  --ttl D              how long the lock is held unless it is renewed. Default: 30s
-  --wait D             wait for at most D. Default: forever
-  --try                do not wait
-  --shared             beside other shared holds
-  --permits N/M        take N of M permits
-  --owner TEXT         who holds the lock, for people. Default: this host
-  --request-id ID      an acquire that is repeated with the same owner and ID gets the same hold
-  --token-file FILE    write the lock token to FILE, which only its owner can read, not to standard output
-` + tokenOptions + `
+{options}
+
 Exit codes:
 
     0  the lock is held
-   64  the command line makes no sense, or the backend cannot do what it asks for
+   64  the command line is not valid, or the backend does not support the request
    69  the lock service cannot be reached, or is not fit for locks; the lock may be held for one TTL
+   73  the token file cannot be written; the lock is held for the TTL
    75  somebody else holds the lock
+   77  the gateway denies it, or the credential is not valid
 `
 
 const renewHelp = `Usage: fencelock renew NAME (--token TEXT | --token-file FILE) [options]
 
-Prolongs what "fencelock acquire" took. Before etcd, ZooKeeper and PostgreSQL only the gateway that took a lock renews
-it.
+Renews a lock that "fencelock acquire" took. With etcd, ZooKeeper or PostgreSQL, a lock can be renewed only by the
+gateway that acquired it.
 
 Options:
 
-  --ttl D              how long the lock is held from now on; less than what is left changes nothing. Default: as before
-` + tokenOptions + releaseCodes
+{options}
+
+` + releaseCodes
 
 const releaseHelp = `Usage: fencelock release NAME (--token TEXT | --token-file FILE) [options]
 
-Gives back what "fencelock acquire" took.
+Releases a lock that "fencelock acquire" took.
 
 Options:
 
-` + tokenOptions + releaseCodes
+{options}
 
-const releaseCodes = `
-Exit codes:
+` + releaseCodes
+
+const releaseCodes = `Exit codes:
 
     0  done
    64  the command line makes no sense, or the token is of another lock
    69  the lock service cannot be reached, or did not answer
    76  the lock is not held any more
+   77  the gateway denies it, or the credential is not valid
 `
 
-// commandKey makes the lock tokens of commands that speak to a backend themselves. It keeps nothing secret: the token
-// is.
+// commandKey makes the lock tokens of commands that speak to a backend directly. It is no secret: the token is.
 var commandKey = []byte("fencelock: the command line")
 
 // scripted is one of these subcommands.
 type scripted struct {
 	*lookSettings
-	ttl       time.Duration
-	token     string
-	tokenFile string
+	ttl        time.Duration
+	tokenFile  string                 // that acquire writes
+	givenToken func() (string, error) // nil for acquire
 }
 
-func newScripted(word string) (*scripted, *flag.FlagSet) {
-	look, f := newLook(word)
-	s := &scripted{lookSettings: look}
-	f.DurationVar(&s.ttl, "ttl", 0, "")
-	f.StringVar(&s.tokenFile, "token-file", "", "")
-	return s, f
+// scripted adds the options.
+func (o *options) scripted(word string) *scripted {
+	s := &scripted{lookSettings: &lookSettings{word: word}}
+	s.from = o.backend("the lock service or of a gateway, http://host:7481 or https://, " + localServer +
+		" if none is given")
+	o.BoolVar(&s.json, "json", false, "print one JSON object, as docs/HTTP.md has it")
+	return s
 }
 
-func acquireMain(args []string) int {
-	s, f := newScripted("acquire")
-	var wait time.Duration
-	var try, shared bool
-	var permits, owner, id string
-	f.DurationVar(&wait, "wait", 0, "")
-	f.BoolVar(&try, "try", false, "")
-	f.BoolVar(&shared, "shared", false, "")
-	f.StringVar(&permits, "permits", "", "")
-	f.StringVar(&owner, "owner", "", "")
-	f.StringVar(&id, "request-id", "", "")
-	err := s.parse(f, args, "NAME")
-	body := map[string]any{"requestId": id}
-	switch {
-	case err != nil:
-	case s.ttl < 0 || s.ttl%time.Millisecond != 0:
-		err = fmt.Errorf("--ttl %v: want whole milliseconds", s.ttl)
-	case wait < 0 || wait > 0 && try:
-		err = errors.New("--wait is not negative, and excludes --try")
-	case shared && permits != "":
-		err = errors.New("--shared and --permits exclude each other")
-	case shared:
-		body["kind"] = "shared"
-	case permits != "":
-		var n, limit int
-		n, limit, err = parsePermits(permits)
-		body["kind"], body["permits"], body["limit"] = "permits", n, limit
+func defineAcquire(o *options) func([]string) error {
+	ttl := o.Duration("ttl", fencelock.DefaultTTL, "how long the lock is held unless it is renewed")
+	wait := o.Duration("wait", 0, "the maximum to wait for the lock; as long as it takes if it is not given")
+	try := o.Bool("try", false, "do not wait")
+	shared := o.Bool("shared", false, "hold the lock together with others that give --shared")
+	permits := o.String("permits", "", "take `N/LIMIT` permits")
+	owner := o.String("owner", "", "a `TEXT` that names the holder to people; the name of this host if it is not given")
+	id := o.String("request-id", "", "an `ID`: an acquire that is repeated with the same owner and ID gets the same hold")
+	tokenFile := o.String("token-file", "", "write the lock token to `FILE`, which only its owner can read, not to "+
+		"standard output")
+	s := o.scripted("acquire")
+	return func(args []string) error {
+		s.ttl, s.tokenFile = *ttl, *tokenFile
+		err := s.parse(args, "NAME")
+		body := map[string]any{
+			"requestId": *id, "ownerId": *owner, "ttlMillis": s.ttl.Milliseconds(), "wait": !*try,
+		}
+		switch {
+		case err != nil:
+		case s.ttl <= 0 || s.ttl%time.Millisecond != 0:
+			err = fmt.Errorf("--ttl %v: want whole milliseconds, at least one", s.ttl)
+		case *wait < 0 || *wait > 0 && *try:
+			err = errors.New("--wait is not negative, and excludes --try")
+		case *shared && *permits != "":
+			err = errors.New("--shared and --permits exclude each other")
+		case *shared:
+			body["kind"] = "shared"
+		case *permits != "":
+			var n, limit int
+			n, limit, err = parsePermits(*permits)
+			body["kind"], body["permits"], body["limit"] = "permits", n, limit
+		}
+		if *id == "" {
+			body["requestId"] = backend.NewRequestID()
+		}
+		if *owner == "" {
+			host, _ := os.Hostname() // on an error, ownerId is the command
+			body["ownerId"] = cmp.Or(host, "fencelock acquire")
+		}
+		return s.runScript(err, func(ctx context.Context) error { return s.acquire(ctx, body, *wait) })
 	}
-	if id == "" {
-		body["requestId"] = backend.NewRequestID()
-	}
-	if owner == "" {
-		owner, _ = os.Hostname() // without a name it says what it is
-	}
-	if owner == "" {
-		owner = "fencelock acquire"
-	}
-	if s.ttl == 0 {
-		s.ttl = fencelock.DefaultTTL
-	}
-	body["ownerId"], body["ttlMillis"], body["wait"] = owner, s.ttl.Milliseconds(), !try
-	return s.runScript(err, acquireHelp, func(ctx context.Context) error { return s.acquire(ctx, body, wait) })
 }
 
 func (s *scripted) acquire(ctx context.Context, body map[string]any, wait time.Duration) error {
@@ -189,34 +186,48 @@ func (s *scripted) acquire(ctx context.Context, body map[string]any, wait time.D
 	}
 }
 
-func renewMain(args []string) int {
-	s, f := newScripted("renew")
-	return s.giveToken(f, args, renewHelp)
-}
-
-func releaseMain(args []string) int {
-	s, f := newScripted("release")
-	return s.giveToken(f, args, releaseHelp)
-}
-
-// giveToken is what a lock token is enough for.
-func (s *scripted) giveToken(f *flag.FlagSet, args []string, help string) int {
-	f.StringVar(&s.token, "token", "", "")
-	err := s.parse(f, args, "NAME")
-	switch {
-	case err != nil:
-	case (s.token == "") == (s.tokenFile == ""):
-		err = errors.New("want --token or --token-file")
-	case s.tokenFile != "":
-		var text []byte
-		text, err = os.ReadFile(s.tokenFile)
-		s.token = strings.TrimSpace(string(text))
+func defineRenew(o *options) func([]string) error {
+	ttl := o.Duration("ttl", 0, "how long the lock is held from now on, as before if it is not given. Less than what is "+
+		"left changes nothing")
+	s := o.withToken("renew")
+	return func(args []string) error {
+		s.ttl = *ttl
+		return s.giveToken(args)
 	}
-	body := map[string]any{"lockToken": s.token}
-	if s.ttl > 0 && s.word == "renew" {
+}
+
+func defineRelease(o *options) func([]string) error { return o.withToken("release").giveToken }
+
+// withToken adds the options of the subcommands that need only a lock token.
+func (o *options) withToken(word string) *scripted {
+	tokenFile := o.String("token-file", "", "the `FILE` that acquire has written")
+	token := o.String("token", "", "the lock token. Every user of the machine can read it on the command line")
+	s := o.scripted(word)
+	s.givenToken = func() (string, error) {
+		switch {
+		case (*token == "") == (*tokenFile == ""):
+			return "", errors.New("want --token or --token-file")
+		case *token != "":
+			return *token, nil
+		}
+		content, err := os.ReadFile(*tokenFile)
+		return strings.TrimSpace(string(content)), err
+	}
+	return s
+}
+
+// giveToken sends a lock token.
+func (s *scripted) giveToken(args []string) error {
+	err := s.parse(args, "NAME")
+	token := ""
+	if err == nil {
+		token, err = s.givenToken()
+	}
+	body := map[string]any{"lockToken": token}
+	if s.ttl > 0 {
 		body["ttlMillis"] = s.ttl.Milliseconds()
 	}
-	return s.runScript(err, help, func(ctx context.Context) error {
+	return s.runScript(err, func(ctx context.Context) error {
 		ask, end, err := s.door(ctx)
 		if err != nil {
 			return err
@@ -231,9 +242,9 @@ func (s *scripted) giveToken(f *flag.FlagSet, args []string, help string) int {
 }
 
 // runScript is run with the exit codes of these subcommands; an interrupt ends the wait.
-func (s *scripted) runScript(parsed error, help string, do func(context.Context) error) int {
+func (s *scripted) runScript(parsed error, do func(context.Context) error) error {
 	lost := false
-	code := s.run(parsed, help, func(ctx context.Context) error {
+	err := s.run(parsed, func(ctx context.Context) error {
 		ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 		defer stop()
 		err := do(ctx)
@@ -241,12 +252,12 @@ func (s *scripted) runScript(parsed error, help string, do func(context.Context)
 		return err
 	})
 	if lost {
-		return exitLost
+		return exit(exitLost)
 	}
-	return code
+	return err
 }
 
-// asker makes one call about the lock. queued says that it waits on.
+// asker makes one call about the lock. queued means that it waits on.
 type asker func(ctx context.Context, call string, body any) (answer []byte, queued bool, err error)
 
 // door connects to the gateway, or makes one.
@@ -254,10 +265,13 @@ func (s *scripted) door(ctx context.Context) (asker, func(), error) {
 	at := "/v1/locks/-/"
 	query := "?name=" + url.QueryEscape(s.args[0])
 	if strings.HasPrefix(s.backend, "http://") || strings.HasPrefix(s.backend, "https://") {
-		at = strings.TrimSuffix(s.backend, "/") + at
+		base, by, end, err := gatewayAt(s.backend)
+		if err != nil {
+			return nil, nil, err
+		}
 		return func(ctx context.Context, call string, body any) ([]byte, bool, error) {
-			return exchange(ctx, http.DefaultTransport, at+call+query, body)
-		}, func() {}, nil
+			return exchange(ctx, by, base+at+call+query, body)
+		}, end, nil
 	}
 	opening, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
@@ -273,7 +287,7 @@ func (s *scripted) door(ctx context.Context) (asker, func(), error) {
 	end := func() {
 		bounded, cancel := context.WithTimeout(context.Background(), releaseTime)
 		defer cancel()
-		if g.Close(bounded) == 0 { // else what was acquired would end with the driver
+		if g.Close(bounded) == 0 { // else the acquired lock would end with the driver
 			closeQuietly(d.Close)
 		}
 	}
@@ -282,7 +296,82 @@ func (s *scripted) door(ctx context.Context) (asker, func(), error) {
 	}, end, nil
 }
 
-// inProcess is the way to a gateway in this process.
+// credentialOption of a URL names a file with the token that the gateway asks for.
+const credentialOption = "credential"
+
+// gatewayAt reads the URL of a gateway, which has the options of all URLs, and one for a credential.
+func gatewayAt(rawURL string) (base string, by http.RoundTripper, end func(), _ error) {
+	syntax := kit.Syntax{
+		Driver: "gateway", Schemes: []string{"http"}, Secure: []string{"https"}, Port: "80", Path: true,
+		Timeout: attemptTime, Options: []string{credentialOption},
+	}
+	if strings.HasPrefix(rawURL, "https:") {
+		syntax.Port = "443"
+	}
+	u, err := syntax.ParseURL(rawURL)
+	switch {
+	case err != nil:
+		return "", nil, nil, err
+	case len(u.Addresses) > 1:
+		return "", nil, nil, u.Invalid(errors.New("want one address: put several gateways behind one name"))
+	}
+	base = "http://" + u.Addresses[0]
+	if u.TLS != nil {
+		base = "https://" + u.Addresses[0]
+	}
+	if u.Path != "" {
+		base += "/" + u.Path
+	}
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: u.TLS, ForceAttemptHTTP2: true,
+		DialContext: (&net.Dialer{Timeout: u.Timeout}).DialContext, TLSHandshakeTimeout: u.Timeout,
+	}
+	by, end = transport, transport.CloseIdleConnections
+	if !u.Options.Has(credentialOption) {
+		return base, by, end, nil
+	}
+	with := &bearer{by, u.Options.Get(credentialOption)}
+	if _, err := with.token(); err != nil {
+		return "", nil, nil, u.Invalid(err)
+	}
+	host, _, _ := net.SplitHostPort(u.Addresses[0]) // ParseURL has
+	if ip := net.ParseIP(host); u.TLS == nil && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return "", nil, nil, u.Invalid(errors.New("a credential is sent by https only, except to this machine"))
+	}
+	return base, with, end, nil
+}
+
+// bearer adds the token of a file to each request. It reads the file for each request, so that the token can be
+// replaced.
+type bearer struct {
+	http.RoundTripper
+	file string
+}
+
+func (b *bearer) token() (string, error) {
+	text, err := os.ReadFile(b.file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", credentialOption, err)
+	}
+	token := strings.TrimSpace(string(text))
+	if err := principal.CheckToken(token); err != nil {
+		return "", fmt.Errorf("%s %s: %w", credentialOption, b.file, err)
+	}
+	return token, nil
+}
+
+// RoundTrip implements http.RoundTripper.
+func (b *bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	token, err := b.token()
+	if err != nil {
+		return nil, err
+	}
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+token)
+	return b.RoundTripper.RoundTrip(r)
+}
+
+// inProcess connects to a gateway in this process.
 type inProcess struct{ g *gateway.Gateway }
 
 func (p inProcess) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -322,9 +411,11 @@ func exchange(ctx context.Context, by http.RoundTripper, url string, body any) (
 	return nil, false, fmt.Errorf("%w: %s", errorOf(&p), p.Error())
 }
 
-// errorOf is the error for which a problem stands.
+// errorOf returns the error of a problem.
 func errorOf(p *gateway.Problem) error {
 	switch {
+	case p.Code == "DENIED", p.Code == "UNAUTHENTICATED":
+		return fencelock.ErrDenied
 	case p.Code == "LOCK_ALREADY_HELD":
 		return fencelock.ErrHeld
 	case p.Code == "LOCK_EXPIRED":

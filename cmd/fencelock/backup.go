@@ -21,19 +21,15 @@ const backupHelp = `Usage: fencelock backup FILE [options]
 
 Writes all that a cluster of bundled servers keeps to FILE: sessions, locks, waiters and the count of tokens, with
 everything that was acknowledged to anybody before. The locks go on meanwhile. FILE is replaced once the backup is
-complete and was checked; it is of use to nobody who must not know the names and owners of locks. It comes from a member
-that does not lead, if there is one.
+complete and was checked; it contains lock names and owners, so keep it private. It comes from a member that does not
+lead, if there is one.
 
 A cluster of three that loses one machine needs no backup: see "fencelock help member". It is for the loss of most.
 
 Options (durations like 500ms, 30s, 5m):
 
-  --dir DIR      write to a new file in DIR, which is made if it does not exist: fencelock-20260131T235959Z.backup, by
-                 the time in UTC
-  --every D      go on until INT or TERM, and make one each D, at least 1s: one at once, and one after D. One that fails
-                 is told on standard error, and the next one is tried in its time
-  --keep N       after each that is made, delete the oldest files of such names in DIR, so that N are left. Default: all
-` + lookOptions + `
+{options}
+
 Exit codes:
 
     0  done
@@ -42,7 +38,7 @@ Exit codes:
    73  FILE cannot be written
 `
 
-// backup is what is printed of one.
+// backup is the printed form of a backup.
 type backup struct {
 	Cluster  string `json:"cluster"`
 	Revision uint64 `json:"revision,string"`
@@ -50,29 +46,34 @@ type backup struct {
 	File     string `json:"file"`
 }
 
-// backupMain is "fencelock backup".
-func backupMain(args []string) int {
-	s, f := newLook("backup")
+func defineBackup(o *options) func([]string) error {
 	var to schedule
-	f.StringVar(&to.dir, "dir", "", "")
-	f.DurationVar(&to.every, "every", 0, "")
-	f.IntVar(&to.keep, "keep", 0, "")
-	err := s.parseSome(f, args)
-	given := givenOf(f)
+	o.StringVar(&to.dir, "dir", "", "write to a new file in `DIR`, which is made if it does not exist: "+
+		"fencelock-20260131T235959Z.backup, by the time in UTC")
+	o.DurationVar(&to.every, "every", 0, "make one backup immediately and one after each `DURATION`, at least 1s, until "+
+		"INT or TERM. A failure is a line on standard error, and the next backup is tried in its time")
+	o.IntVar(&to.keep, "keep", 0, "after each backup, keep the newest `N` files of such names in DIR, and delete the "+
+		"others; all are kept if it is not given")
+	s := o.administer("backup")
+	return func(args []string) error { return s.backUpTo(o, &to, args) }
+}
+
+func (s *lookSettings) backUpTo(o *options, to *schedule, args []string) error {
+	err := s.parseSome(args)
 	switch {
 	case err != nil:
-	case to.dir == "" && (given["every"] || given["keep"]):
+	case to.dir == "" && (o.given("every") || o.given("keep")):
 		err = errors.New("--every and --keep need --dir")
 	case to.dir == "" && len(s.args) == 0:
 		err = errors.New("FILE is missing")
 	case to.dir == "" && len(s.args) > 1, to.dir != "" && len(s.args) > 0:
 		err = fmt.Errorf("%q: backup takes one FILE, or --dir", s.args[len(s.args)-1])
-	case given["every"] && to.every < time.Second:
+	case o.given("every") && to.every < time.Second:
 		err = fmt.Errorf("--every %v: it is less than 1s", to.every)
-	case given["keep"] && to.keep < 1:
+	case o.given("keep") && to.keep < 1:
 		err = fmt.Errorf("--keep %d: it is less than 1", to.keep)
 	}
-	return s.runAdmin(err, backupHelp, func(ctx context.Context, admin *builtin.Admin) error {
+	return s.runAdmin(err, func(ctx context.Context, admin *builtin.Admin) error {
 		out := s.newPrinter("CLUSTER", "REVISION", "BYTES", "FILE")
 		if to.dir == "" {
 			return s.backUp(ctx, admin, out, s.args[0])
@@ -84,7 +85,7 @@ func backupMain(args []string) int {
 	})
 }
 
-// backUp makes one backup and prints what it is.
+// backUp makes one backup and prints its description.
 func (s *lookSettings) backUp(ctx context.Context, admin *builtin.Admin, out *printer, file string) error {
 	info, size, err := fetchBackup(ctx, admin, file)
 	if err != nil {
@@ -135,7 +136,7 @@ func (d *schedule) run(ctx context.Context, backUp func(ctx context.Context, fil
 	}
 }
 
-// prune deletes the oldest backups, so that keep are left.
+// prune deletes the oldest backups, down to keep.
 func (d *schedule) prune() error {
 	if d.keep == 0 {
 		return nil
@@ -163,7 +164,7 @@ type fileError struct{ error }
 
 func (e fileError) Unwrap() error { return e.error }
 
-// fetchBackup replaces file by a backup that is complete, or leaves it as it is.
+// fetchBackup replaces file by a complete backup, or leaves it as it is.
 func fetchBackup(ctx context.Context, admin *builtin.Admin,
 	file string) (info replica.BackupInfo, size int64, err error) {
 	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*.part")
@@ -173,7 +174,7 @@ func fetchBackup(ctx context.Context, admin *builtin.Admin,
 	defer func() {
 		f.Close()
 		if err != nil {
-			_ = os.Remove(f.Name()) // what is left of it is of no use to anybody
+			_ = os.Remove(f.Name()) // a partial backup is useless
 		}
 	}()
 	if err := admin.Backup(ctx, fileWriter{f}); err != nil {
@@ -183,7 +184,7 @@ func fetchBackup(ctx context.Context, admin *builtin.Admin,
 		return info, 0, fileError{err}
 	}
 	if info, err = replica.CheckBackup(f); err != nil {
-		return info, 0, fmt.Errorf("%w: what it sent: %w", backend.ErrUnavailable, err)
+		return info, 0, fmt.Errorf("%w: the stream: %w", backend.ErrUnavailable, err)
 	}
 	about, err := f.Stat()
 	if err == nil {
@@ -198,7 +199,7 @@ func fetchBackup(ctx context.Context, admin *builtin.Admin,
 	return info, about.Size(), nil
 }
 
-// fileWriter tells its errors from those of the cluster.
+// fileWriter marks its errors, to tell them from errors of the cluster.
 type fileWriter struct{ f *os.File }
 
 func (w fileWriter) Write(p []byte) (int, error) {

@@ -9,10 +9,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -83,7 +85,7 @@ func (b *brokenLeader) Backup(_ *lockpb.BackupRequest, stream grpc.ServerStreami
 	return b.err
 }
 
-// What is at FILE stays until the new backup is complete.
+// FILE keeps its content until the new backup is complete.
 func TestBackupReplacesOnlyByAWholeOne(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "locks.backup")
@@ -184,10 +186,14 @@ func TestBackupUsage(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) { start(t, strings.Fields(c.args)...).expectExit(c.code, c.want) })
 	}
-	_, _, o, err := parseRestore([]string{
-		"--closed-for", "0", "f", "--data-dir", "d", "--new-cluster", "--store", "bolt",
-	})
-	if err != nil || o != (replica.RestoreOptions{ClosedFor: -1, NewCluster: true, Store: replica.StoreBolt}) {
+	f := &options{FlagSet: pflag.NewFlagSet("restore", pflag.ContinueOnError)}
+	o := newRestore(f)
+	err := f.Parse([]string{"--closed-for", "0", "f", "--data-dir", "d", "--new-cluster", "--log-store", "bolt"})
+	if err == nil {
+		err = o.read(f, f.Args())
+	}
+	want := replica.RestoreOptions{ClosedFor: -1, NewCluster: true, Store: replica.StoreBolt}
+	if err != nil || !reflect.DeepEqual(o.RestoreOptions, want) {
 		t.Errorf("understood %+v, %v", o, err)
 	}
 }

@@ -38,6 +38,17 @@ func awaitWaiter(t *testing.T, addr string) {
 	})
 }
 
+// answered starts a program with a wait. While the service does not answer in time, as on a busy machine, it starts
+// the program again with a longer wait.
+func answered(wait time.Duration, start func(wait string) *program) *program {
+	p := start(wait.String())
+	for isExit(p.end(), exitUnavailable) && wait < 10*time.Second {
+		wait *= 2
+		p = start(wait.String())
+	}
+	return p
+}
+
 func TestRedisIsRefusedForCorrectness(t *testing.T) {
 	t.Parallel()
 	server := containers.Redis(t)
@@ -59,13 +70,8 @@ func TestHeld(t *testing.T) {
 	}
 	t.Run("try", func(t *testing.T) { refused(t, "--try").expectExit(exitHeld, `lock "x"`, "held", "somebody") })
 	t.Run("wait", func(t *testing.T) {
-		wait := 300 * time.Millisecond
-		p := refused(t, "--wait", wait.String())
-		// A wait that ends so was too short to be answered on this machine.
-		for ; isExit(p.end(), exitUnavailable) && wait < 10*time.Second; wait *= 2 {
-			p = refused(t, "--wait", wait.String())
-		}
-		p.expectExit(exitHeld, `lock "x"`, "held")
+		answered(300*time.Millisecond, func(wait string) *program { return refused(t, "--wait", wait) }).
+			expectExit(exitHeld, `lock "x"`, "held")
 	})
 	t.Run("interrupted", func(t *testing.T) {
 		p := start(t, on(server.Addr(), "echo in")...)

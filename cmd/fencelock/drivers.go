@@ -17,8 +17,8 @@ import (
 	_ "github.com/fencelock/fencelock/zookeeper" // zk://host:port,host:port/chroot
 )
 
-// checkBackend refuses the URL of a backend that excludes nobody here. The memory driver is not part of the program:
-// its locks live in one process and exclude nobody in another.
+// checkBackend refuses the URL of a backend without exclusion between processes. The memory driver is not part of the
+// program: its locks live in one process and exclude no other process.
 func checkBackend(url string) error {
 	if strings.HasPrefix(url, "memory:") && !slices.Contains(backend.Schemes(), "memory") {
 		return errors.New("--backend memory://: its locks live in one process and exclude nobody in another; " +
@@ -27,8 +27,8 @@ func checkBackend(url string) error {
 	return nil
 }
 
-// Standard error belongs to the command, and to the sentences that say prints. What the Redis client logs by itself
-// says the same again as the errors that it returns.
+// Standard error belongs to the command, and to the sentences that say prints. The Redis client's own log repeats the
+// errors that it returns.
 func init() { goredis.SetLogger(silent{}) }
 
 type silent struct{}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,19 +10,24 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/poll"
 )
 
 const watchHelp = `Usage: fencelock watch NAME [options]
 
 Prints what happens to the lock NAME, a line for each event, until INT or TERM. Every event has a revision, from which a
-later watch can go on without a gap; "fencelock holder NAME --json" tells the present one.
+later watch can go on without a gap; "fencelock holder NAME --json" tells the present one. Before a backend without a
+watch the state is compared every second: there is no history then, short holds may be missed, and how a hold ended is
+not known.
 
 Options:
 
-  --since REV    begin after the revision REV, with what has happened meanwhile. Default: from now on
-` + lookOptions + `
+{options}
+
 Services keep a limited history. If what happened after REV is no longer kept, fencelock says so, and from which
 revision to go on, after a look at who holds NAME now.
 
@@ -31,30 +37,22 @@ Exit codes:
    64  the command line makes no sense, or the backend cannot watch
    66  what happened after REV is no longer kept
    69  the lock service cannot be reached, or is not fit for locks
+   77  the rules of the lock service deny it
 `
 
-// event is what is printed of an event.
-type event struct {
-	Revision uint64 `json:"revision,omitempty,string"`
-	Type     string `json:"type"`
-	Name     string `json:"name"`
-	Token    string `json:"token,omitempty"`
-	Owner    string `json:"owner,omitempty"`
-	Reason   string `json:"reason,omitempty"`
-}
+// eventColumns are wide enough for most rows: later ones are unknown when a line is printed.
+const eventColumns = "%-20s  %-12s  %-14s  %-12s  %-40s  %-20s  %s\n"
 
-// eventColumns are wide enough for most: what comes later is not known when a line is printed.
-const eventColumns = "%-12s  %-14s  %-12s  %-40s  %s\n"
-
-// watchMain is "fencelock watch".
-func watchMain(args []string) int {
-	s, f := newLook("watch")
-	since := f.Uint64("since", 0, "")
-	return s.run(s.parse(f, args, "NAME"), watchHelp, func(ctx context.Context) error {
-		ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-		defer stop()
-		return s.watch(ctx, s.args[0], *since)
-	})
+func defineWatch(o *options) func([]string) error {
+	since := o.Uint64("since", 0, "begin after `REVISION`, with what has happened meanwhile; now if it is not given")
+	s := o.look("watch")
+	return func(args []string) error {
+		return s.run(s.parse(args, "NAME"), func(ctx context.Context) error {
+			ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return s.watch(ctx, s.args[0], *since)
+		})
+	}
 }
 
 func (s *lookSettings) watch(ctx context.Context, name string, since uint64) error {
@@ -63,6 +61,13 @@ func (s *lookSettings) watch(ctx context.Context, name string, since uint64) err
 		needs |= backend.CapWatchReplay
 	}
 	d, closeDriver, err := open[backend.Watcher](ctx, s, needs)
+	if errors.Is(err, backend.ErrUnsupported) && since == 0 {
+		if looks, end, failed := open[backend.Inspector](ctx, s, backend.CapInspect); failed == nil {
+			d, closeDriver, err = poll.Watcher{Inspector: looks}, end, nil
+			say("watch: this backend has no history, so its state is compared every second: short holds may be missed, and " +
+				"how a hold ended is not known")
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -70,9 +75,9 @@ func (s *lookSettings) watch(ctx context.Context, name string, since uint64) err
 	show := showEvent
 	if s.json {
 		lines := json.NewEncoder(os.Stdout)
-		show = func(e *event) error { return lines.Encode(e) }
+		show = func(e *gateway.Change) error { return lines.Encode(e) }
 	} else {
-		fmt.Printf(eventColumns, "REVISION", "EVENT", "TOKEN", "OWNER", "REASON")
+		fmt.Printf(eventColumns, "TIME", "REVISION", "EVENT", "TOKEN", "OWNER", "BY", "REASON")
 	}
 	last := since
 	for e, err := range d.Watch(ctx, name, since) {
@@ -87,28 +92,29 @@ func (s *lookSettings) watch(ctx context.Context, name string, since uint64) err
 			return err
 		}
 		last = e.Revision
-		if err := show(eventOf(&e)); err != nil {
+		if err := show(gateway.ChangeOf(&e)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func eventOf(e *backend.Change) *event {
-	out := &event{Revision: e.Revision, Type: string(e.Type), Name: e.Name, Owner: e.Owner, Reason: e.Reason}
-	if e.Token.Valid() {
-		out.Token = e.Token.String()
+func showEvent(e *gateway.Change) error {
+	token := ""
+	if e.FencingToken != 0 {
+		token = strconv.FormatUint(e.FencingToken, 10)
 	}
-	return out
-}
-
-func showEvent(e *event) error {
-	_, err := fmt.Printf(eventColumns,
-		strconv.FormatUint(e.Revision, 10), cell(e.Type), cell(e.Token), cell(e.Owner), cell(e.Reason))
+	at := ""
+	if e.At != 0 {
+		at = time.UnixMilli(e.At).UTC().Format(time.RFC3339)
+	}
+	_, err := fmt.Printf(eventColumns, cell(at),
+		strconv.FormatUint(e.Revision, 10), cell(e.Type), cell(token), cell(e.OwnerID),
+		cell(cmp.Or(e.By, e.Principal)), cell(e.Reason))
 	return err
 }
 
-// compacted tells how to go on after a gap in the history.
+// compacted explains how to go on after a gap in the history.
 func (s *lookSettings) compacted(ctx context.Context, d backend.Watcher, name string, last uint64, err error) error {
 	again := "watch it from now on, without --since"
 	if i, ok := d.(backend.Inspector); ok {

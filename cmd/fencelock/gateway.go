@@ -2,68 +2,230 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 const gatewayHelp = `Usage: fencelock gateway --backend URL [options]
 
-Serves locks over HTTP, for every language, before any lock service. It keeps no locks: run as many as you like behind a
-load balancer. docs/HTTP.md tells the calls; so does the gateway, at /docs and /openapi.json.
+Serves locks over HTTP, for every language, in front of any lock service. It keeps no locks: run as many as you like behind a
+load balancer. docs/HTTP.md documents the calls; so does the gateway, at /docs and /openapi.json.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
-  --backend URL          the lock service. Default: $FENCELOCK_BACKEND, else ` + localServer + `
-  --tier TIER            efficiency (default), or correctness: refuse a backend that cannot fence
-` + httpOptions + `  --tls-cert FILE --tls-key FILE
-                         certificate for clients, in PEM
-  --tls-client-ca FILE   accept clients with a certificate of this authority only
-  --insecure             permit an address that others reach, without TLS: whoever reaches it takes every lock
-  --verbose              log more
+{options}
 
-Standard output gets one line when clients can connect; the log goes to standard error.
+Each option is also read from the environment, as FENCELOCK_BACKEND and so on, if that is not empty; FENCELOCK_HTTP_KEY
+is the key itself. The command line counts before the environment, and that before --config. "fencelock serve" has the
+same names for the same options.
 
-INT and TERM answer those who wait and end the gateway; locks stay as they are. A second one ends it at once.
+Standard output gets one line for each listener of clients and probes; the log goes to standard error. While the lock
+service cannot be reached at the start, the gateway is live (/livez) and not ready (/readyz): it tries again.
+
+INT and TERM answer the waiters and end the gateway, after --drain; locks stay as they are. A second one ends it
+immediately. HUP reads the files of TLS, --rules and --principals again, which requests do too within a second of a
+change.
 
 Exit codes:
 
     0  ended by INT or TERM
-   64  the command line makes no sense, or the backend cannot do what it asks for
-   69  the gateway cannot start or go on, or the lock service cannot be reached
+   64  the command line is not valid, or the backend does not support the request
+   69  the gateway cannot start or go on, or the lock service is not fit for locks
 `
 
 const httpListen = "127.0.0.1:7481"
 
-const httpOptions = `  --http-listen ADDRESS  where HTTP is served. Default of gateway: ` + httpListen + `
-  --http-key FILE        at least 16 bytes that all replicas share, so that each renews and releases what another one
-                         was granted. Default: $FENCELOCK_HTTP_KEY, else random
-`
-
-// door are the options of what serves HTTP.
+// door are the options of an HTTP server.
 type door struct {
-	listen  string
-	keyFile string
+	listen    string
+	keyFiles  string
+	identity  string // a file
+	hosts     string
+	proxies   string
+	accessLog bool
+	limits    gateway.Limits
+	page      bool
+
+	log     *slog.Logger
+	gateway atomic.Pointer[gateway.Gateway] // nil until the lock service is connected
 }
 
-func (d *door) define(f *flag.FlagSet, listen string) {
-	f.StringVar(&d.listen, "http-listen", listen, "")
-	f.StringVar(&d.keyFile, httpKeyOption, "", "")
+func (d *door) define(o *options, listen, usage string) {
+	o.StringVar(&d.listen, "http-listen", listen, usage)
+	o.StringVar(&d.keyFiles, httpKeyOption, "", "a `FILE` with at least 16 bytes that all replicas share, so that each "+
+		"renews and releases what another one was granted over HTTP; the bytes in "+variable(httpKeyOption)+
+		" if it is not given, else random. Of several, NEW,OLD, the first seals lock tokens and all open them; HUP reads "+
+		"them again")
+	o.StringVar(&d.identity, httpIdentityOption, "", "a `FILE` with at least 16 bytes from which all replicas derive the "+
+		"ids of requests; the bytes in "+variable(httpIdentityOption)+" if it is not given, else those of --http-key. It "+
+		"must stay when the keys change")
+	o.StringVar(&d.hosts, httpHostOption, "", "names `A,B` under which requests without a client certificate may address "+
+		"the HTTP server, without ports; the first label may be *. Others are answered 421, so that no page in a browser "+
+		"reaches it under a name of its own. Addresses, localhost and the names of the certificate need not be given. "+
+		"Load balancers and pods use names like locks.default.svc")
+	o.StringVar(&d.proxies, "trusted-proxy", "", "networks `A,B` of proxies, like 10.0.0.0/8, whose X-Forwarded-For tells "+
+		"the address of the client, by which shares count")
+	d.limits.ClientOperations = clientOperations
+	o.Func(httpLimitOption, httpLimitUsage(), func(text string) error { return setHTTPLimit(&d.limits, text) })
+	o.BoolVar(&d.page, "http-page", true, "serve a page for browsers at / that shows the locks and changes nothing")
+	o.BoolVar(&d.accessLog, "access-log", true, "log a line for each request over HTTP")
 }
 
-// key reads what the replicas share; nil if there is nothing.
-func (d *door) key() ([]byte, error) { return sharedKey(httpKeyOption, d.keyFile, gateway.MinKeyBytes) }
+// clientOperations is the default of the limit: far above the rate of programs that hold locks, and well below a
+// replica's capacity.
+const clientOperations = 5000
+
+// httpLimitUsage lists the limits of an HTTP server.
+func httpLimitUsage() string {
+	lines := []string{"how much this replica takes on over HTTP, as `NAME=VALUE`; may be given several times. A client is a " +
+		"certificate, or else an address or an IPv6 /64. NAME is one of"}
+	var l gateway.Limits
+	for _, x := range l.All() {
+		n := x.Default
+		if x.Value == &l.ClientOperations {
+			n = clientOperations
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s (default %d)", x.Name, x.About, n))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// maxHTTPLimit bounds each of them.
+const maxHTTPLimit = 1 << 30
+
+// setHTTPLimit understands NAME=VALUE.
+func setHTTPLimit(l *gateway.Limits, text string) error {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok {
+		return errors.New("want NAME=VALUE")
+	}
+	for _, x := range l.All() {
+		if x.Name != name {
+			continue
+		}
+		n, err := strconv.Atoi(value)
+		least := 1
+		if x.Default == 0 {
+			least = 0
+		}
+		if err != nil || n < least || n > maxHTTPLimit {
+			return fmt.Errorf("%s is between %d and %d", name, least, maxHTTPLimit)
+		}
+		*x.Value = n
+		return nil
+	}
+	return fmt.Errorf("there is no limit %q", name)
+}
+
+// listening are the options of all servers for clients.
+type listening struct {
+	client            certificates
+	clientCA          string
+	insecure, verbose bool
+	format            string
+}
+
+func (l *listening) define(o *options) {
+	o.StringVar(&l.client.cert, "tls-cert", "", "a `FILE` with the certificate for clients, in PEM")
+	o.StringVar(&l.client.key, "tls-key", "", "a `FILE` with its key")
+	o.StringVar(&l.clientCA, "tls-client-ca", "", "a `FILE` with an authority: accept clients with a certificate of it only")
+	o.BoolVar(&l.insecure, "insecure", false, "allow non-loopback addresses without TLS; anyone who can connect can take "+
+		"or break any lock")
+	o.StringVar(&l.format, "log-format", "text", logFormatUsage)
+	o.BoolVar(&l.verbose, "verbose", false, "log more")
+}
+
+// handler writes the log.
+func (l *listening) handler() (slog.Handler, error) {
+	o := &slog.HandlerOptions{Level: slog.LevelInfo}
+	if l.verbose {
+		o.Level = slog.LevelDebug
+	}
+	switch l.format {
+	case "text":
+		return slog.NewTextHandler(os.Stderr, o), nil
+	case "json":
+		return slog.NewJSONHandler(os.Stderr, o), nil
+	}
+	return nil, fmt.Errorf("--log-format %s: want text or json", l.format)
+}
+
+// logSources logs the values that are not from the command line.
+func logSources(log *slog.Logger, o *options) {
+	if len(o.from) > 0 {
+		log.Info("settings that are not on the command line", "settings", o.from)
+	}
+}
+
+// keys are the secrets of an HTTP server.
+type keys struct {
+	key, identity []byte // nil without keys
+	old           [][]byte
+}
+
+// keys reads the secrets that the replicas share.
+func (d *door) keys() (k keys, err error) {
+	first, more, several := strings.Cut(d.keyFiles, ",")
+	if k.key, err = sharedKey(httpKeyOption, first, gateway.MinKeyBytes); err != nil {
+		return k, err
+	}
+	if k.identity, err = sharedKey(httpIdentityOption, d.identity, gateway.MinKeyBytes); err != nil || !several {
+		return k, err
+	}
+	if k.identity == nil {
+		return k, fmt.Errorf("--%s has several keys: give --%s as well, with the bytes of the key that there was first, so that "+
+			"repeats of requests stay the same", httpKeyOption, httpIdentityOption)
+	}
+	for file := range strings.SplitSeq(more, ",") {
+		old, err := sharedKey(httpKeyOption, file, gateway.MinKeyBytes)
+		if err != nil {
+			return k, err
+		}
+		k.old = append(k.old, old)
+	}
+	return k, nil
+}
+
+// Reload rereads the keys. Unusable files leave the earlier keys in use. Without --http-identity-key the keys stay:
+// the ids of requests would change with them, at a later start.
+func (d *door) Reload() {
+	g := d.gateway.Load()
+	if g == nil || d.keyFiles == "" {
+		return
+	}
+	k, err := d.keys()
+	if err == nil && k.identity == nil {
+		return
+	}
+	if err == nil {
+		err = g.SetKeys(k.key, k.old...)
+	}
+	if err != nil {
+		d.log.Warn("the keys of lock tokens are of no use: those read before stay in use", "error", err)
+		return
+	}
+	d.log.Info("the keys of lock tokens were read", "keys", 1+len(k.old))
+}
 
 // sharedKey reads a key that several servers share, from the file that an option names or else from the option's
 // variable; nil if there is neither.
@@ -86,8 +248,16 @@ func sharedKey(option, file string, least int) ([]byte, error) {
 	return key, nil
 }
 
-// check refuses an address that others reach, if what is said there can be read by others.
+// check refuses names that no Host has, and an address that others reach if the traffic is readable by others.
 func (d *door) check(secure bool) error {
+	for _, name := range d.names() {
+		if name == "" || strings.ContainsAny(name, ":/ ") {
+			return fmt.Errorf("--%s %q: want names without ports, separated by commas", httpHostOption, d.hosts)
+		}
+	}
+	if _, err := d.trusted(); err != nil {
+		return err
+	}
 	host, _, err := net.SplitHostPort(d.listen)
 	if err != nil {
 		return fmt.Errorf("--http-listen: %w", err)
@@ -100,131 +270,284 @@ func (d *door) check(secure bool) error {
 		d.listen)
 }
 
+// trusted are the networks of --trusted-proxy.
+func (d *door) trusted() (all []netip.Prefix, err error) {
+	if d.proxies == "" {
+		return nil, nil
+	}
+	for text := range strings.SplitSeq(d.proxies, ",") {
+		network, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--trusted-proxy %s: want networks like 10.0.0.0/8, separated by commas", d.proxies)
+		}
+		all = append(all, network)
+	}
+	return all, nil
+}
+
+// names are the names of --http-host.
+func (d *door) names() []string {
+	if d.hosts == "" {
+		return nil
+	}
+	return strings.Split(d.hosts, ",")
+}
+
 type gatewaySettings struct {
-	backend  string
-	tier     fencelock.Tier
-	door     door
-	key      []byte
-	client   certificates
-	clientCA string
-	insecure bool
-	verbose  bool
+	backend string
+	tier    fencelock.Tier
+	door    door
+	ops     ops
+	audit   auditing
+	access  accessFiles
+	keys    keys
+	listening
+	log   *slog.Logger
+	locks *fencelock.Client // nil until the lock service is connected
 }
 
-// gatewayMain is "fencelock gateway".
-func gatewayMain(args []string) int {
-	s, err := parseGateway(args)
-	if code, done := unparsed("gateway", gatewayHelp, err); done {
-		return code
-	}
-	if err := s.serve(); err != nil {
-		say("%v", err)
-		return exitOf(err)
-	}
-	return exitOK
-}
-
-func parseGateway(args []string) (*gatewaySettings, error) {
+func defineGateway(o *options) func([]string) error {
 	s := &gatewaySettings{}
-	var tier string
-	f := newFlags("gateway")
-	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
-	f.StringVar(&tier, "tier", fencelock.Efficiency.String(), "")
-	s.door.define(f, httpListen)
-	f.StringVar(&s.client.cert, "tls-cert", "", "")
-	f.StringVar(&s.client.key, "tls-key", "", "")
-	f.StringVar(&s.clientCA, "tls-client-ca", "", "")
-	f.BoolVar(&s.insecure, "insecure", false, "")
-	f.BoolVar(&s.verbose, "verbose", false, "")
-	if err := f.Parse(args); err != nil {
-		return nil, err
+	o.String(configOption, "", configUsage)
+	from := o.backend("the lock service, " + localServer + " if none is given")
+	tier := o.tier("correctness refuses a backend that cannot fence")
+	s.door.define(o, httpListen, "the `ADDRESS` where HTTP is served")
+	s.ops.define(o)
+	s.audit.define(o)
+	s.access.define(o)
+	s.listening.define(o)
+	return func(args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("%q: gateway takes no arguments", args[0])
+		}
+		if err := s.read(from, tier); err != nil {
+			return err
+		}
+		logSources(s.log, o)
+		if err := s.serve(); err != nil {
+			return failed(exitOf(err), err)
+		}
+		return nil
 	}
-	if f.NArg() > 0 {
-		return nil, fmt.Errorf("%q: gateway takes no arguments", f.Arg(0))
+}
+
+// read reads the files and URLs of the options.
+func (s *gatewaySettings) read(from *urlSource, tier func() (fencelock.Tier, error)) (err error) {
+	if s.backend, err = from.read(); err != nil {
+		return err
 	}
 	if s.backend == "" {
 		s.backend = localServer
 	}
-	var err error
-	if s.tier, err = tierOf(tier); err != nil {
-		return nil, err
+	if s.tier, err = tier(); err != nil {
+		return err
 	}
-	if s.key, err = s.door.key(); err != nil {
-		return nil, err
+	if s.keys, err = s.door.keys(); err != nil {
+		return err
 	}
-	return s, errors.Join(checkBackend(s.backend), s.door.check(s.insecure || s.client != (certificates{})))
+	handler, err := s.handler()
+	if err != nil {
+		return err
+	}
+	s.log = slog.New(handler)
+	if err := errors.Join(s.ops.check(), s.audit.check()); err != nil {
+		return err
+	}
+	return s.door.check(s.insecure || s.client != (certificates{}))
 }
 
 func (s *gatewaySettings) serve() error {
-	log := logger(s.verbose)
-	config, err := s.client.forClients(s.clientCA)
+	certificates, err := s.client.forClients(s.clientCA, s.log)
 	if err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrInvalidOption, err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	endAudit, err := s.audit.open(s.log)
+	if err != nil {
+		return err
+	}
+	defer endAudit()
+	host, err := os.Hostname()
+	if err != nil {
+		host = s.door.listen
+	}
+	access, files, err := s.access.open(s.log, func(event, file, rules string) {
+		s.audit.log.Write(audit.Event{
+			Server: host, Event: event, Outcome: audit.Done, Principal: string(principal.Process), Name: file, Rules: rules,
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", backend.ErrInvalidOption, err)
+	}
+	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	ctx, cancel := s.ops.drained(signalled, s.log, stop)
+	defer cancel()
+	s.door.log = s.log
+	reloadOnHangup(ctx, s.log, append(files, certificates, &s.door)...)
+	endOps, err := s.ops.serve(s.log)
+	if err != nil {
+		return err
+	}
+	defer endOps()
+	s.audit.export(s.ops.metrics)
+	admit := func(l net.Listener, trusted []netip.Prefix) net.Listener {
+		clients, _ := front.Connections(front.FileLimit())
+		most, share := s.door.limits.Connections, s.door.limits.ClientConnections
+		return front.NewGate(clients, cmp.Or(share, max(clients/4, 1)), s.log).
+			Admit(l, cmp.Or(most, clients), "HTTP clients", trusted...)
+	}
+	s.log.Info("gateway starts", "version", version(), "backend", backend.RedactURL(s.backend),
+		"http-listen", s.door.listen, "ops-listen", s.ops.listen)
+	if s.ops.metrics != nil && certificates != nil {
+		s.ops.metrics.Certificate("clients", certificates.Certificate)
+	}
+	o := gateway.Options{
+		Key: s.keys.key, OldKeys: s.keys.old, Identity: s.keys.identity, Access: access, Log: s.log,
+		Audit: s.audit.log, AuditAs: host, Draining: s.ops.draining, Service: serviceAt(s.backend),
+	}
+	held, err := s.door.serve(ctx, o, certificates, admit, s.connect, &s.ops, func() { notify(notifyReady) })
+	s.log.Info("gateway stopped", "why", stopReason(ctx, err))
+	switch {
+	case held > 0:
+		// Closing the driver would end the holds that it keeps alive. Without Close, another replica takes them over,
+		// or they end with their TTL.
+		s.log.Info("locks are left to their holders", "locks", held)
+	case s.locks != nil:
+		closeQuietly(s.locks.Close)
+	}
+	return err
+}
+
+// connect opens the lock service. While the service is unreachable it retries, until ctx ends.
+func (s *gatewaySettings) connect(ctx context.Context, failed func(error)) (backend.Driver, error) {
+	for pause := connectPause; ; pause = min(2*pause, maxConnectPause) {
+		d, err := s.open(ctx)
+		if err == nil || ctx.Err() != nil || !errors.Is(err, backend.ErrUnavailable) {
+			return d, err
+		}
+		failed(err)
+		if pause == connectPause {
+			s.log.Warn("the lock service cannot be reached yet", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// open tries once.
+func (s *gatewaySettings) open(ctx context.Context) (backend.Driver, error) {
 	opening, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	d, err := backend.Open(opening, s.backend)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", backend.RedactURL(s.backend), err)
+	switch {
+	case err != nil && opening.Err() != nil:
+		return nil, fmt.Errorf("open %s: %w: %w", backend.RedactURL(s.backend), backend.ErrUnavailable, err)
+	case err != nil:
+		return nil, fmt.Errorf("open %s: %w", backend.RedactURL(s.backend), err)
 	}
-	locks, err := fencelock.Open(d, s.tier, nil) // for the tier's gate alone
-	if err != nil {
+	if s.locks, err = fencelock.Open(d, s.tier, nil); err != nil { // only for the tier's gate
 		closeQuietly(d.Close)
-		return err
+		return nil, err
 	}
-	held, err := s.door.serve(ctx, gateway.Options{Driver: d, Key: s.key, Log: log}, config, stop)
-	if held > 0 {
-		// Closing the driver would end what it keeps alive. As it is, another replica takes it over, or it ends with
-		// its TTL.
-		log.Info("locks are left to their holders", "locks", held)
-		return err
-	}
-	closeQuietly(locks.Close)
-	return err
+	return d, nil
 }
 
 func closeQuietly(end func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
 	defer cancel()
-	_ = end(ctx) // it holds nothing
+	_ = end(ctx) // it holds no lock
 }
 
-func logger(verbose bool) *slog.Logger {
-	level := slog.LevelInfo
-	if verbose {
-		level = slog.LevelDebug
-	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-}
+// admission bounds the connections of a listener, without a share for connections of trusted proxies.
+type admission func(l net.Listener, trusted []netip.Prefix) net.Listener
 
-// serve serves HTTP before a driver until ctx ends. It returns how many holds that keeps alive by then.
+// serve serves HTTP in front of the driver that connect returns, until ctx ends, and answers the probes of p.
+// Until connect returns, the process is live and not ready; connect reports why. serve returns the number of holds that
+// the driver keeps alive at the end.
 func (d *door) serve(
-	ctx context.Context, o gateway.Options, config *tls.Config, ending func(),
+	ctx context.Context, o gateway.Options, certificates *front.TLS, admit admission,
+	connect func(ctx context.Context, failed func(error)) (backend.Driver, error),
+	p *ops, ready func(),
 ) (held int, err error) {
-	if o.Key == nil {
-		o.Log.Warn("no --http-key: the lock tokens of this replica are unknown to others, " +
-			"and to itself after a restart")
-	}
-	o.Version = version()
-	g, err := gateway.New(o)
-	if err != nil {
+	if o.TrustedProxies, err = d.trusted(); err != nil {
 		return 0, err
+	}
+	if o.Key == nil {
+		o.Log.Warn("no --http-key: other replicas, and this one after a restart, will reject the lock tokens " +
+			"it issues")
+	}
+	o.Version, o.Hosts, o.AccessLog, o.Limits, o.NoPage = version(), d.names(), d.accessLog, d.limits, !d.page
+	scheme := "http"
+	if certificates != nil {
+		o.Certificate = certificates.Certificate
+		scheme = "https"
+	}
+	if p.metrics != nil {
+		o.Observe = p.metrics.Request
 	}
 	l, err := net.Listen("tcp", d.listen)
 	if err != nil {
-		g.Close(ctx)
 		return 0, err
 	}
-	scheme := "http"
-	if config != nil {
-		scheme = "https"
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	now, unreached := &answering{}, &reason{err: errors.New("the gateway connects to the lock service")}
+	now.set(gateway.Unready(unreached.get))
+	p.probes.set(now)
+	connected := make(chan struct{})
+	var g *gateway.Gateway // set when connected is closed, unless connect failed
+	go func() {
+		defer close(connected)
+		driver, err := connect(ctx, unreached.set)
+		if err == nil {
+			o.Driver = driver
+			g, err = gateway.New(o)
+		}
+		if err != nil {
+			cancel(err)
+			return
+		}
+		d.gateway.Store(g)
+		now.set(g.Handler())
+		fmt.Printf("fencelock: serving HTTP at %s://%s\n", scheme, l.Addr())
+		ready()
+	}()
+	err = gateway.Serve(ctx, admit(l, o.TrustedProxies), certificates.Config(), o.Log, now, func() {
+		<-connected // ctx has ended
+		if g != nil {
+			g.End()
+		}
+	})
+	cancel(err)
+	<-connected
+	if g == nil {
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			err = cause
+		}
+		return 0, err
 	}
-	fmt.Printf("fencelock: serving HTTP at %s://%s\n", scheme, l.Addr())
-	err = g.Serve(ctx, l, config)
-	ending() // the next signal ends the process
-	bounded, cancel := context.WithTimeout(context.Background(), stopTime)
-	defer cancel()
+	bounded, stop := context.WithTimeout(context.Background(), stopTime)
+	defer stop()
 	return g.Close(bounded), err
+}
+
+// reason is the reason why a process is not ready.
+type reason struct {
+	mu  sync.Mutex // protects the following field
+	err error
+}
+
+func (r *reason) set(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+}
+
+func (r *reason) get() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
 }

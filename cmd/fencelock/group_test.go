@@ -3,12 +3,13 @@
 package main
 
 import (
-	"runtime"
+	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 )
 
-// runScript starts a shell script under a lock of its own process.
+// runScript starts a shell script under a lock that exists only in its fencelock process.
 func runScript(t *testing.T, script string, options ...string) *program {
 	t.Helper()
 	args := append([]string{"run", "--backend", "memory://", "--name", "x"}, options...)
@@ -22,7 +23,10 @@ func TestSignalsArePassedOn(t *testing.T) {
 		"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := runScript(t, "trap 'echo got it; exit 7' "+name+"; sleep 1000 & echo ready; while :; do wait; done")
+			// The child of a script without job control ignores INT and QUIT.
+			options := map[bool][]string{true: {"--kill-children"}}[name == "USR1" || name == "USR2"]
+			p := runScript(t, "trap 'echo got it; exit 7' "+name+"; sleep 1000 & echo ready; while :; do wait; done",
+				options...)
 			p.await("ready")
 			if err := syscall.Kill(p.Pid(), sig); err != nil {
 				t.Fatal(err)
@@ -33,34 +37,36 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-func TestLeftoversDieBeforeTheRelease(t *testing.T) {
+func TestChildrenKeepTheLock(t *testing.T) {
+	t.Parallel()
+	p := runScript(t, "sleep 1000 & echo pid $!; exit 4", "--verbose")
+	pid := p.awaitPid("pid ")
+	eventually(t, "a message names the child", func() bool { // which may still be the shell
+		return strings.Contains(p.Stderr(), "stays until its children end: ") &&
+			strings.Contains(p.Stderr(), fmt.Sprintf(" (process %d)", pid))
+	})
+	if !p.Running() || !alive(pid) {
+		t.Error("the child is not alive, or the lock does not stay")
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	p.expectExit(4, "was released")
+}
+
+func TestKillChildren(t *testing.T) {
 	t.Parallel()
 	for name, trap := range map[string]string{"obedient": "", "ignoring TERM": "trap '' TERM; "} {
 		t.Run(name, func(t *testing.T) {
-			p := runScript(t, trap+"sleep 1000 & echo pid $!; exit 4", "--kill-after", "200ms", "--verbose")
+			p := runScript(t, trap+"sleep 1000 & echo pid $!; exit 4", "--kill-children", "--kill-after", "200ms",
+				"--verbose")
 			pid := p.awaitPid("pid ")
-			p.expectExit(4, "is given back")
+			p.expectExit(4, "was released")
 			if alive(pid) {
 				t.Error("a process that the command left behind runs on without the lock")
 			}
 		})
 	}
-}
-
-func TestCommandDiesWithFencelock(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux kills the children of a killed process")
-	}
-	p := runScript(t, "trap '' TERM HUP; echo pid $$; exec sleep 1000")
-	pid := p.awaitPid("pid ")
-	if !alive(pid) {
-		t.Fatal("the command does not run")
-	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the command is dead", func() bool { return !alive(pid) })
 }
 
 func TestIgnoredHangupStaysIgnored(t *testing.T) {

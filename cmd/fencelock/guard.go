@@ -5,14 +5,16 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	goredis "github.com/redis/go-redis/v9"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -20,43 +22,59 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/etcdguard"
+	"github.com/fencelock/fencelock/fencing/httpguard"
 	"github.com/fencelock/fencelock/fencing/pgxguard"
 	"github.com/fencelock/fencelock/fencing/redisguard"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
-const guardHelp = `Usage: fencelock guard show [RESOURCE] --store URL [options]
+const guardHelp = `Usage: fencelock guard check [RESOURCE...] --store URL [options]
+       fencelock guard show [RESOURCE] --store URL [options]
        fencelock guard raise FLOOR --store URL [--clean] [options]
        fencelock guard accept SPACE --store URL [--floor TOKEN] [options]
        fencelock guard install --store URL [options]
-       fencelock guard install --print postgres|mysql [--protect TABLE --resource EXPRESSION] [options]
+       fencelock guard migrate --store URL [options]
+       fencelock guard install --print postgres|mysql|sqlite [--protect TABLE --resource EXPRESSION] [options]
        fencelock guard install --print s3 --protect BUCKET[/PREFIX]
+       fencelock guard enforce --check [TABLE...] --store URL [options]
 
 Looks at what a fencing guard remembers in the store that it guards, and changes it; docs/FENCING.md tells when. A token
 that was granted now, and its space, are printed by
 
        fencelock run --name any --tier correctness -- printenv FENCELOCK_TOKEN FENCELOCK_TOKEN_SPACE
 
-  show     prints the guard's terms, and the highest token of RESOURCE
+  check    shows the guard the claims of the locks, from $FENCELOCK_CLAIMS, which "fencelock run --tier correctness"
+           sets: one for each RESOURCE, or for each lock. A step of a shell script asks before it writes, and stops if the
+           claim is stale. A holder that is stopped between the check and the write is not refused: the check and the
+           write are one step only in a guard of the store
+  show     prints the guard's terms, and the highest claim of RESOURCE
   raise    makes FLOOR the smallest token that is admitted; --clean forgets what needs not be remembered then
   accept   begins anew: forgets all tokens, and admits those of SPACE from --floor on. No holder of before may write any
            more
-  install  makes the guard's table in PostgreSQL or MySQL; with --print it prints the statements instead, and with
-           --protect triggers, too, that refuse a write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id"
-           in PostgreSQL, "CONCAT('accounts/', row.id)" in MySQL. For S3 it prints a bucket policy that refuses what
-           names no condition
+  install  makes the guard's memory, with a random id, before the first check; one that is there stays as it is. With
+           --print it prints the statements for a database instead, and with --protect triggers, too, that refuse a
+           write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id" in PostgreSQL and SQLite,
+           "CONCAT('accounts/', row.id)" in MySQL. For S3 it prints a bucket policy that refuses what names no condition
+  enforce  with --check, in PostgreSQL and MySQL: lists the tables of the database, or those that are named, as covered
+           by the triggers of install --protect or uncovered: tables without them, partitions and tables that inherit,
+           tables that were swapped for others since, triggers that are disabled. docs/FENCING.md tells what no trigger
+           sees
+  migrate  brings the memory of an earlier version to the present format; earlier programs admit nothing from then on
 
 Options:
 
-  --store URL  postgres://…, mysql://user:password@host:port/database (MariaDB, too), redis://… or etcd://host:port,…
-               where the guard remembers
-  --table T    the guard's table in PostgreSQL or MySQL. Default: fencing_tokens
-  --prefix P   what the guard's keys begin with in Redis and etcd. Default: the guards' own
+{options}
+
+A guard in SQLite has no URL here: its memory is a file of one machine. Its program administers it, with the methods of
+fencing.Keeper; --print sqlite prints the statements that create it.
 
 Exit codes:
 
-    0  done
-   64  the command line makes no sense
+    0  done; with check, the claims are admitted; with enforce --check, all tables are covered
+    1  check: a claim is refused: stale, of another hold or of another lock service; enforce --check: a table is
+       uncovered
+   64  the command line makes no sense, or asks for what the guard refuses: a floor below the present one, a second
+       memory in one database
    69  the store cannot be reached, or refused
 `
 
@@ -66,46 +84,54 @@ type guardSettings struct {
 	store, table, prefix string
 	protect, resource    string
 	floor                string
-	printOnly, clean     bool
-	keeper               fencing.Keeper
+	print                string
+	clean                bool
+	check                bool
+	keeper               guardOfStore
+	db                   *sql.DB // of a store in SQL
+	dialect              sqlguard.Dialect
 	closeStore           func()
-	create               func(context.Context) error
 }
 
-// guardMain is "fencelock guard".
-func guardMain(args []string) int {
+const storeOption = "store"
+
+func defineGuard(o *options) func([]string) error {
 	s := &guardSettings{lookSettings: lookSettings{word: "guard"}, closeStore: func() {}}
-	f := newFlags("guard")
-	f.StringVar(&s.store, "store", "", "")
-	f.StringVar(&s.table, "table", "", "")
-	f.StringVar(&s.prefix, "prefix", "", "")
-	f.StringVar(&s.protect, "protect", "", "")
-	f.StringVar(&s.resource, "resource", "", "")
-	f.StringVar(&s.floor, "floor", "0", "")
-	f.BoolVar(&s.printOnly, "print", false, "")
-	f.BoolVar(&s.clean, "clean", false, "")
-	do, err := s.parseGuard(f, args)
-	return s.run(err, guardHelp, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, 10*attemptTime)
-		defer cancel()
-		if s.store != "" {
-			if err := s.open(ctx); err != nil {
-				return err
-			}
-			defer s.closeStore()
+	from := o.url(storeOption, "the `URL` of the store in which the guard remembers: postgres://…, "+
+		"mysql://user@host:port/database (MariaDB, too), redis://… or etcd://host:port,…")
+	o.StringVar(&s.table, "table", "", "the guard's table in PostgreSQL or MySQL; fencing_tokens if none is given, in "+
+		"PostgreSQL in whatever schema it is")
+	o.StringVar(&s.prefix, "prefix", "", "what the guard's keys begin with in Redis and etcd; the guards' own default if "+
+		"none is given")
+	o.StringVar(&s.protect, "protect", "", "with --print: the `TABLE`, or the bucket and prefix, to protect")
+	o.StringVar(&s.resource, "resource", "", "with --protect: the SQL `EXPRESSION` for a row's resource")
+	o.StringVar(&s.floor, "floor", "0", "with accept: the smallest `TOKEN` that is admitted")
+	o.StringVar(&s.print, "print", "", "with install: print the statements for a `KIND` of store instead: postgres, mysql, sqlite or s3")
+	o.BoolVar(&s.clean, "clean", false, "with raise: forget what needs not be remembered then")
+	o.BoolVar(&s.check, "check", false, "with enforce: list the tables")
+	return func(args []string) (err error) {
+		if s.store, err = from.read(); err != nil {
+			return err
 		}
-		return do(ctx)
-	})
+		do, err := s.parseGuard(args)
+		return s.run(err, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 10*attemptTime)
+			defer cancel()
+			if s.store != "" {
+				if err := s.open(ctx); err != nil {
+					return err
+				}
+				defer s.closeStore()
+			}
+			return do(ctx)
+		})
+	}
 }
 
-// parseGuard returns what the first argument asks for.
-func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context.Context) error, error) {
-	var err error
-	if s.args, err = parseMixed(f, args); err != nil {
-		return nil, err
-	}
-	if len(s.args) == 0 {
-		return nil, errors.New("show, raise, accept or install is missing")
+// parseGuard returns the function of the first argument.
+func (s *guardSettings) parseGuard(args []string) (func(context.Context) error, error) {
+	if s.args = args; len(args) == 0 {
+		return nil, errors.New("check, show, raise, accept, install, enforce or migrate is missing")
 	}
 	word, rest := s.args[0], s.args[1:]
 	floor, err := fencing.ParseToken(s.floor)
@@ -113,9 +139,11 @@ func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context
 		return nil, err
 	}
 	if s.store == "" && word != "install" {
-		return nil, errors.New("--store is missing")
+		return nil, errors.New("--store is missing, and neither FENCELOCK_STORE nor FENCELOCK_STORE_FILE is set")
 	}
 	switch {
+	case word == "check":
+		return func(ctx context.Context) error { return s.admit(ctx, rest) }, nil
 	case word == "show" && len(rest) <= 1:
 		return func(ctx context.Context) error { return s.show(ctx, rest) }, nil
 	case word == "raise" && len(rest) == 1:
@@ -129,12 +157,18 @@ func (s *guardSettings) parseGuard(f *flag.FlagSet, args []string) (func(context
 		return func(ctx context.Context) error {
 			return errors.Join(s.keeper.Accept(ctx, rest[0], floor), s.show(ctx, nil))
 		}, nil
-	case word == "install" && s.printOnly && len(rest) == 1 && printers[rest[0]] != nil:
-		return func(context.Context) error { return printers[rest[0]](s) }, nil
-	case word == "install" && !s.printOnly && len(rest) == 0 && s.store != "":
+	case word == "install" && len(rest) == 0 && printers[s.print] != nil:
+		return func(context.Context) error { return printers[s.print](s) }, nil
+	case word == "install" && s.print == "" && len(rest) == 0 && s.store != "":
 		return s.install, nil
+	case word == "enforce" && s.check:
+		return func(ctx context.Context) error { return s.enforced(ctx, rest) }, nil
+	case word == "enforce":
+		return nil, errors.New("enforce wants --check")
+	case word == "migrate" && len(rest) == 0:
+		return s.migrate, nil
 	case word == "install":
-		return nil, errors.New("install wants --store URL, or --print postgres, mysql or s3")
+		return nil, errors.New("install wants --store URL, or --print postgres, mysql, sqlite or s3")
 	}
 	return nil, fmt.Errorf("%q: not what guard takes", s.args)
 }
@@ -149,27 +183,37 @@ func (s *guardSettings) open(ctx context.Context) error {
 	scheme, rest, _ := strings.Cut(s.store, "://")
 	switch scheme {
 	case "postgres", "postgresql":
-		pool, err := pgxpool.New(ctx, s.store)
+		config, err := pgxpool.ParseConfig(s.store)
 		if err != nil {
 			return bad("pgx cannot read it")
 		}
-		s.closeStore = pool.Close
+		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			return err
+		}
+		s.db, s.dialect = stdlib.OpenDBFromPool(pool), sqlguard.PostgreSQL
+		s.closeStore = func() {
+			_ = s.db.Close()
+			pool.Close()
+		}
 		guard, err := pgxguard.New(pool, &pgxguard.Options{Table: s.table})
 		if err != nil {
 			return err
 		}
-		s.keeper, s.create = guard, guard.Create
+		s.keeper = guard
 	case "mysql", "mariadb":
 		db, err := openMySQL(s.store)
 		if err != nil {
 			return bad("want mysql://user:password@host:port/database?options of go-sql-driver")
 		}
+		s.db, s.dialect = db, sqlguard.MySQL
 		s.closeStore = func() { _ = db.Close() }
 		guard, err := sqlguard.New(db, sqlguard.MySQL, &sqlguard.Options{Table: s.table})
 		if err != nil {
 			return err
 		}
-		s.keeper, s.create = guard, guard.Create
+		s.keeper = guard
 	case "redis", "rediss":
 		options, err := goredis.ParseURL(s.store)
 		if err != nil {
@@ -195,7 +239,7 @@ func (s *guardSettings) open(ctx context.Context) error {
 	return nil
 }
 
-// openMySQL opens the database of a URL. Nothing is sent yet.
+// openMySQL opens the database of a URL. It does not connect yet.
 func openMySQL(text string) (*sql.DB, error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -224,12 +268,41 @@ func openMySQL(text string) (*sql.DB, error) {
 	return sql.OpenDB(connector), nil
 }
 
+// guardOfStore is a guard that checks claims and is administered.
+type guardOfStore interface {
+	fencing.Guard
+	fencing.Keeper
+}
+
+// admit passes the claims of the environment to the guard.
+func (s *guardSettings) admit(ctx context.Context, resources []string) error {
+	h := http.Header{}
+	for line := range strings.Lines(os.Getenv(claimsVariable)) {
+		h.Add(httpguard.Header, strings.TrimSuffix(line, "\n"))
+	}
+	if len(h) == 0 {
+		return &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "$" + claimsVariable, Why: "it is not set: run the command under " +
+				"fencelock run --tier correctness",
+		}
+	}
+	if len(resources) == 0 {
+		resources = strings.Split(os.Getenv(namesVariable), "\n")
+	}
+	claims, err := httpguard.ClaimsFrom(h, resources...)
+	if err != nil {
+		return err
+	}
+	return s.keeper.Check(ctx, claims)
+}
+
 func (s *guardSettings) show(ctx context.Context, resource []string) error {
 	terms, err := s.keeper.Terms(ctx)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("space  %s\nfloor  %v\nepoch  %d\n", url.PathEscape(terms.Space), terms.Floor, terms.Epoch)
+	fmt.Printf("id     %v\nspace  %s\nfloor  %v\nepoch  %d\n", terms.ID, url.PathEscape(terms.Space), terms.Floor,
+		terms.Epoch)
 	if len(resource) == 0 {
 		return nil
 	}
@@ -240,7 +313,7 @@ func (s *guardSettings) show(ctx context.Context, resource []string) error {
 	if seen.Epoch < terms.Epoch {
 		seen = fencing.Seen{Epoch: terms.Epoch}
 	}
-	fmt.Printf("token  %v\nwrite  %d\n", seen.Token, seen.Sequence)
+	fmt.Printf("token  %v\nwrite  %d\ngeneration  %v\nnonce  %v\n", seen.Token, seen.Sequence, seen.Generation, seen.Nonce)
 	return nil
 }
 
@@ -259,18 +332,59 @@ func (s *guardSettings) raise(ctx context.Context, floor fencing.Token) error {
 }
 
 func (s *guardSettings) install(ctx context.Context) error {
-	if s.create == nil || s.protect != "" {
+	if s.protect != "" {
 		return &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "install", Value: s.protect,
-			Why: "without --print it makes the guard's table in PostgreSQL or MySQL, and nothing else",
+			Kind: backend.ErrInvalidOption, What: "--protect", Value: s.protect,
+			Why: "without --print install makes the guard's memory, and nothing else",
 		}
 	}
-	return s.create(ctx)
+	if err := s.keeper.Create(ctx); err != nil {
+		return err
+	}
+	return s.show(ctx, nil)
 }
 
-// printers print what install --print is asked for.
+func (s *guardSettings) migrate(ctx context.Context) error {
+	if err := s.keeper.Migrate(ctx); err != nil {
+		return err
+	}
+	return s.show(ctx, nil)
+}
+
+// uncoveredError: enforce --check has found that many tables that triggers do not cover.
+type uncoveredError int
+
+func (e uncoveredError) Error() string { return fmt.Sprintf("%d tables are uncovered", int(e)) }
+
+func (s *guardSettings) enforced(ctx context.Context, tables []string) error {
+	if s.db == nil {
+		return &backend.InvalidError{
+			Kind: backend.ErrInvalidOption, What: "--store", Value: backend.RedactURL(s.store), Why: "only SQL has triggers",
+		}
+	}
+	all, err := sqlguard.Covered(ctx, s.db, s.dialect, s.table, tables...)
+	if err != nil {
+		return err
+	}
+	uncovered := uncoveredError(0)
+	for _, each := range all {
+		if len(each.Holes) == 0 {
+			fmt.Printf("covered    %s\n", each.Table)
+			continue
+		}
+		uncovered++
+		fmt.Printf("uncovered  %s: %s\n", each.Table, strings.Join(each.Holes, "; "))
+	}
+	if uncovered > 0 {
+		return uncovered
+	}
+	return nil
+}
+
+// printers have the outputs of install --print.
 var printers = map[string]func(*guardSettings) error{
 	"postgres": func(s *guardSettings) error { return s.printSQL(sqlguard.PostgreSQL, ";", "", "") },
+	"sqlite":   func(s *guardSettings) error { return s.printSQL(sqlguard.SQLite, ";", "", "") },
 	// Some statements have semicolons inside, at which the client would cut them.
 	"mysql": func(s *guardSettings) error {
 		return s.printSQL(sqlguard.MySQL, "//", "DELIMITER //\n", "DELIMITER ;\n")
@@ -283,7 +397,7 @@ func (s *guardSettings) printSQL(d sqlguard.Dialect, end, before, after string) 
 	if err != nil {
 		return err
 	}
-	statements := []string{guard.Schema()}
+	statements := guard.Schema()
 	if s.protect != "" {
 		more, err := sqlguard.Enforce(d, s.protect, s.resource, s.table)
 		if err != nil {
@@ -299,7 +413,8 @@ func (s *guardSettings) printSQL(d sqlguard.Dialect, end, before, after string) 
 	return nil
 }
 
-// printPolicy prints a bucket policy. Who writes says which object it replaces, or that there is none; nobody deletes.
+// printPolicy prints a bucket policy. A writer names the object version that it replaces, or the object's absence;
+// nobody deletes.
 func (s *guardSettings) printPolicy() error {
 	bucket, prefix, _ := strings.Cut(s.protect, "/")
 	if bucket == "" || strings.ContainsAny(s.protect, "*? \"") {

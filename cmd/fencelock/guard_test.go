@@ -3,26 +3,37 @@
 package main
 
 import (
-	"flag"
-	"io"
+	"database/sql"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/fencing/sqlguard"
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// What the command line of guard asks for is understood or refused before anything is done.
+// guard checks its command line before it does anything.
 func TestGuardCommandLine(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		args []string
 		good bool
 	}{
+		{[]string{"check"}, true},
+		{[]string{"check", "a", "b"}, true},
 		{[]string{"show", "accounts/42"}, true},
 		{[]string{"raise", "100"}, true},
 		{[]string{"accept", "etcd-1"}, true},
 		{[]string{"install"}, true},
+		{[]string{"enforce", "--check"}, true},
+		{[]string{"enforce", "--check", "a", "b"}, true},
+		{[]string{"enforce"}, false},
+		{[]string{"migrate"}, true},
+		{[]string{"migrate", "now"}, false},
 		{nil, false},
 		{[]string{"show", "a", "b"}, false},
 		{[]string{"raise"}, false},
@@ -32,10 +43,9 @@ func TestGuardCommandLine(t *testing.T) {
 		{[]string{"lower", "1"}, false},
 	} {
 		for _, store := range []string{"", "redis://127.0.0.1:1"} {
-			s := &guardSettings{store: store, floor: "0"}
-			f := flag.NewFlagSet("guard", flag.ContinueOnError)
-			f.SetOutput(io.Discard)
-			do, err := s.parseGuard(f, c.args)
+			args, check := slices.Clone(c.args), slices.Contains(c.args, "--check")
+			s := &guardSettings{store: store, floor: "0", check: check}
+			do, err := s.parseGuard(slices.DeleteFunc(args, func(arg string) bool { return arg == "--check" }))
 			if good := c.good && store != ""; (err == nil) != good || (do != nil) != good {
 				t.Errorf("guard %q with the store %q: %v, want it understood: %v", c.args, store, err, good)
 			}
@@ -59,19 +69,23 @@ func TestGuardOnStores(t *testing.T) {
 			guard := func(want string, args ...string) {
 				t.Helper()
 				p := startGuard(t, append(args, "--store", store)...)
-				if got := p.output(); got != want {
+				got := regexp.MustCompile(`^id +[0-9a-f]*`).ReplaceAllString(p.output(), "id")
+				if got = regexp.MustCompile(`\nid +[0-9a-f]*`).ReplaceAllString(got, "\nid"); got != want {
 					t.Errorf("guard %q prints\n%s\nwant\n%s", args, got, want)
 				}
 				p.expectExit(exitOK)
 			}
+			startGuard(t, "show", "--store", store).expectExit(exitUnavailable, "fencelock guard install")
+			guard("id\nspace  \nfloor  0\nepoch  0", "install")
 			if name == "mysql" {
-				guard("", "install")
+				guard("", "enforce", "--check") // there is no other table
 			}
-			guard("space  etcd%2F1\nfloor  7\nepoch  1", "accept", "etcd/1", "--floor", "7")
-			guard("forgot 0 resources\nspace  etcd%2F1\nfloor  9\nepoch  1", "raise", "9", "--clean")
-			guard("space  etcd%2F1\nfloor  9\nepoch  1\ntoken  0\nwrite  0", "show", "accounts/42")
+			guard("id\nspace  \nfloor  0\nepoch  0", "migrate")
+			guard("id\nspace  etcd%2F1\nfloor  7\nepoch  1", "accept", "etcd/1", "--floor", "7")
+			guard("forgot 0 resources\nid\nspace  etcd%2F1\nfloor  9\nepoch  1", "raise", "9", "--clean")
+			guard("id\nspace  etcd%2F1\nfloor  9\nepoch  1\ntoken  0\nwrite  0\ngeneration  0\nnonce  ", "show", "accounts/42")
 			p := startGuard(t, "raise", "8", "--store", store)
-			p.expectExit(exitUnavailable, "the present one, 9, is higher")
+			p.expectExit(exitUsage, "the present one, 9, is higher")
 		})
 	}
 }
@@ -95,6 +109,10 @@ func TestGuardInstallPrints(t *testing.T) {
 			[]string{"DELIMITER //", "CONCAT('a/', OLD.id)", "END//", "DELIMITER ;"},
 		},
 		{
+			[]string{"sqlite", "--protect", "a", "--resource", "'a/' || row.id"},
+			[]string{"CREATE TABLE IF NOT EXISTS fencing_tokens (", "'a/' || NEW.id", "END;"},
+		},
+		{
 			[]string{"s3", "--protect", "state/guarded/"},
 			[]string{`"s3:if-match": "true"`, `"arn:aws:s3:::state/guarded/*"`},
 		},
@@ -112,7 +130,7 @@ func TestGuardInstallPrints(t *testing.T) {
 
 // What install cannot print is a mistake of the command line.
 func TestGuardInstallKnowsWhatItPrints(t *testing.T) {
-	startGuard(t, "install", "--print", "oracle").expectExit(exitUsage, "--print postgres, mysql or s3")
+	startGuard(t, "install", "--print", "oracle").expectExit(exitUsage, "--print postgres, mysql, sqlite or s3")
 	startGuard(t, "install", "--print", "s3").expectExit(exitUsage, "want BUCKET")
 }
 
@@ -132,4 +150,85 @@ func TestMySQLAddress(t *testing.T) {
 			db.Close()
 		}
 	}
+}
+
+// In a PostgreSQL database guard finds the table that postgres migrate makes.
+func TestGuardOnPostgres(t *testing.T) {
+	t.Parallel()
+	deep.NotShort(t)
+	store := containers.Postgres(t).URL()
+	p := start(t, "postgres", "migrate", "--backend", store)
+	p.output()
+	p.expectExit(exitOK)
+	for _, word := range []string{"install", "show"} {
+		p := startGuard(t, word, "--store", store)
+		if got := p.output(); !strings.Contains(got, "floor  0\nepoch  0") {
+			t.Errorf("guard %s prints\n%s", word, got)
+		}
+		p.expectExit(exitOK)
+	}
+	p = startGuard(t, "install", "--store", store, "--table", "public.fencing_tokens")
+	p.output()
+	p.expectExit(exitUsage, "second memory")
+
+	db, err := sql.Open("pgx", store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	text, err := sqlguard.Enforce(sqlguard.PostgreSQL, "accounts", "'a/' || row.id", "fencelock.fencing_tokens")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, query := range append([]string{`CREATE TABLE orders (id int)`, `CREATE TABLE accounts (id int)`}, text...) {
+		if _, err := db.ExecContext(t.Context(), query); err != nil {
+			t.Fatalf("%s: %v", query, err)
+		}
+	}
+	for _, c := range []struct {
+		tables []string
+		want   string
+		exit   int
+	}{
+		{nil, "covered    public.accounts\nuncovered  public.orders: it has no trigger", exitUncovered},
+		{[]string{"accounts"}, "covered    public.accounts", exitOK},
+	} {
+		p := startGuard(t, append([]string{"enforce", "--check", "--store", store}, c.tables...)...)
+		if got := p.output(); got != c.want {
+			t.Errorf("enforce --check %q prints\n%s\nwant\n%s", c.tables, got, c.want)
+		}
+		p.expectExit(c.exit)
+	}
+	p = startGuard(t, "enforce", "--check", "--store", "redis://127.0.0.1:1")
+	p.output()
+	p.expectExit(exitUsage, "only SQL has triggers")
+}
+
+// A step of a script that runs on after its lock was lost is refused, whatever it does in between.
+func TestGuardCheckRefusesAStaleScript(t *testing.T) {
+	t.Parallel()
+	url, store := startServer(t), "redis://"+containers.Redis(t).Addr()
+	startGuard(t, "install", "--store", store).expectExit(exitOK)
+	startGuard(t, "check", "--store", store).expectExit(exitUsage, "FENCELOCK_CLAIMS")
+	check := "env " + asProgram + "=1 " + executable(t) + " guard check --store " + store
+	script := func(steps string, options ...string) *program {
+		args := append([]string{"run", "--backend", url, "--tier", "correctness", "--name", "x"}, options...)
+		return start(t, append(args, "--", "sh", "-c", steps)...)
+	}
+	// The first holder leaves its claims where a step finds them that does not know of the loss.
+	claims := filepath.Join(t.TempDir(), "claims")
+	script(check + " && " + check + " accounts/42 && echo \"$FENCELOCK_NAME\" \"$FENCELOCK_CLAIMS\" >" + claims).expectExit(exitOK)
+	text, err := os.ReadFile(claims)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script(check + " && " + check + " accounts/42").expectExit(exitOK)
+	_, claim, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	stale := "FENCELOCK_CLAIMS='" + claim + "' " + check
+	p := script(stale + "; echo code $?; " + stale + " accounts/42; echo code $?; " + stale + " accounts/43")
+	p.await("code 1")
+	p.await("code 1")
+	p.expectExit(exitOK, "is stale: ")
+	script(check+" a b", "--name", "a", "--name", "b").expectExit(exitOK)
+	script(check+" a c", "--name", "a", "--name", "b").expectExit(exitRefused, "no token")
 }

@@ -9,3 +9,6 @@ func (s *runSettings) hold() int {
 	say("run needs process groups to end a command whose lock is lost, and %s has none", runtime.GOOS)
 	return exitUnavailable
 }
+
+// elect refuses for the same reason.
+func (s *electSettings) elect() int { return s.hold() }

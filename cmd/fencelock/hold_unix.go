@@ -7,57 +7,93 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 
 	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/internal/proctree"
 )
 
-// hold acquires the lock, runs the command under it and releases. It returns the exit code.
+// hold acquires the locks, runs the command under them and releases. It returns the exit code.
 func (s *runSettings) hold() int {
-	signals := make(chan os.Signal, 32)
-	// SIGPIPE is caught and dropped: a message to a standard error that nobody reads must not end us while the command
-	// runs. Ignoring it instead would make the command inherit that.
-	catch(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
-	locks, lease, err := s.await(signals)
-	if interrupted := (*interruptedError)(nil); errors.As(err, &interrupted) {
-		s.complain("%v while waiting for %q", err, s.name)
-		return exitSignal + int(interrupted.signal)
+	if err := s.status.waiting(s.names); err != nil {
+		s.complain("--status-file: %v", err)
+		return exitNoCreate
 	}
-	if held := (*fencelock.HeldError)(nil); errors.As(err, &held) {
-		s.complain("lock %q: %v", s.name, held)
-		return exitOf(err)
+	r := s.holdAndRun()
+	if r.outcome == outcomeHeld {
+		r.code = s.conflictCode
+	}
+	// The file first: standard error may block.
+	err := s.status.ended(r)
+	if r.message != "" {
+		s.complain("%s", r.message)
 	}
 	if err != nil {
-		s.complain("%v", err)
-		return exitOf(err)
+		s.complain("--status-file: %v", err)
 	}
-
-	catch(signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGCONT)
-	cmd := exec.Command(s.path)
-	cmd.Args = s.command
-	cmd.Env = environ(os.Environ(), lease)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr // files: package exec copies nothing
-	if err := lease.Err(); err != nil {
-		// We stood still between the grant and now. Nothing ran, so nothing was lost but time.
-		s.release(locks, lease)
-		s.complain("%v, before the command was started", err)
-		return exitLost
-	}
-	g, err := startGroup(cmd)
-	if err != nil {
-		s.release(locks, lease)
-		s.complain("%v", err)
-		return exitOfStart(err)
-	}
-	w := &watch{group: g, lease: lease, grace: s.killAfter, signals: signals}
-	w.run()
-	return s.conclude(w, locks, lease)
+	return r.code
 }
 
-// conclude gives the lock back, then says what happened: not the other way round, since standard error may block.
-func (s *runSettings) conclude(w *watch, locks *fencelock.Client, lease *fencelock.Lease) int {
+func (s *runSettings) holdAndRun() result {
+	signals := make(chan os.Signal, 32)
+	// SIGPIPE is caught and dropped: a message to a closed standard error must not end us while the command runs. The
+	// command would inherit an ignored SIGPIPE.
+	catch(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
+	tree, err := proctree.Start() // before the lock, so that no waiter waits for the guardian
+	if err != nil {
+		return result{outcome: outcomeNotStarted, code: exitSystem, message: err.Error()}
+	}
+	defer tree.Close()
+	locks, leases, err := s.await(signals)
+	if err != nil {
+		return s.notAcquired(err)
+	}
+	catch(signals, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGTSTP, syscall.SIGCONT)
+	if err := leases.Err(); err != nil {
+		// The process stood still between the grant and now. The command did not run, so only time was lost.
+		s.release(locks, leases)
+		return result{
+			outcome: outcomeLost, code: exitLost, message: fmt.Sprintf("%v, before the command was started", err),
+		}
+	}
+	group, err := tree.Run(&proctree.Command{
+		Path: s.path, Args: s.command, Env: environ(os.Environ(), leases), Bounds: s.bounds(leases),
+	})
+	if err != nil {
+		s.release(locks, leases)
+		return result{outcome: outcomeNotStarted, code: exitOfStart(err), message: err.Error()}
+	}
+	if err := s.status.running(group, leases); err != nil {
+		s.complain("--status-file: %v", err)
+	}
+	w := &watch{runSettings: s, tree: tree, group: group, leases: leases, signals: signals}
+	w.run()
+	return w.conclude(locks)
+}
+
+// notAcquired is the result of an acquire that failed.
+func (s *runSettings) notAcquired(err error) result {
+	var interrupted *interruptedError
+	var held *fencelock.HeldError
+	switch {
+	case errors.As(err, &interrupted):
+		return result{
+			outcome: outcomeInterrupted, code: exitSignal + int(interrupted.signal),
+			message: fmt.Sprintf("%v while waiting for %s", err, s.listed()),
+		}
+	case errors.As(err, &held):
+		return result{
+			outcome: outcomeHeld, code: exitOf(err), message: fmt.Sprintf("lock %s: %v", s.listed(), held),
+		}
+	case errors.Is(err, fencelock.ErrHeld), errors.Is(err, fencelock.ErrDeadlock):
+		return result{outcome: outcomeHeld, code: exitOf(err), message: err.Error()}
+	}
+	return result{outcome: outcomeFailed, code: exitOf(err), message: err.Error()}
+}
+
+// conclude releases the locks and returns the result.
+func (w *watch) conclude(locks *fencelock.Client) result {
 	code := w.status.ExitStatus()
 	how := fmt.Sprintf("exit code %d", code)
 	if w.status.Signaled() {
@@ -65,52 +101,65 @@ func (s *runSettings) conclude(w *watch, locks *fencelock.Client, lease *fencelo
 		how = fmt.Sprintf("signal %v", w.status.Signal())
 	}
 	if !w.exited {
-		code, how = exitSignal+int(syscall.SIGKILL), "it does not die"
+		code, how = exitSignal+int(syscall.SIGKILL), fmt.Sprintf("signal %v", syscall.SIGKILL)
 	}
-	if w.survivors {
-		s.complain("processes of the command do not die; lock %q is not given back and ends with its TTL of %v", s.name,
-			s.ttl)
-		if lease.Err() == nil {
-			return code
+	if w.survived {
+		r := result{outcome: outcomeSurvived, code: exitSystem, message: fmt.Sprintf(
+			"processes survive KILL: %s; lock %s is not released and ends with its TTL of %v", listed(w.left),
+			w.listed(), w.ttl)}
+		if w.exited {
+			r.command = &code
 		}
-		return exitLost
+		return r
 	}
-	if !s.release(locks, lease) {
-		return code
+	r := result{outcome: outcomeExited, code: code, command: &code}
+	switch lost := w.release(locks, w.leases); {
+	case lost:
+		r.outcome, r.code = outcomeLost, exitLost
+		r.message = fmt.Sprintf("%v while the command ran (its end: %s)", lossOf(w.leases), how)
+	case w.terminating && code == exitSignal+int(syscall.SIGKILL):
+		r.message = fmt.Sprintf("the command did not end within %v of TERM and was killed", w.stopTimeout)
+	case w.orphaned:
+		r.message = "the guardian process has died; the command and its children were killed (its end: " + how + ")"
+	case w.expired:
+		r.message = fmt.Sprintf("the guardian process learned of no renewal of %s in time; the command and its "+
+			"children were killed (its end: %s)", w.listed(), how)
 	}
-	s.complain("%v while the command ran (its end: %s)", lossOf(lease), how)
-	return exitLost
+	return r
 }
 
-// lossOf is why the lease was lost, also if that came out only when it was given back.
-func lossOf(lease *fencelock.Lease) error {
-	if err := lease.Err(); errors.Is(err, fencelock.ErrLost) {
-		return err
+// lossOf returns why a lease was lost, even if only its release showed that.
+func lossOf(leases fencelock.Leases) error {
+	for _, l := range leases {
+		if err := l.Err(); errors.Is(err, fencelock.ErrLost) {
+			return err
+		}
 	}
-	return &fencelock.LostError{Name: lease.Name(), Token: lease.Token(), Reason: fencelock.ReasonEvicted}
+	l := leases[0]
+	return &fencelock.LostError{Name: l.Name(), Token: l.Token(), Reason: fencelock.ReasonEvicted}
 }
 
-// interruptedError says that a signal ended the wait.
+// interruptedError means that a signal ended the wait.
 type interruptedError struct{ signal syscall.Signal }
 
 func (e *interruptedError) Error() string { return e.signal.String() }
 
-// await acquires the lock unless a signal comes first.
-func (s *runSettings) await(signals <-chan os.Signal) (*fencelock.Client, *fencelock.Lease, error) {
+// await acquires the locks unless a signal comes first.
+func (s *runSettings) await(signals <-chan os.Signal) (*fencelock.Client, fencelock.Leases, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var locks *fencelock.Client
-	var lease *fencelock.Lease
+	var leases fencelock.Leases
 	var err error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		locks, lease, err = s.acquire(ctx)
+		locks, leases, err = s.acquire(ctx)
 	}()
 	for {
 		select {
 		case <-done:
-			return locks, lease, err
+			return locks, leases, err
 		case sig := <-signals:
 			if sig == syscall.SIGPIPE {
 				continue
@@ -118,15 +167,15 @@ func (s *runSettings) await(signals <-chan os.Signal) (*fencelock.Client, *fence
 			cancel()
 			<-done
 			if err == nil {
-				s.release(locks, lease)
+				s.release(locks, leases)
 			}
 			return nil, nil, &interruptedError{sig.(syscall.Signal)}
 		}
 	}
 }
 
-// catch asks for signals, except those that the starting program ignores (nohup, a background job of a script): they
-// stay ignored, by the command too.
+// catch requests signals, except the ones that the starting program ignores (nohup, a background job of a script):
+// they stay ignored, by the command too.
 func catch(signals chan<- os.Signal, wanted ...os.Signal) {
 	for _, sig := range wanted {
 		if !signal.Ignored(sig) {

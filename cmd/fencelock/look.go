@@ -3,10 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -15,38 +14,46 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/server"
 )
 
-// This file is what the subcommands have in common that look at a lock service and hold nothing.
+// This file has the common part of the subcommands that look at a lock service and hold no lock.
 
-// localServer is where "fencelock serve" without options is found.
+// localServer is the URL of "fencelock serve" without options.
 const localServer = "fencelock://127.0.0.1:7480"
-
-const lookOptions = `  --backend URL  the lock service. Default: $FENCELOCK_BACKEND, else ` + localServer + `
-  --json         one JSON object on each line; numbers of 64 bits are strings
-`
 
 // lookSettings are the options of all these subcommands.
 type lookSettings struct {
 	word    string // the subcommand, for messages
+	from    *urlSource
+	dataDir string // of a member on this machine
 	backend string
 	json    bool
 	stale   bool
-	args    []string // what is no option
+	args    []string // arguments that are not options
 }
 
-// newLook returns settings and the flags that fill them.
-func newLook(word string) (*lookSettings, *flag.FlagSet) {
+// look adds the options.
+func (o *options) look(word string) *lookSettings {
 	s := &lookSettings{word: word}
-	f := newFlags(word)
-	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
-	f.BoolVar(&s.json, "json", false, "")
-	return s, f
+	s.from = o.backend("the lock service, " + localServer + " if none is given")
+	o.BoolVar(&s.json, "json", false, "print one JSON object on each line")
+	return s
 }
 
-// parse reads the command line: options may stand before and after the arguments, of which there are as many as names.
-func (s *lookSettings) parse(f *flag.FlagSet, args []string, names ...string) error {
-	if err := s.parseSome(f, args); err != nil {
+// administer is look with the option for the socket of a member on this machine.
+func (o *options) administer(word string) *lookSettings {
+	s := o.look(word)
+	o.dataDirOf(&s.dataDir, "", "the data `DIRECTORY` of a member on this machine, in place of --backend: the command reaches it by "+
+		"its socket there, as its user or root")
+	return s
+}
+
+// parse parses the arguments, as many as names.
+func (s *lookSettings) parse(args []string, names ...string) error {
+	if err := s.parseSome(args); err != nil {
 		return err
 	}
 	if len(s.args) > len(names) {
@@ -67,31 +74,34 @@ func (s *lookSettings) parse(f *flag.FlagSet, args []string, names ...string) er
 }
 
 // parseSome is parse for any number of arguments.
-func (s *lookSettings) parseSome(f *flag.FlagSet, args []string) (err error) {
-	if s.args, err = parseMixed(f, args); err != nil {
-		return err
+func (s *lookSettings) parseSome(args []string) (err error) {
+	s.args = args
+	if s.from != nil {
+		s.backend, err = s.from.read()
 	}
-	if s.backend == "" {
+	switch {
+	case s.dataDir != "":
+		s.backend = front.UnixPrefix + filepath.Join(s.dataDir, server.AdminSocket)
+	case s.backend == "":
 		s.backend = localServer
 	}
-	return checkBackend(s.backend)
+	return err
 }
 
-// run prints the help if parsing asked for it, complains if it failed, and else does what is to be done.
-func (s *lookSettings) run(parsed error, help string, do func(context.Context) error) int {
-	if code, done := unparsed(s.word, help, parsed); done {
-		return code
+// run calls do unless the command line was wrong.
+func (s *lookSettings) run(parsed error, do func(context.Context) error) error {
+	if parsed != nil {
+		return parsed
 	}
-	err := do(context.Background())
-	if err != nil {
-		say("%v", err)
+	if err := do(context.Background()); err != nil {
+		return failed(exitOfLook(err), err)
 	}
-	return exitOfLook(err)
+	return nil
 }
 
-// runAdmin is run for what is done by the administration of bundled servers.
-func (s *lookSettings) runAdmin(parsed error, help string, do func(context.Context, *builtin.Admin) error) int {
-	return s.run(parsed, help, func(ctx context.Context) error {
+// runAdmin is run for functions of the administration of bundled servers.
+func (s *lookSettings) runAdmin(parsed error, do func(context.Context, *builtin.Admin) error) error {
+	return s.run(parsed, func(ctx context.Context) error {
 		admin, err := builtin.OpenAdmin(s.backend)
 		if err != nil {
 			return err
@@ -100,26 +110,22 @@ func (s *lookSettings) runAdmin(parsed error, help string, do func(context.Conte
 	})
 }
 
-// action is what the first argument of a subcommand such as "member" asks for.
+// action is the function of the first argument of a subcommand such as "member".
 type action struct {
-	names []string // of the arguments that follow
+	names []string // of the further arguments
 	do    func(context.Context, *builtin.Admin) error
 }
 
-// runAction does what the first argument asks for; choice lists what there is.
-func (s *lookSettings) runAction(f *flag.FlagSet, args []string, help, choice string, all map[string]action) int {
+// runAction runs the action of the first argument; choice lists all actions.
+func (s *lookSettings) runAction(args []string, choice string, all map[string]action) error {
 	if len(args) == 0 {
-		return usageError(s.word, fmt.Errorf("%s is missing", choice))
+		return fmt.Errorf("%s is missing", choice)
 	}
 	chosen, known := all[args[0]]
-	if known {
-		return s.runAdmin(s.parse(f, args[1:], chosen.names...), help, chosen.do)
+	if !known {
+		return fmt.Errorf("%q: want %s", args[0], choice)
 	}
-	err := s.parse(f, args)
-	if !errors.Is(err, flag.ErrHelp) {
-		err = fmt.Errorf("%q: want %s", args[0], choice)
-	}
-	return s.run(err, help, nil)
+	return s.runAdmin(s.parse(args[1:], chosen.names...), chosen.do)
 }
 
 // open connects to the service, whose driver must be a T with the capabilities.
@@ -134,7 +140,7 @@ func open[T any](ctx context.Context, s *lookSettings, needs backend.Capabilitie
 	closeDriver := func() {
 		closing, cancel := context.WithTimeout(context.Background(), releaseTime)
 		defer cancel()
-		_ = d.Close(closing) // it holds nothing
+		_ = d.Close(closing) // it holds no lock
 	}
 	t, ok := backend.As[T](d)
 	about := d.Describe()
@@ -149,7 +155,7 @@ func open[T any](ctx context.Context, s *lookSettings, needs backend.Capabilitie
 	return t, closeDriver, nil
 }
 
-// with opens the service as open does, and has do ask it once, within attemptTime.
+// with opens the service as open does, and calls do once, within attemptTime.
 func with[T any](
 	ctx context.Context, s *lookSettings, needs backend.Capabilities, do func(context.Context, T) error,
 ) error {
@@ -170,7 +176,7 @@ type printer struct {
 	lines   *json.Encoder
 }
 
-// newPrinter begins with the titles of the columns, which are of no use in JSON.
+// newPrinter begins with the titles of the columns, except in JSON.
 func (s *lookSettings) newPrinter(titles ...string) *printer {
 	if s.json {
 		return &printer{lines: json.NewEncoder(os.Stdout)}
@@ -192,7 +198,7 @@ func (p *printer) print(object any, rows ...[]string) error {
 }
 
 func (p *printer) row(cells ...string) {
-	line := make([]string, p.titles) // a row that lacks columns would end them for all below it
+	line := make([]string, p.titles) // a row without all columns would end them for all rows below
 	for i := range line {
 		if i < len(cells) {
 			line[i] = cell(cells[i])
@@ -201,7 +207,7 @@ func (p *printer) row(cells ...string) {
 	fmt.Fprintln(p.columns, strings.Join(line, "\t"))
 }
 
-// flush writes what waits for the widths of the columns.
+// flush writes the rows that wait for the widths of the columns.
 func (p *printer) flush() error {
 	if p.columns == nil {
 		return nil
@@ -209,7 +215,7 @@ func (p *printer) flush() error {
 	return p.columns.Flush()
 }
 
-// printOne prints one object and nothing else.
+// printOne prints a single object.
 func (s *lookSettings) printOne(titles []string, object any, rows ...[]string) error {
 	out := s.newPrinter(titles...)
 	if err := out.print(object, rows...); err != nil {
@@ -218,7 +224,7 @@ func (s *lookSettings) printOne(titles []string, object any, rows ...[]string) e
 	return out.flush()
 }
 
-// cell is text that cannot break a column or a terminal: names and owners come from others.
+// cell returns text that cannot break a column or a terminal: names and owners come from others.
 func cell(text string) string {
 	if text == "" {
 		return "-"
@@ -229,65 +235,33 @@ func cell(text string) string {
 	return text
 }
 
-// lock is what is printed of a name.
+// lock is the printed form of a name. It has the field names of docs/HTTP.md.
 type lock struct {
-	Name     string   `json:"name"`
-	Held     bool     `json:"held"`
-	Waiters  int      `json:"waiters"`
-	Revision uint64   `json:"revision,omitempty,string"`
-	Holders  []holder `json:"holders"`
-	Stale    *stale   `json:"stale,omitempty"`
-}
-
-// holder is what is printed of a hold.
-type holder struct {
-	Owner           string            `json:"owner"`
-	HoldID          string            `json:"holdId,omitempty"`
-	Kind            string            `json:"kind"`
-	Permits         int               `json:"permits,omitempty"`
-	Token           string            `json:"token,omitempty"`
-	Since           *time.Time        `json:"since,omitempty"`
-	ExpiresInMillis int64             `json:"expiresInMillis,omitempty"`
-	Metadata        map[string]string `json:"metadata,omitempty"`
-}
-
-func lockOf(info *backend.State) lock {
-	l := lock{Name: info.Name, Held: info.Held, Waiters: info.Waiters, Revision: info.Revision, Holders: []holder{}}
-	for _, h := range info.Holders {
-		out := holder{
-			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind.String(), Permits: h.Permits,
-			ExpiresInMillis: h.ExpiresIn.Milliseconds(), Metadata: h.Metadata,
-		}
-		if h.Token.Valid() {
-			out.Token = h.Token.String()
-		}
-		if !h.Since.IsZero() {
-			since := h.Since.UTC()
-			out.Since = &since
-		}
-		l.Holders = append(l.Holders, out)
-	}
-	return l
+	gateway.State
+	Stale *stale `json:"stale,omitempty"`
 }
 
 var lockTitles = []string{"NAME", "OWNER", "TOKEN", "KIND", "SINCE", "EXPIRES IN", "WAITERS"}
 
-// rows are one for each holder.
+// rows returns one row for each holder.
 func (l *lock) rows() [][]string {
 	waiters := strconv.Itoa(l.Waiters)
 	if len(l.Holders) == 0 {
-		return [][]string{{l.Name, "", "", "", "", "", waiters}}
+		return [][]string{{l.LockKey, "", "", "", "", "", waiters}}
 	}
 	var all [][]string
 	for _, h := range l.Holders {
-		since, left := "", ""
-		if h.Since != nil {
-			since = h.Since.Format(time.RFC3339)
+		token, since, left := "", "", ""
+		if h.FencingToken != 0 {
+			token = strconv.FormatUint(h.FencingToken, 10)
+		}
+		if h.Since != 0 {
+			since = time.UnixMilli(h.Since).UTC().Format(time.RFC3339)
 		}
 		if h.ExpiresInMillis > 0 {
 			left = (time.Duration(h.ExpiresInMillis) * time.Millisecond).Round(100 * time.Millisecond).String()
 		}
-		all = append(all, []string{l.Name, h.Owner, h.Token, h.Kind, since, left, waiters})
+		all = append(all, []string{l.LockKey, h.OwnerID, token, h.Kind, since, left, waiters})
 	}
 	return all
 }

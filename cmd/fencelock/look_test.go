@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/gateway"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -31,7 +34,7 @@ func init() {
 	})
 }
 
-// bareDriver has none of the optional interfaces, and says so.
+// bareDriver implements no optional interface, and its description says so.
 type bareDriver struct{ backend.Driver }
 
 func (bareDriver) Describe() backend.Description { return backend.Description{Name: "bare"} }
@@ -56,10 +59,15 @@ func (forgetfulDriver) Watch(context.Context, string, uint64) iter.Seq2[backend.
 // startServer starts a bundled server in this process, and returns the URL at which programs find it.
 func startServer(t *testing.T) string {
 	t.Helper()
+	return startServerAt(t, "127.0.0.1:0")
+}
+
+func startServerAt(t *testing.T, addr string) string {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	s, err := server.Start(ctx, server.Config{
-		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Version: "test", Log: slog.New(slog.DiscardHandler),
+		DataDir: t.TempDir(), Listen: addr, Version: "test", Log: slog.New(slog.DiscardHandler),
 	})
 	if err == nil {
 		t.Cleanup(func() {
@@ -75,7 +83,7 @@ func startServer(t *testing.T) string {
 	return "fencelock://" + s.Addr().String()
 }
 
-// hold takes a lock, which is given back with the test if it was not lost before.
+// hold takes a lock, which is released with the test if it was not lost before.
 func hold(t *testing.T, url, owner, name string) *fencelock.Lease {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -105,7 +113,7 @@ func objects[T any](t *testing.T, text string) (all []T) {
 	return all
 }
 
-// succeed runs the program and returns what it prints.
+// succeed runs the program and returns its output.
 func succeed(t *testing.T, args ...string) string {
 	t.Helper()
 	p := start(t, args...)
@@ -124,13 +132,13 @@ func TestList(t *testing.T) {
 	hold(t, url, "pod-3", "accounts/3")
 
 	all := objects[lock](t, succeed(t, "ls", "--backend", url, "--prefix", "orders/", "--json"))
-	if len(all) != 2 || all[0].Name != "orders/1" || all[1].Name != "orders/22" || !all[0].Held ||
+	if len(all) != 2 || all[0].LockKey != "orders/1" || all[1].LockKey != "orders/22" || !all[0].Locked ||
 		len(all[0].Holders) != 1 {
 		t.Fatalf("orders/ has %+v", all)
 	}
 	got := all[0].Holders[0]
-	if got.Owner != "pod-1" || got.Token != lease.Token().String() || got.Kind != "exclusive" || got.Since == nil ||
-		time.Since(*got.Since).Abs() > time.Hour || got.ExpiresInMillis <= 0 || got.HoldID == "" {
+	if got.OwnerID != "pod-1" || got.FencingToken != lease.Token().Order() || got.Kind != "exclusive" || got.Since == 0 ||
+		time.Since(time.UnixMilli(got.Since)).Abs() > time.Hour || got.ExpiresInMillis <= 0 || got.HoldID == "" {
 		t.Errorf("orders/1 is held by %+v", got)
 	}
 
@@ -146,7 +154,7 @@ func TestHolder(t *testing.T) {
 	t.Parallel()
 	url := startServer(t)
 	p := start(t, "holder", "orders/1", "--backend", url, "--json")
-	if free := objects[lock](t, p.output()); len(free) != 1 || free[0].Held || free[0].Name != "orders/1" ||
+	if free := objects[lock](t, p.output()); len(free) != 1 || free[0].Locked || free[0].LockKey != "orders/1" ||
 		len(free[0].Holders) != 0 {
 		t.Errorf("nobody holds it: %+v", free)
 	}
@@ -166,6 +174,12 @@ func TestForceRelease(t *testing.T) {
 	url := startServer(t)
 	lease := hold(t, url, "pod-1", "orders/1")
 	args := []string{"force-release", "orders/1", "--backend", url, "--reason", "pod-1 is gone"}
+	start(t, append(args, "--nonce", fencing.NewNonce().String())...).expectExit(exitNobody, "no hold of \"orders/1\"")
+	start(t, append(args, "--token", (lease.Token()+1).String())...).expectExit(exitNobody, "no hold of \"orders/1\"")
+	if err := lease.Err(); err != nil {
+		t.Errorf("a condition that no hold meets ended one: %v", err)
+	}
+	args = append(args, "--token", lease.Token().String(), "--nonce", lease.Grant().Nonce.String(), "--by", "Ann")
 	if text := succeed(t, args...); !strings.Contains(text, "force-released") {
 		t.Errorf("it prints:\n%s", text)
 	}
@@ -174,7 +188,10 @@ func TestForceRelease(t *testing.T) {
 	case <-time.After(patience):
 		t.Error("the holder does not learn of it")
 	}
-	start(t, args...).expectExit(exitNobody, `nobody holds "orders/1"`)
+	if lost := (*fencelock.LostError)(nil); !errors.As(lease.Err(), &lost) || lost.By != "Ann" {
+		t.Errorf("the holder learns %v, want who asked", lease.Err())
+	}
+	start(t, args[:6]...).expectExit(exitNobody, `nobody holds "orders/1"`)
 }
 
 func TestWatch(t *testing.T) {
@@ -184,13 +201,13 @@ func TestWatch(t *testing.T) {
 	before := objects[lock](t, succeed(t, "holder", "orders/9", "--json", "--backend", url))[0]
 	first := hold(t, url, "pod-1", "orders/1")
 	p := start(t, "watch", "orders/1", "--since", strconv.FormatUint(before.Revision, 10), "--json", "--backend", url)
-	next := func() event {
+	next := func() gateway.Change {
 		t.Helper()
-		return objects[event](t, p.await(""))[0]
+		return objects[gateway.Change](t, p.await(""))[0]
 	}
 	acquired := next()
-	if acquired.Type != "acquired" || acquired.Owner != "pod-1" || acquired.Token != first.Token().String() ||
-		acquired.Name != "orders/1" {
+	if acquired.Type != "acquired" || acquired.OwnerID != "pod-1" || acquired.FencingToken != first.Token().Order() ||
+		acquired.LockKey != "orders/1" {
 		t.Errorf("first event: %+v", acquired)
 	}
 	succeed(t, "force-release", "orders/1", "--reason", "it hangs", "--backend", url)
@@ -204,7 +221,7 @@ func TestWatch(t *testing.T) {
 
 	// Without JSON, and going on where the first one stood.
 	p = start(t, "watch", "--since", strconv.FormatUint(acquired.Revision, 10), "--backend", url, "orders/1")
-	p.await("REVISION")
+	p.await("TIME")
 	if line := p.await(""); !strings.Contains(line, "force-released") || !strings.Contains(line, "it hangs") {
 		t.Errorf("event: %q", line)
 	}

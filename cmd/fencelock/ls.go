@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/gateway"
 )
 
 const lsHelp = `Usage: fencelock ls [options]
@@ -13,21 +14,23 @@ that come or go meanwhile may be in the list or not.
 
 Options:
 
-  --prefix TEXT  only names that start with TEXT
-` + staleOption + lookOptions + `
+{options}
+
 Exit codes:
 
     0  done, also if nothing is held
    64  the command line makes no sense, or the backend cannot list
    69  the lock service cannot be reached, or is not fit for locks
+   77  the rules of the lock service deny it
 `
 
-// lsMain is "fencelock ls".
-func lsMain(args []string) int {
-	s, f := newLook("ls")
-	prefix := f.String("prefix", "", "")
-	f.BoolVar(&s.stale, "stale", false, "")
-	return s.run(s.parse(f, args), lsHelp, func(ctx context.Context) error { return s.list(ctx, *prefix) })
+func defineLs(o *options) func([]string) error {
+	prefix := o.String("prefix", "", "list only names that start with `TEXT`")
+	s := o.look("ls")
+	o.BoolVar(&s.stale, "stale", false, staleUsage)
+	return func(args []string) error {
+		return s.run(s.parse(args), func(ctx context.Context) error { return s.list(ctx, *prefix) })
+	}
 }
 
 func (s *lookSettings) list(ctx context.Context, prefix string) error {
@@ -44,7 +47,7 @@ func (s *lookSettings) list(ctx context.Context, prefix string) error {
 		if err != nil {
 			return err
 		}
-		l := lockOf(&info)
+		l := lock{State: gateway.StateOf(&info)}
 		if err := out.print(l, l.rows()...); err != nil {
 			return err
 		}

@@ -1,9 +1,9 @@
-// Command fencelock runs commands under distributed locks, and the lock server, also over HTTP.
+// Command fencelock runs commands under distributed locks, and the lock server, over gRPC and HTTP.
 //
 //	fencelock run --backend redis://127.0.0.1:6379 --name nightly-report -- /usr/local/bin/report --day yesterday
 //	fencelock serve
 //
-// "fencelock help" lists the subcommands, "fencelock run --help" tells all about one.
+// "fencelock help" lists the subcommands, "fencelock run --help" documents one.
 package main
 
 import (
@@ -13,77 +13,185 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
-// subcommand is one word after "fencelock". It gets the arguments after that word and returns the exit code.
+// subcommand is one word after "fencelock".
 type subcommand struct {
-	name, summary string
-	run           func(args []string) int
+	name, summary, help string
+	// define adds the options to o. Its result runs with the other arguments when all options are set. An error
+	// other than an exit is a mistake in the command line.
+	define func(o *options) func(args []string) error
+	words  []string // possible first arguments, for completion
 }
 
-var subcommands = []subcommand{
-	{"run", "run a command under a lock", runMain},
-	{"acquire", "take a lock, and go on without it: for scripts", acquireMain},
-	{"renew", "prolong what acquire took", renewMain},
-	{"release", "give back what acquire took", releaseMain},
-	{"ls", "list the locks that are held", lsMain},
-	{"holder", "tell who holds a lock", holderMain},
-	{"watch", "print what happens to a lock", watchMain},
-	{"force-release", "take a lock away from its holder", forceReleaseMain},
-	{"serve", "run a lock server", serveMain},
-	{"gateway", "serve locks over HTTP, before any lock service", gatewayMain},
-	{"status", "tell how the members of a lock server are", statusMain},
-	{"transfer", "have another member of a lock server lead", transferMain},
-	{"maintenance", "have a member of a lock server lead no more, or again", maintenanceMain},
-	{"member", "list, add and remove members of a lock server", memberMain},
-	{"session", "list and end the sessions of a lock server", sessionMain},
-	{"postgres", "make the tables of the PostgreSQL driver", postgresMain},
-	{"guard", "look at what a fencing guard remembers, and change it", guardMain},
-	{"backup", "write all that a lock server keeps to a file", backupMain},
-	{"verify", "look for damage in a data directory", verifyMain},
-	{"recover", "make a cluster of one of a disk that is left", recoverMain},
-	{"restore", "make a data directory of a backup", restoreMain},
+func subcommands() []subcommand {
+	return []subcommand{
+		{"run", "run a command under a lock", runHelp, defineRun, nil},
+		{"elect", "lead while no other process does, with hooks and a state file", electHelp, defineElect, nil},
+		{"acquire", "take a lock that outlives this command, for scripts", acquireHelp, defineAcquire, nil},
+		{"renew", "renew a lock that acquire took", renewHelp, defineRenew, nil},
+		{"release", "release a lock that acquire took", releaseHelp, defineRelease, nil},
+		{"ls", "list the locks that are held", lsHelp, defineLs, nil},
+		{"holder", "show who holds a lock", holderHelp, defineHolder, nil},
+		{"explain", "show who is in the way of a lock, and what the holders wait for", explainHelp, defineExplain, nil},
+		{"top", "show the locks with the longest queues", topHelp, defineTop, nil},
+		{"watch", "print what happens to a lock", watchHelp, defineWatch, nil},
+		{"force-release", "take a lock away from its holder", forceReleaseHelp, defineForceRelease, nil},
+		{"serve", "run a lock server", serveHelp, defineServe, nil},
+		{"gateway", "expose any lock service over HTTP", gatewayHelp, defineGateway, nil},
+		{"token", "create a token for clients of a gateway", tokenHelp, defineToken, []string{"create"}},
+		{"rules", "check, show and set rules that say who may do what", rulesHelp, defineRules,
+			[]string{"get", "set", "remove", "test"}},
+		{"policies", "show and set policies that bound holds, queues and permits", policiesHelp, definePolicies,
+			[]string{"get", "set", "remove"}},
+		{"status", "show the health of a cluster's members", statusHelp, defineStatus, nil},
+		{"transfer", "let another member of a cluster lead", transferHelp, defineTransfer, nil},
+		{"maintenance", "put a member into maintenance, or take it out", maintenanceHelp, defineMaintenance,
+			[]string{"on", "off"}},
+		{"member", "list, add and remove members of a cluster", memberHelp, defineMember,
+			[]string{"list", "add", "remove"}},
+		{"session", "list and end the sessions of a cluster", sessionHelp, defineSession, []string{"list", "end"}},
+		{"postgres", "create the tables of the PostgreSQL driver", postgresHelp, definePostgres, []string{"migrate"}},
+		{"guard", "check claims, and show and change what a fencing guard remembers", guardHelp, defineGuard,
+			[]string{"check", "show", "raise", "accept", "install", "enforce", "migrate"}},
+		{"backup", "write all that a cluster keeps to a file", backupHelp, defineBackup, nil},
+		{"verify", "look for damage in a data directory", verifyHelp, defineVerify, nil},
+		{"recover", "rebuild a single-member cluster from a surviving disk", recoverHelp, defineRecover, nil},
+		{"restore", "create a data directory from a backup", restoreHelp, defineRestore, nil},
+		{"open", "open a restored cluster early, or say until when it is closed", openHelp, defineOpen, nil},
+		{"man", "write the manual pages", manHelp, defineMan, nil},
+		{"version", "print the version", versionHelp, defineVersion, nil},
+	}
 }
 
 func main() {
 	os.Exit(dispatch(os.Args[1:], os.Stdout))
 }
 
+// dispatch runs the subcommand that args name, and returns the exit code.
 func dispatch(args []string, stdout io.Writer) int {
 	if len(args) == 0 {
+		usage(os.Stderr)
 		return usageError("", errors.New("a subcommand is missing"))
 	}
-	word, rest := args[0], args[1:]
-	switch word {
-	case "help", "-h", "-help", "--help":
-		if len(rest) == 0 {
-			usage(stdout)
-			return exitOK
+	root, all := newRoot(stdout)
+	if cmd, rest, err := root.Find(args); err == nil && all[cmd] != nil {
+		if err := all[cmd].readSettings(rest); err != nil {
+			return usageError(cmd.Name(), err)
 		}
-		word, rest = rest[0], []string{"--help"}
-	case "version", "-version", "--version":
-		fmt.Fprintln(stdout, "fencelock", version())
+	}
+	root.SetArgs(args)
+	cmd, err := root.ExecuteC()
+	var code exit
+	switch {
+	case err == nil:
 		return exitOK
+	case errors.As(err, &code):
+		return int(code)
+	case cmd == root:
+		return usageError("", err)
 	}
-	for _, c := range subcommands {
-		if c.name == word {
-			return c.run(rest)
+	return usageError(cmd.Name(), err)
+}
+
+// exit is the exit code of a subcommand that has printed its error.
+type exit int
+
+func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// failed prints an error, and returns its exit.
+func failed(code int, err error) error {
+	say("%v", err)
+	return exit(code)
+}
+
+// newRoot returns the command line of the program, and the options of its subcommands.
+func newRoot(stdout io.Writer) (*cobra.Command, map[*cobra.Command]*options) {
+	root := &cobra.Command{
+		Use: "fencelock", Args: cobra.ArbitraryArgs, SilenceErrors: true, SilenceUsage: true,
+		SuggestionsMinimumDistance: maxMisspelt,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if v, err := cmd.Flags().GetBool("version"); v || err != nil {
+				fmt.Fprintln(stdout, "fencelock", version())
+				return err
+			}
+			return unknownWord(cmd, args)
+		},
+	}
+	root.Flags().Bool("version", false, "print the version")
+	root.SetOut(stdout)
+	root.SetFlagErrorFunc(misspelt)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		if cmd == root {
+			usage(stdout)
+			return
 		}
+		fmt.Fprint(stdout, helpOf(cmd))
+	})
+	all := map[*cobra.Command]*options{}
+	for _, c := range subcommands() {
+		cmd, o := c.command()
+		all[cmd] = o
+		root.AddCommand(cmd)
 	}
-	return usageError("", fmt.Errorf("there is no subcommand %q", word))
+	root.SetHelpCommand(&cobra.Command{
+		Use: "help", Short: "print the help of a subcommand",
+		RunE:              func(_ *cobra.Command, args []string) error { return help(root, args) },
+		ValidArgsFunction: completeHelp,
+	})
+	return root, all
+}
+
+// command returns the subcommand for cobra.
+func (c *subcommand) command() (*cobra.Command, *options) {
+	cmd := &cobra.Command{Use: c.name, Short: c.summary, Long: c.help, ValidArgs: c.words}
+	f := cmd.Flags()
+	f.SortFlags = false
+	o := &options{FlagSet: f, interspersed: c.name != "run"} // COMMAND has its own options
+	f.SetInterspersed(o.interspersed)
+	do := c.define(o)
+	cmd.RunE = func(_ *cobra.Command, args []string) error { return do(args) }
+	hideHelp(f)
+	completeValues(cmd)
+	return cmd, o
+}
+
+// help prints the help of a subcommand or a topic.
+func help(root *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return root.Help()
+	}
+	if args[0] == backendTopic {
+		_, err := fmt.Fprint(root.OutOrStdout(), backendHelp)
+		return err
+	}
+	cmd, _, err := root.Find(args[:1])
+	if err != nil || cmd == root {
+		return unknownWord(root, args)
+	}
+	return cmd.Help()
+}
+
+// unknownWord returns the error for an unknown subcommand.
+func unknownWord(root *cobra.Command, args []string) error {
+	return fmt.Errorf("there is no subcommand %q%s", args[0], meant("", root.SuggestionsFor(args[0])))
 }
 
 func usage(w io.Writer) {
-	fmt.Fprint(w, "fencelock runs commands under distributed locks, and the lock server.\n\nUsage:\n\n")
-	for _, c := range subcommands {
+	fmt.Fprint(w, "fencelock runs commands under distributed locks, and the lock server.\n\n"+
+		"  fencelock serve --dev\n"+
+		"  fencelock run --backend fencelock://127.0.0.1:7480 --name nightly-report -- ./report\n\nUsage:\n\n")
+	for _, c := range subcommands() {
 		fmt.Fprintf(w, "  fencelock %-14s %s\n", c.name, c.summary)
 	}
 	fmt.Fprint(w,
-		"  fencelock version        print the version\n"+
-			"  fencelock help           print this, or with a subcommand its help\n")
+		"  fencelock completion     print the completion for bash, zsh, fish or powershell\n"+
+			"  fencelock help           print this, the help of a subcommand, or \"help backend\": the URLs of lock services\n")
 }
 
-// usageError tells what is wrong with the command line, and where to read how it should be.
+// usageError prints the error in the command line, and where its documentation is.
 func usageError(subcommand string, err error) int {
 	say("%v", err)
 	fmt.Fprintf(os.Stderr, "Run '%s' for usage.\n", strings.TrimSpace("fencelock help "+subcommand))
@@ -96,19 +204,38 @@ func say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "fencelock: %s\n", text)
 }
 
-// version is the module's version, or the commit for a build from a working tree.
+const versionHelp = "Usage: fencelock version\n\nPrints the version.\n"
+
+func defineVersion(*options) func([]string) error {
+	return func(args []string) error {
+		if len(args) > 0 {
+			return fmt.Errorf("%q: version takes no arguments", args[0])
+		}
+		fmt.Println("fencelock", version())
+		return nil
+	}
+}
+
+// release is the version of a release: .ci/release sets it.
+var release string
+
+// upcoming is the version that a working tree becomes.
+const upcoming = "v0.1.0-devel"
+
+// version returns the version of the release or of the module; of a working tree, the upcoming version and the commit.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	if v := info.Main.Version; v != "" && v != "(devel)" {
-		return v
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return "devel " + s.Value
+	switch {
+	case release != "":
+		return release
+	case ok && info.Main.Version != "" && info.Main.Version != "(devel)":
+		return info.Main.Version
+	case ok:
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				return upcoming + "+" + s.Value
+			}
 		}
 	}
-	return "devel"
+	return upcoming
 }

@@ -18,9 +18,8 @@ TERM hand over too.
 
 Options:
 
-  --node NODE    which member, by its id; see "fencelock member list". Default: the one at --backend, if that is one
-                 address
-` + lookOptions + `
+{options}
+
 Exit codes:
 
     0  done
@@ -29,16 +28,18 @@ Exit codes:
    69  the member cannot be reached, or no other one leads in time
 `
 
-// maintenanceMain is "fencelock maintenance".
-func maintenanceMain(args []string) int {
-	s, f := newLook("maintenance")
-	node := f.String("node", "", "")
-	err := s.parse(f, args, "on or off")
-	on := err == nil && s.args[0] == "on"
-	if err == nil && !on && s.args[0] != "off" {
-		err = fmt.Errorf("%q: want on or off", s.args[0])
+func defineMaintenance(o *options) func([]string) error {
+	node := o.String("node", "", "the id of the member, see \"fencelock member list\"; the member at --backend, if that is "+
+		"one address")
+	s := o.administer("maintenance")
+	return func(args []string) error {
+		err := s.parse(args, "on or off")
+		on := err == nil && s.args[0] == "on"
+		if err == nil && !on && s.args[0] != "off" {
+			err = fmt.Errorf("%q: want on or off", s.args[0])
+		}
+		return s.runAdmin(err, func(ctx context.Context, admin *builtin.Admin) error {
+			return admin.SetMaintenance(ctx, *node, on)
+		})
 	}
-	return s.runAdmin(err, maintenanceHelp, func(ctx context.Context, admin *builtin.Admin) error {
-		return admin.SetMaintenance(ctx, *node, on)
-	})
 }

@@ -33,7 +33,7 @@ func TestMaintenance(t *testing.T) {
 	start(t, "maintenance", "on", "--backend", startServer(t)).expectExit(exitRefused, "no other member with a vote")
 }
 
-// Without a majority, a member still tells what it knows, and that it may be old.
+// Without a majority, a member still reports its state, and says that it may be old.
 func TestStale(t *testing.T) {
 	t.Parallel()
 	url, members, all := startMembers(t)
@@ -52,10 +52,10 @@ func TestStale(t *testing.T) {
 	var closing sync.WaitGroup
 	for address, s := range members {
 		if "fencelock://"+address != left {
-			closing.Go(func() { _ = s.Close(t.Context()) }) // the test looks at the one that is left
+			closing.Go(func() { _ = s.Close(t.Context()) }) // the test asks only the remaining member
 		}
 	}
-	closing.Wait() // the leadership may have been handed over to that one
+	closing.Wait() // a closing leader may have transferred the leadership to the remaining member
 	eventually(t, "nobody leads", func() bool {
 		p := start(t, "status", "--backend", left, "--json")
 		return objects[member](t, p.output())[0].Role == roleLeaderless
@@ -65,7 +65,7 @@ func TestStale(t *testing.T) {
 		"stale: this is what the member at "+left[len("fencelock://"):]+
 			" knows, which may be long over; it heard of a leader")
 	one := objects[lock](t, succeed(t, "holder", "orders/1", "--stale", "--backend", left, "--json"))
-	if len(one) != 1 || !one[0].Held || one[0].Holders[0].Owner != "pod-1" || one[0].Holders[0].Token == "" ||
+	if len(one) != 1 || !one[0].Locked || one[0].Holders[0].OwnerID != "pod-1" || one[0].Holders[0].FencingToken == 0 ||
 		one[0].Stale == nil || one[0].Stale.HeardMillis == nil {
 		t.Errorf("one name: %+v", one)
 	}

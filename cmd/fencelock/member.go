@@ -26,33 +26,35 @@ remove it and add another one. It is refused if too few of the remaining members
 
 Options:
 
-` + lookOptions + `
+{options}
+
 Exit codes:
 
     0  done
     1  the cluster refuses it, or has no such member
    64  the command line makes no sense
-   69  no leader can be reached; or it did not answer, and may have done it
+   69  no leader reachable, or no answer in time; the change may have been applied
 `
 
-// peer is what is printed of a member of the list.
+// peer is the printed form of a member of the list.
 type peer struct {
 	NodeID        string `json:"nodeId"`
 	PeerAddress   string `json:"peerAddress"`
 	ClientAddress string `json:"clientAddress,omitempty"`
 	Voter         bool   `json:"voter"`
 	Waits         bool   `json:"waits,omitempty"` // for approval
-	Alive         *bool  `json:"alive,omitempty"` // nil: not known
+	Alive         *bool  `json:"alive,omitempty"` // nil: unknown
 }
 
-// memberMain is "fencelock member".
-func memberMain(args []string) int {
-	s, f := newLook("member")
-	return s.runAction(f, args, memberHelp, "list, add or remove", map[string]action{
-		"list":   {nil, s.listMembers},
-		"add":    {[]string{"ADDRESS"}, s.addMember},
-		"remove": {[]string{"NODE"}, s.removeMember},
-	})
+func defineMember(o *options) func([]string) error {
+	s := o.administer("member")
+	return func(args []string) error {
+		return s.runAction(args, "list, add or remove", map[string]action{
+			"list":   {nil, s.listMembers},
+			"add":    {[]string{"ADDRESS"}, s.addMember},
+			"remove": {[]string{"NODE"}, s.removeMember},
+		})
+	}
 }
 
 func (s *lookSettings) listMembers(ctx context.Context, admin *builtin.Admin) error {

@@ -64,10 +64,13 @@ func TestMembersAnswer(t *testing.T) {
 	}
 	d.post(follower, "x", "release", tokenOf(lock), 200)
 
-	lock = d.post(follower, "y", "acquire", ask("a", fields{"ttlMillis": 60_000}), 200)
-	wait := ask("b", fields{"waitMillis": 1000, "requestId": "req-b"})
+	lock = d.post(follower, "y", "acquire", ask("a", fields{"ttlMillis": 600_000}), 200)
+	wait := ask("b", fields{"waitMillis": 1000, "keepPlace": true, "requestId": "req-b"})
 	if status, _ := d.send(other, "y", "acquire", wait); status != 202 {
 		t.Errorf("a wait: %d", status)
+	}
+	for _, door := range doors {
+		pageCounts(t, door, func() { d.send(other, "y", "acquire", wait) })
 	}
 	if err := members[leader].Kill(); err != nil {
 		t.Fatal(err)

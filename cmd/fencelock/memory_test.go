@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	_ "github.com/fencelock/fencelock/backend/memory" // for tests of what is the same on every backend
+	_ "github.com/fencelock/fencelock/backend/memory" // for tests of behaviour that all backends share
 )
 
 // The program has no backend that excludes nobody: two of its processes would both hold a lock of the memory driver.

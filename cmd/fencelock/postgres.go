@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -19,9 +17,7 @@ the same time wait for each other. The role must be allowed to create a schema, 
 
 Options:
 
-  --dsn URL      postgres://user@host:5432/database. Default: $FENCELOCK_DSN
-  --schema NAME  where the tables and functions are. Default: fencelock
-  --print        print the SQL of all steps instead, for a migration tool of yours
+{options}
 
 Exit codes:
 
@@ -30,27 +26,31 @@ Exit codes:
    69  the database cannot be reached, or refused
 `
 
-// postgresMain is "fencelock postgres".
-func postgresMain(args []string) int {
-	s := lookSettings{word: "postgres"}
-	f := newFlags("postgres")
-	f.StringVar(&s.backend, "dsn", os.Getenv("FENCELOCK_DSN"), "")
-	schema := f.String("schema", "", "")
-	printOnly := f.Bool("print", false, "")
-	err := s.parse(f, args, "migrate")
-	switch {
-	case err != nil:
-	case s.args[0] != "migrate":
-		err = fmt.Errorf("%q: the only subcommand of postgres is migrate", s.args[0])
-	case s.backend == localServer && !*printOnly:
-		err = errors.New("--dsn is missing")
+func definePostgres(o *options) func([]string) error {
+	from := o.backend("the database, postgres://user@host:5432/database")
+	schema := o.String("schema", "", "the schema of the tables and functions, fencelock if none is given")
+	printOnly := o.Bool("print", false, "print the SQL of all steps instead, for another migration tool")
+	return func(args []string) (err error) {
+		s := lookSettings{word: "postgres"}
+		switch err := s.parse(args, "migrate"); {
+		case err != nil:
+			return err
+		case s.args[0] != "migrate":
+			return fmt.Errorf("%q: the only subcommand of postgres is migrate", s.args[0])
+		}
+		url := ""
+		if !*printOnly {
+			if url, err = from.required(); err != nil {
+				return err
+			}
+		}
+		return s.run(nil, func(ctx context.Context) error {
+			return migrate(ctx, url, &postgres.Options{Schema: *schema}, *printOnly)
+		})
 	}
-	return s.run(err, postgresHelp, func(ctx context.Context) error {
-		return migrate(ctx, s.backend, &postgres.Options{Schema: *schema}, *printOnly)
-	})
 }
 
-func migrate(ctx context.Context, dsn string, o *postgres.Options, printOnly bool) error {
+func migrate(ctx context.Context, url string, o *postgres.Options, printOnly bool) error {
 	steps, err := postgres.Migrations(o)
 	if err != nil {
 		return err
@@ -61,10 +61,10 @@ func migrate(ctx context.Context, dsn string, o *postgres.Options, printOnly boo
 		}
 		return nil
 	}
-	pool, err := pgxpool.New(ctx, dsn)
+	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "--dsn", Value: backend.RedactURL(dsn), Why: "pgx cannot read it",
+			Kind: backend.ErrInvalidOption, What: "--backend", Value: backend.RedactURL(url), Why: "pgx cannot read it",
 		}
 	}
 	defer pool.Close()

@@ -53,7 +53,7 @@ func (b *balancer) try(ctx context.Context, path string, body any) (int, map[str
 	return 0, nil
 }
 
-// belief is what the last holder relies on.
+// belief is the state that the last holder relies on.
 type belief struct {
 	mu      sync.Mutex
 	owner   string
@@ -64,10 +64,16 @@ type belief struct {
 	trouble []string
 }
 
+// begin notes a grant. A grant that has expired already, because this process stood still, makes nobody a holder: the
+// next holder may have begun before.
 func (b *belief) begin(owner string, until time.Time, token float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now := time.Now(); !b.over && now.Before(b.until) && now.Before(until) {
+	now := time.Now()
+	if !now.Before(until) {
+		return
+	}
+	if !b.over && now.Before(b.until) {
 		b.trouble = append(b.trouble,
 			fmt.Sprintf("%s holds the lock, and %s does for another %v", owner, b.owner, b.until.Sub(now)))
 	}
@@ -93,8 +99,8 @@ func (b *belief) end(owner string) {
 	}
 }
 
-// Two replicas behind a balancer, one of which is killed again and again under contending clients: no two clients hold
-// at once, tokens rise, everybody goes on, and in the end nothing is left.
+// Two replicas run behind a balancer under contending clients, and the test kills one again and again: no two clients
+// hold at once, tokens rise, every client continues, and in the end no hold remains.
 func TestReplicasThatAreKilled(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -113,12 +119,32 @@ func TestReplicasThatAreKilled(t *testing.T) {
 			if deep.Wanted() {
 				between, rounds = 5*time.Second, 24
 			}
-			killReplicas(t, c.backend(t), c.ttl, between, rounds)
+			endReplicas(t, c.backend(t), c.ttl, between, rounds, func(p *program) error { return p.Kill() })
 		})
 	}
 }
 
-func killReplicas(t *testing.T, backend string, ttl, between time.Duration, rounds int) {
+// Rolling restarts in front of services where only the replica that was granted a hold renews it: a repeated request that
+// reaches another replica gets no second hold, any replica releases, and all clients go on.
+func TestReplicasThatAreRestarted(t *testing.T) {
+	deep.Only(t)
+	t.Parallel()
+	for _, c := range doorCases() {
+		if c.outlives || c.name == "postgres" { // its container answers too late on a busy machine: see TestDoors
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			endReplicas(t, c.start(t), shortTTL*time.Millisecond, 3*time.Second, 8, func(p *program) error {
+				p.terminate()
+				return nil
+			})
+		})
+	}
+}
+
+// endReplicas has clients contend through two replicas, and ends and restarts one replica at a time.
+func endReplicas(t *testing.T, backend string, ttl, between time.Duration, rounds int, endOne func(*program) error) {
 	key := keyFile(t)
 	addrs := port.Addresses(t, 2)
 	replica := func(i int) *program {
@@ -144,7 +170,7 @@ func killReplicas(t *testing.T, backend string, ttl, between time.Duration, roun
 			break
 		}
 		dying := round % 2
-		if err := replicas[dying].Kill(); err != nil {
+		if err := endOne(replicas[dying]); err != nil {
 			t.Fatal(err)
 		}
 		replicas[dying] = replica(dying)
@@ -173,7 +199,7 @@ func killReplicas(t *testing.T, backend string, ttl, between time.Duration, roun
 	for _, trouble := range held.trouble {
 		t.Error(trouble)
 	}
-	t.Logf("%d grants, %d replicas killed", held.grants, rounds)
+	t.Logf("%d grants, %d replicas ended", held.grants, rounds)
 }
 
 func (b *belief) count() int {
@@ -196,7 +222,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // cycle acquires, renews once and releases, and repeats what was not answered.
 func (b *balancer) cycle(t *testing.T, ctx context.Context, owner, id string, ttl time.Duration, held *belief) {
 	const lock = "/v1/locks/contended"
-	ask := map[string]any{"ownerId": owner, "ttlMillis": ttl.Milliseconds(), "waitMillis": 2000, "requestId": id}
+	ask := map[string]any{"ownerId": owner, "ttlMillis": ttl.Milliseconds(), "waitMillis": 2000, "keepPlace": true, "requestId": id}
 	until := func(sent time.Time, answer map[string]any) time.Time {
 		valid, _ := answer["validForMillis"].(float64)
 		return sent.Add(time.Duration(valid) * time.Millisecond)

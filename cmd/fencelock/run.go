@@ -1,11 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
-	"os"
+	"net/http"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -13,56 +12,74 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/fencing/httpguard"
 )
 
-const runHelp = `Usage: fencelock run --backend URL --name NAME [options] [--] COMMAND [ARGUMENT...]
+const runHelp = `Usage: fencelock run --name NAME [options] [--] COMMAND [ARGUMENT...]
 
 Waits for the lock NAME, runs COMMAND under it, releases the lock and exits with COMMAND's exit code.
 
+  fencelock run --backend-file /etc/fencelock/backend --name nightly-report --wait 10m -- /usr/local/bin/report
+
 Options (durations like 500ms, 30s, 5m):
 
-  --backend URL      the lock service, such as redis://user:password@host:6379/0. Default: $FENCELOCK_BACKEND
-  --name NAME        the lock; all who give the same NAME exclude each other
-  --tier TIER        efficiency (default): a rare double run only wastes work
-                     correctness: a double run corrupts data. A backend without fencing tokens is refused
-  --ttl D            how long the lock outlives this process if it dies. Default 30s; renewed meanwhile
-  --wait D           wait at most D for the lock, the time to connect included. Default: as long as it takes
-  --try              do not wait
-  --shared           hold it beside others who give --shared, and beside nobody else
-  --permits N/LIMIT  hold N of LIMIT permits: at most LIMIT run at once. All who use NAME give the same LIMIT
-  --at-least D       keep the name closed for D after the start, even if COMMAND ends or dies earlier
-  --kill-after D     time between TERM and KILL, at most half the TTL. 0: KILL at once. Default: 5s or a sixth of the
-                     TTL, whichever is less
-  --owner TEXT       shown to those who find the lock held. Default: host/pid/random
-  --quiet            say nothing but usage errors
-  --verbose          say also when the lock is acquired, in doubt and released
+{options}
+
+Each option but --name and --owner is also read from the environment, as FENCELOCK_BACKEND and so on, if that is not
+empty. The command line counts before the environment, and that before --config.
 
 COMMAND finds in its environment:
 
-  FENCELOCK_NAME         NAME
+  FENCELOCK_NAME         NAME; several names one on each line
   FENCELOCK_OWNER        the owner text
   FENCELOCK_TOKEN        the fencing token in decimal digits: send it with every write. Empty in the efficiency tier
   FENCELOCK_TOKEN_SPACE  the cluster that issued the token; not set if there is none
+  FENCELOCK_CLAIMS       the claims of the locks, one on each line, for "fencelock guard check" and as the header
+                         Fencing-Claim of HTTP requests; not set in the efficiency tier
+  FENCELOCK_UNDER        references to the holds that COMMAND runs under, for a fencelock inside of it: the bundled server
+                         refuses a lock that it would wait for without end, and "fencelock explain" shows what a
+                         holder waits for
 
-When the lock is lost, COMMAND and all of its process group get TERM, and KILL after --kill-after. A lock that cannot be
-renewed counts as lost that much before its end: the KILL comes before anybody else can get the lock. If fencelock
-itself stood still for longer (SIGSTOP, a suspended machine), KILL comes at once when it goes on; until then COMMAND ran
-without the lock, and only a fencing token stops its writes. A lock that was taken away in the service (evicted,
-force-released) may have a new holder before COMMAND is dead; --kill-after 0 makes that time short.
+With several names, FENCELOCK_TOKEN and FENCELOCK_TOKEN_SPACE are not set. FENCELOCK_BACKEND is never passed on.
 
-INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to COMMAND's process group. What COMMAND leaves in its process group
-when it exits is ended (TERM, --kill-after, KILL) before the lock is released. A process that leaves the group, by
-setsid for example, is not followed. If standard input is a terminal in whose foreground fencelock runs, COMMAND's group
-has the foreground, and Ctrl-C and Ctrl-Z reach it there. If fencelock is killed with KILL, COMMAND is killed too, on
-Linux; the processes that COMMAND started are not, nor is COMMAND on other systems.
+Fencelock owns COMMAND and every process that descends from it. A guardian process, which knows the deadline of the
+lock, sends TERM to all of them when the lock is lost, and KILL after --kill-after. If the lock cannot be renewed, it is
+treated as lost --kill-after before it expires: the KILL comes before anybody else can get the lock. The guardian needs no help for
+that: it ends the processes also when fencelock is killed or stopped. If the guardian dies, fencelock kills the
+processes. A lock that was taken away in the service (evicted, force-released) may have a new holder before COMMAND is
+dead; --kill-after 0 makes that time short.
+
+The lock is released when no descendant of COMMAND is left. A daemon that COMMAND leaves behind keeps the lock, and
+a message names it; --kill-children ends it (TERM, --kill-after, KILL). If INT, TERM, HUP or QUIT to fencelock or to
+COMMAND has ended COMMAND, its children are ended, too (TERM, --stop-timeout, KILL).
+
+TERM to fencelock ends the processes: TERM to COMMAND's process group, TERM to what is left when COMMAND has exited, and
+KILL after --stop-timeout. If a process survives KILL, fencelock exits with 71 and does not release the lock, which then
+ends with its TTL. INT, HUP, QUIT, USR1 and USR2 are passed on to COMMAND's process group. CONT follows
+each of TERM, INT, HUP and QUIT, so that a COMMAND that is stopped ends, too.
+
+COMMAND can use the controlling terminal, also if standard input is a pipe: its group gets the foreground from fencelock
+at the start or, in a pipeline or a script, when it asks for the terminal. Ctrl-Z stops COMMAND and fencelock, and the
+lock expires unless they go on in time.
+
+Not covered: processes that another service starts for COMMAND (systemd-run, docker run, ssh, at); the children of
+COMMAND if fencelock and its guardian are killed, or stopped, at the same time; a frozen machine or container. Fencing
+tokens stop the writes of these. On systems other than Linux only COMMAND's process group is covered, not a process
+that leaves it.
 
 Exit codes, apart from COMMAND's own:
 
-   64  the command line makes no sense, or the backend cannot do what it asks for (tier, TTL, kind of lock,
+   64  the command line is not valid, or the backend does not support the request (tier, TTL, kind of lock,
        --at-least), or NAME is in use with another kind or LIMIT
    69  the lock service cannot be reached, also within the time of --wait, or is not fit for locks
-   75  somebody else holds the lock: at once with --try, after the time of --wait. COMMAND was not run
+   71  the guardian process cannot start, or processes of COMMAND survive KILL; then the lock is not released
+   73  the status file cannot be written. COMMAND was not run
+   75  another process holds the lock: at once with --try, after the time of --wait, or at once where the wait would
+       have no end, because the other process waits for a lock that this one runs under. COMMAND was not run
    76  the lock was lost while COMMAND ran, whatever COMMAND's exit code
+   77  the rules of the lock service deny the lock. COMMAND was not run
   126  COMMAND cannot be executed
   127  COMMAND was not found
   128+n  COMMAND was killed by signal n, or signal n ended the wait for the lock
@@ -70,105 +87,169 @@ Exit codes, apart from COMMAND's own:
 
 // runSettings are the command line of "fencelock run", checked.
 type runSettings struct {
-	backend, name  string
+	backend        string
+	names          []string
 	tier           fencelock.Tier
+	readTier       func() (fencelock.Tier, error)
+	metadata       map[string]string
 	ttl, killAfter time.Duration
-	wait           time.Duration // zero: as long as it takes
+	stopTimeout    time.Duration
+	killChildren   bool
+	wait           time.Duration // zero: without limit
 	try            bool
 	options        []fencelock.AcquireOption
 	owner          string
-	quiet, verbose bool
+	conflictCode   int
 	command        []string
 	path           string // of the command
+	runLog
+	status   statusFile
+	narrator narrator
 }
 
-// runMain is "fencelock run".
-func runMain(args []string) int {
-	s, err := parseRun(args)
-	if code, done := unparsed("run", runHelp, err); done {
-		return code
-	}
-	// Before the lock: nobody should wait an hour to learn of a typing mistake.
-	if s.path, err = exec.LookPath(s.command[0]); err != nil {
-		s.complain("%v", err)
-		return exitOfStart(err)
-	}
-	return s.hold()
-}
+const nameOption = "name"
 
-func parseRun(args []string) (*runSettings, error) {
+func defineRun(o *options) func([]string) error {
 	s := &runSettings{}
-	var tier, permits string
-	var shared bool
-	var atLeast time.Duration
-	f := newFlags("run")
-	f.StringVar(&s.backend, "backend", os.Getenv("FENCELOCK_BACKEND"), "")
-	f.StringVar(&s.name, "name", "", "")
-	f.StringVar(&tier, "tier", fencelock.Efficiency.String(), "")
-	f.DurationVar(&s.ttl, "ttl", fencelock.DefaultTTL, "")
-	f.DurationVar(&s.wait, "wait", 0, "")
-	f.BoolVar(&s.try, "try", false, "")
-	f.BoolVar(&shared, "shared", false, "")
-	f.StringVar(&permits, "permits", "", "")
-	f.DurationVar(&atLeast, "at-least", 0, "")
-	f.DurationVar(&s.killAfter, "kill-after", 0, "")
-	f.StringVar(&s.owner, "owner", "", "")
-	f.BoolVar(&s.quiet, "quiet", false, "")
-	f.BoolVar(&s.verbose, "verbose", false, "")
-	if err := f.Parse(args); err != nil {
-		return nil, err
+	o.String(configOption, "", configUsage)
+	from := o.backend("the lock service, such as redis://host:6379/0")
+	o.Func(nameOption, "the `NAME` of the lock; all processes that give the same NAME exclude each other. Given several "+
+		"times, COMMAND runs under all of the locks", func(name string) error {
+		s.names = append(s.names, name)
+		return backend.ValidateName(name)
+	})
+	hierarchical := o.Bool("hierarchical", false, "NAME is a path: a/b excludes a and everything below a/b")
+	shared := o.Bool("shared", false, "hold the lock together with others that give --shared")
+	permits := o.String("permits", "", "hold `N/LIMIT` permits: at most LIMIT run at once. All processes that "+
+		"use NAME give the same LIMIT")
+	o.DurationVar(&s.wait, "wait", 0, "the maximum to wait for the lock, also while the lock service cannot be reached. If "+
+		"it is not given, it waits as long as it takes, and a lock service that cannot be reached at the start is an error")
+	o.BoolVar(&s.try, "try", false, "do not wait")
+	atLeast := o.Duration("at-least", 0, "keep the name closed for that long after the start, also if COMMAND ends or dies "+
+		"earlier")
+	s.define(o)
+	o.DurationVar(&s.stopTimeout, "stop-timeout", 8*time.Second, "the time between TERM and KILL after TERM to fencelock")
+	o.BoolVar(&s.killChildren, "kill-children", false, "end the children that run on when COMMAND has exited. Without it, "+
+		"the lock is kept until they end")
+	o.IntVarP(&s.conflictCode, "conflict-exit-code", "E", exitHeld, "exit with `N` if another process holds the lock")
+	o.StringVar(&s.status.path, "status-file", "", "write to `FILE`, as JSON, whether fencelock waits or COMMAND runs, and "+
+		"how it ended: COMMAND's exit code and fencelock's own")
+	return func(args []string) error {
+		err := s.read(from, o.given("kill-after"))
+		if err == nil {
+			err = s.check(o, args, *shared, *permits, *atLeast)
+		}
+		if err != nil {
+			return err
+		}
+		if *hierarchical {
+			s.options = append(s.options, fencelock.Hierarchical())
+		}
+		// Before the lock: nobody should wait an hour to learn of a typo.
+		if s.path, err = exec.LookPath(s.command[0]); err != nil {
+			s.complain("%v", err)
+			return exit(exitOfStart(err))
+		}
+		return exit(s.hold())
 	}
-	given := givenOf(f)
-	if !given["kill-after"] {
-		s.killAfter = min(5*time.Second, s.ttl/6)
+}
+
+// define adds the options that "fencelock run" and "fencelock elect" share.
+func (s *runSettings) define(o *options) {
+	s.readTier = o.tier("in the efficiency tier a rare double run only wastes work; correctness is for a double run that " +
+		"corrupts data, and refuses a backend without fencing tokens")
+	o.DurationVar(&s.ttl, "ttl", fencelock.DefaultTTL, "how long the lock outlives this process if it dies; it is renewed "+
+		"meanwhile")
+	o.DurationVar(&s.killAfter, "kill-after", 0, "the time between TERM and KILL after the lock was lost, at most half the "+
+		"TTL. 0: KILL immediately. If it is not given, 5s or a sixth of the TTL, whichever is less")
+	o.StringVar(&s.owner, "owner", "", "a `TEXT` shown to processes that find the lock held; host/pid/random if it is not "+
+		"given")
+	s.metadata = map[string]string{}
+	o.Func(metadataOption, "a pair `KEY=VALUE` shown with the owner. May be given several times", func(text string) error {
+		key, value, found := strings.Cut(text, "=")
+		if !found || key == "" {
+			return errors.New("want KEY=VALUE")
+		}
+		s.metadata[key] = value
+		return nil
+	})
+	o.StringVar(&s.format, "log-format", "text", logFormatUsage)
+	o.BoolVar(&s.quiet, "quiet", false, "print nothing but usage errors")
+	o.BoolVar(&s.verbose, "verbose", false, "also print when the lock is acquired and released")
+}
+
+const metadataOption = "metadata"
+
+// read checks these options.
+func (s *runSettings) read(from *urlSource, killAfter bool) (err error) {
+	if s.tier, err = s.readTier(); err != nil {
+		return err
 	}
-	var err error
-	if s.tier, err = tierOf(tier); err != nil {
-		return nil, err
+	if s.backend, err = from.required(); err != nil {
+		return err
 	}
+	if s.quiet && s.verbose {
+		return errors.New("--quiet and --verbose exclude each other")
+	}
+	if len(s.metadata) > 0 {
+		s.options = append(s.options, fencelock.Metadata(s.metadata))
+	}
+	return s.checkTimes(killAfter)
+}
+
+// check checks the options of "fencelock run" alone.
+func (s *runSettings) check(o *options, args []string, shared bool, permits string, atLeast time.Duration) error {
 	switch {
-	case s.backend == "":
-		return nil, errors.New("--backend is missing, and FENCELOCK_BACKEND is not set")
-	case s.name == "":
-		return nil, errors.New("--name is missing")
-	case f.NArg() == 0 || f.Arg(0) == "":
-		return nil, errors.New("the command to run is missing")
-	case s.ttl <= 0:
-		return nil, fmt.Errorf("--ttl %v: it is not positive", s.ttl)
-	case s.killAfter < 0:
-		return nil, fmt.Errorf("--kill-after %v: it is negative", s.killAfter)
-	case s.killAfter > s.ttl/2:
-		return nil, fmt.Errorf("--kill-after %v: it is more than half of --ttl %v; the command is warned that long "+
-			"before the lock ends, which leaves too little time to hold it", s.killAfter, s.ttl)
-	case given["wait"] && s.try:
-		return nil, errors.New("--try and --wait exclude each other")
-	case given["wait"] && s.wait <= 0:
-		return nil, fmt.Errorf("--wait %v: it is not positive; --try does not wait", s.wait)
-	case shared && given["permits"]:
-		return nil, errors.New("--shared and --permits exclude each other")
-	case given["at-least"] && atLeast <= 0:
-		return nil, fmt.Errorf("--at-least %v: it is not positive", atLeast)
-	case s.quiet && s.verbose:
-		return nil, errors.New("--quiet and --verbose exclude each other")
-	}
-	if err := checkBackend(s.backend); err != nil {
-		return nil, err
+	case len(s.names) == 0:
+		return errors.New("--name is missing")
+	case s.conflictCode < 0 || s.conflictCode > 255:
+		return fmt.Errorf("--conflict-exit-code %d: want 0 to 255", s.conflictCode)
+	case len(args) == 0 || args[0] == "":
+		return errors.New("the command to run is missing")
+	case s.stopTimeout < 0:
+		return fmt.Errorf("--stop-timeout %v: it is negative", s.stopTimeout)
+	case o.given("wait") && s.try:
+		return errors.New("--try and --wait exclude each other")
+	case o.given("wait") && s.wait <= 0:
+		return fmt.Errorf("--wait %v: it is not positive; --try does not wait", s.wait)
+	case shared && o.given("permits"):
+		return errors.New("--shared and --permits exclude each other")
+	case o.given("at-least") && atLeast <= 0:
+		return fmt.Errorf("--at-least %v: it is not positive", atLeast)
 	}
 	if shared {
 		s.options = append(s.options, fencelock.Shared())
 	}
-	if given["permits"] {
+	if o.given("permits") {
 		n, limit, err := parsePermits(permits)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		s.options = append(s.options, fencelock.Permits(n, limit))
 	}
-	if given["at-least"] {
+	if o.given("at-least") {
 		s.options = append(s.options, fencelock.HoldAtLeast(atLeast))
 	}
-	s.command = f.Args()
-	return s, nil
+	s.command = args
+	s.runLog.names = s.names
+	return s.runLog.open()
+}
+
+// checkTimes checks --ttl and --kill-after, which has a default.
+func (s *runSettings) checkTimes(given bool) error {
+	if !given {
+		s.killAfter = max(0, min(5*time.Second, s.ttl/6))
+	}
+	switch {
+	case s.ttl <= 0:
+		return fmt.Errorf("--ttl %v: it is not positive", s.ttl)
+	case s.killAfter < 0:
+		return fmt.Errorf("--kill-after %v: it is negative", s.killAfter)
+	case s.killAfter > s.ttl/2:
+		return fmt.Errorf("--kill-after %v: it is more than half of --ttl %v; the command is warned that long "+
+			"before the lock ends, which leaves too little time to hold it", s.killAfter, s.ttl)
+	}
+	return nil
 }
 
 // parsePermits reads "2/8".
@@ -182,127 +263,55 @@ func parsePermits(text string) (n, limit int, err error) {
 	return n, limit, nil
 }
 
-// complain says what went wrong, and report what went well.
-func (s *runSettings) complain(format string, args ...any) {
-	if !s.quiet {
-		say(format, args...)
-	}
-}
-
-func (s *runSettings) report(format string, args ...any) {
-	if s.verbose {
-		say(format, args...)
-	}
-}
-
-// attemptTime bounds the connection, and an attempt that does not wait.
-const attemptTime = 10 * time.Second
-
-// acquire connects and takes the lock. The client is nil on error.
-func (s *runSettings) acquire(ctx context.Context) (*fencelock.Client, *fencelock.Lease, error) {
-	began, limit := time.Now(), attemptTime
-	if s.wait > 0 {
-		limit = min(limit, s.wait)
-	}
-	opening, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	locks, err := fencelock.OpenURL(opening, s.backend, s.tier, &fencelock.Options{
-		TTL: s.ttl, Owner: s.owner, Observer: fencelock.ObserverFunc(s.observe),
-		// The lease ends that much earlier, so that the time between TERM and KILL passes while nobody else can hold
-		// the lock. A lease that ends at the last moment would leave the command alive beside the next holder.
-		StopEarly: s.killAfter,
-	})
-	if err != nil && opening.Err() != nil && ctx.Err() == nil {
-		err = fmt.Errorf("lock %q: the service did not answer within %v, so that nobody knows whether it is held: %w",
-			s.name, limit, err)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	var lease *fencelock.Lease
-	if s.try {
-		trying, cancel := context.WithTimeout(ctx, attemptTime)
-		defer cancel()
-		lease, err = locks.TryAcquire(trying, s.name, s.options...)
-	} else {
-		options := s.options
-		if s.wait > 0 {
-			left := max(s.wait-time.Since(began), time.Millisecond)
-			options = append(slices.Clone(options), fencelock.WaitAtMost(left))
-		}
-		lease, err = locks.Acquire(ctx, s.name, options...)
-	}
-	if err != nil {
-		s.close(locks, releaseTime)
-		return nil, nil, err
-	}
-	return locks, lease, nil
-}
-
-// What is left to do at the end is bounded. After a loss there is little: what the service may still keep ends with a
-// TTL that is almost over, and the service is likely out of reach.
-const (
-	releaseTime = 5 * time.Second
-	lostTime    = 500 * time.Millisecond
-)
-
-// release gives the lock back, whatever signals arrive meanwhile, and reports whether the lock had been lost.
-func (s *runSettings) release(locks *fencelock.Client, lease *fencelock.Lease) (lost bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), releaseTime)
-	defer cancel()
-	err := lease.Release(ctx)
-	if errors.Is(err, fencelock.ErrLost) {
-		s.close(locks, lostTime)
-		return true
-	}
-	if closed := locks.Close(ctx); err != nil && closed != nil { // Close has tried again
-		s.complain("the release of %q was not confirmed, it ends with its TTL of %v: %v", s.name, s.ttl, err)
-	}
-	return false
-}
-
-// close tidies up where nothing is held any more. If it fails, something that was asked for in vain ends with its TTL.
-func (s *runSettings) close(locks *fencelock.Client, within time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	if err := locks.Close(ctx); err != nil {
-		s.report("%v", err)
-	}
-}
-
-// environ is the command's environment. What an outer fencelock put there belongs to another lock.
-func environ(outer []string, lease *fencelock.Lease) []string {
+// environ returns the command's environment, without the variables of an outer fencelock, which belong to another
+// lock, and without the URL of the backend, which may have a password in it.
+func environ(outer []string, leases fencelock.Leases) []string {
+	under := ""
 	env := slices.DeleteFunc(slices.Clone(outer), func(kv string) bool {
-		key, _, _ := strings.Cut(kv, "=")
+		key, value, _ := strings.Cut(kv, "=")
 		switch key {
-		case "FENCELOCK_NAME", "FENCELOCK_OWNER", "FENCELOCK_TOKEN", "FENCELOCK_TOKEN_SPACE":
+		case namesVariable, claimsVariable, underVariable, "FENCELOCK_OWNER", "FENCELOCK_TOKEN", "FENCELOCK_TOKEN_SPACE",
+			variable(backendOption):
+			if key == underVariable {
+				under = value
+			}
 			return true
 		}
 		return false
 	})
-	token := ""
-	if lease.Token().Valid() {
-		token = lease.Token().String()
+	names, refs := make([]string, len(leases)), make([]string, len(leases))
+	for i, l := range leases {
+		names[i], refs[i] = l.Name(), builtin.HoldRef(l.Grant().RequestID)
 	}
-	env = append(env,
-		"FENCELOCK_NAME="+lease.Name(), "FENCELOCK_OWNER="+lease.Owner(), "FENCELOCK_TOKEN="+token)
-	if space := lease.TokenSpace(); space != "" {
-		env = append(env, "FENCELOCK_TOKEN_SPACE="+space)
+	if under != "" {
+		refs = append(refs, strings.Split(under, ",")...)
+	}
+	env = append(env, "FENCELOCK_OWNER="+leases[0].Owner(), namesVariable+"="+strings.Join(names, "\n"),
+		underVariable+"="+strings.Join(refs[:min(len(refs), backend.MaxUnder)], ","))
+	if len(leases) == 1 {
+		token := ""
+		if leases[0].Token().Valid() {
+			token = leases[0].Token().String()
+		}
+		env = append(env, "FENCELOCK_TOKEN="+token)
+		if space := leases[0].TokenSpace(); space != "" {
+			env = append(env, "FENCELOCK_TOKEN_SPACE="+space)
+		}
+	}
+	if claims := leases.Claims(); leases[0].Token().Valid() {
+		h := http.Header{}
+		httpguard.SetHeader(h, claims)
+		env = append(env, claimsVariable+"="+strings.Join(h.Values(httpguard.Header), "\n"))
 	}
 	return env
 }
 
-// observe prints for --verbose.
-func (s *runSettings) observe(_ context.Context, e fencelock.Event) {
-	switch e.Type {
-	case fencelock.EventAcquired:
-		s.report("lock %q is acquired after %v", e.Name, e.Wait.Round(time.Millisecond))
-	case fencelock.EventSuspect:
-		s.report("lock %q was not renewed and is tried again, for %v at most: %v", e.Name,
-			e.Left.Round(time.Millisecond), e.Err)
-	case fencelock.EventReleased:
-		if e.Err == nil {
-			s.report("lock %q is given back after %v", e.Name, e.Held.Round(time.Millisecond))
-		}
-	}
-}
+// namesVariable has the names of all locks, one on each line.
+const namesVariable = "FENCELOCK_NAME"
+
+// underVariable has builtin.HoldRef of the holds that a command runs under, the innermost first, with commas
+// between them.
+const underVariable = "FENCELOCK_UNDER"
+
+// claimsVariable has the claims of all locks, one on each line, as the header of fencing/httpguard has them.
+const claimsVariable = "FENCELOCK_CLAIMS"

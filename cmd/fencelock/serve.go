@@ -2,87 +2,53 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/gateway"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/principal"
+	"github.com/fencelock/fencelock/internal/rules"
 	"github.com/fencelock/fencelock/internal/server"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/tlsfiles"
 )
 
-const serveHelpFormat = `Usage: fencelock serve [options]
+const serveHelp = `Usage: fencelock serve [options]
 
 Runs a lock server. Without options: one member that keeps its data in ./fencelock-data and that this machine alone
 reaches. Clients find it at fencelock://127.0.0.1:7480.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
-  --config FILE          a file in YAML with options, without the dashes: "data-dir: /var/lib/fencelock". --join may be
-                         a list there, --limit a mapping of names to values. What is no option is refused, with its
-                         line. Each option is also read from the environment, as FENCELOCK_DATA_DIR and so on, if that
-                         is not empty. The command line counts before the environment, and that before the file
-  --dev                  keep nothing: for trying out. Its tokens do not fence, and the correctness tier refuses it
-  --data-dir DIR         where the data is kept. Default: fencelock-data
-  --store KIND           how the log is kept: wal (default) or bolt. It cannot be changed later
-  --listen ADDRESS       for clients. Default: 127.0.0.1:7480
-  --advertise ADDRESS    what clients are told, if they reach --listen by another name
-  --http-listen ADDRESS  for clients over HTTP, beside --listen and with the same certificates: see fencelock help
-                         gateway. 127.0.0.1:7481 for example. Default: none
-  --http-key FILE        at least 16 bytes that all members share, so that each renews and releases what another one was
-                         granted over HTTP. Default: $FENCELOCK_HTTP_KEY, else random
-  --peer-listen ADDRESS  for the other members. Default: 127.0.0.1:7482
-  --peer-advertise ADDRESS
-                         what the other members are told, if they reach --peer-listen by another name
-  --join A,B,C           peer addresses of the members of the cluster to be in; the own one may be among them
-  --join-key FILE        at least 16 bytes that all members share: who has them is approved as a member. Default:
-                         $FENCELOCK_JOIN_KEY, else none: a new member, and one that has lost its data, has no vote
-                         before "fencelock member add" approves it
-  --bootstrap-expect N   make a new cluster once all N members of --join are there, this one included. Give all of them
-                         the same --join. Where a cluster exists already, it is joined
-  --min-ttl D            shortest TTL that clients may ask for. Default: 3s, which outlasts the election of a leader
-  --max-ttl D            longest TTL that clients may ask for. Default: 24h
-  --heartbeat-timeout D  how long a member hears nothing of its leader before it stands for election: 10ms to 10s.
-                         Default: 500ms. Give all members the same, also of the next three. --min-ttl must outlast an
-                         election, which takes up to twice this and twice --election-timeout
-  --election-timeout D   how long it then waits for votes before it tries again: --heartbeat-timeout, the default, to
-                         10s
-  --leader-lease D       how long a leader hears nothing of most members before it steps down: 5ms to
-                         --heartbeat-timeout, the default
-  --commit-timeout D     how soon, at the latest, followers learn what is committed: 1ms to --heartbeat-timeout.
-                         Default: 50ms
-  --limit NAME=VALUE     how much the cluster takes on; may be given several times. Give all members the same: those of
-                         the one that leads count. NAME is one of
-%s
-  --tls-cert FILE --tls-key FILE
-                         certificate for clients, in PEM
-  --tls-client-ca FILE   accept clients with a certificate of this authority only
-  --peer-cert FILE --peer-key FILE --peer-ca FILE
-                         certificate for the other members, which must have one of the same authority. It speaks for the
-                         member whose host it names, in --peer-advertise or else --peer-listen, and for no other
-  --insecure             permit addresses that others reach, without TLS: whoever reaches them takes and breaks every
-                         lock
-  --log-format FORMAT    of the log: text (default), or json with one object on each line
-  --verbose              log more
+{options}
+
+Each option is also read from the environment, as FENCELOCK_DATA_DIR and so on, if that is not empty; FENCELOCK_JOIN_KEY
+and FENCELOCK_HTTP_KEY are the key itself. The command line counts before the environment, and that before --config.
 
 Three members, each on a machine of its own, here on a:
 
   fencelock serve --listen a:7480 --peer-listen a:7482 --join a:7482,b:7482,c:7482 --bootstrap-expect 3 --tls-cert …
 
-Standard output gets one line when clients can connect; the log goes to standard error.
+Standard output gets one line for each listener of clients and probes; the log goes to standard error.
 
-INT and TERM hand the leadership to another member, end the connections and the server; locks stay as they are. A second
-one ends it at once, which loses nothing either.
+INT and TERM hand the leadership to another member, end the connections and the server, after --drain; locks stay as they
+are. A second one ends it immediately, which loses nothing either. HUP reads the files of TLS and --principals again,
+which a connection does too within a second of a change.
 
 Exit codes:
 
@@ -91,17 +57,18 @@ Exit codes:
    69  the server cannot start or go on
 `
 
-// serveHelp has the limits in their place.
-func serveHelp() string {
+// limitUsage lists the limits.
+func limitUsage() string {
 	defaults := machine.DefaultLimits()
-	var lines []string
+	lines := []string{"how much the cluster takes on, as `NAME=VALUE`; may be given several times. Give all members the same: " +
+		"the leader's limits apply. NAME is one of"}
 	for _, l := range defaults.All() {
-		lines = append(lines, fmt.Sprintf("%25s%-17s %s. Default: %d", "", l.Name, limitsAre[l.Name], *l.Value))
+		lines = append(lines, fmt.Sprintf("%s: %s (default %d)", l.Name, limitsAre[l.Name], *l.Value))
 	}
-	return fmt.Sprintf(serveHelpFormat, strings.Join(lines, "\n"))
+	return strings.Join(lines, "\n")
 }
 
-// limitsAre says what each limit counts.
+// limitsAre has the description of each limit.
 var limitsAre = map[string]string{
 	"sessions":         "open sessions",
 	"holds":            "holds of all sessions",
@@ -138,222 +105,334 @@ func setLimit(all *machine.Limits, text string) error {
 
 // serveSettings are the command line of "fencelock serve".
 type serveSettings struct {
-	config   server.Config
-	dev      bool
-	join     string
-	joinKey  string
-	store    string
-	client   certificates
-	clientCA string
-	peer     certificates
-	peerCA   string
-	door     door // none if its listen is empty
-	key      []byte
-	verbose  bool
-	log      slog.Handler
-	from     []string // where settings come from that are not on the command line
+	config  server.Config
+	dev     bool
+	join    string
+	joinKey string
+	rules   string
+	proofs  string                             // a file
+	tokens  *tlsfiles.Files[*principal.Proofs] // nil without the file
+	running atomic.Pointer[server.Server]      // nil until it has started
+	peer    certificates
+	peerCA  string
+	adminCA string
+	cluster clusterClient
+	tls     *front.TLS // for clients
+	peerTLS *front.TLS
+	admins  *front.TLS // for operators over TCP
+	door    door       // absent if its listen is empty
+	ops     ops
+	audit   auditing
+	keys    keys
+	listening
 }
 
-// Options that are not read like the others.
+// logStoreOption selects the format of the log.
 const (
-	configOption = "config"
-	joinOption   = "join"
-	limitOption  = "limit"
+	logStoreOption = "log-store"
+	logStoreUsage  = "how the log is kept: `KIND` is wal or bolt. It cannot be changed later"
 )
 
-// serveMain is "fencelock serve".
-func serveMain(args []string) int {
-	s, err := parseServe(args)
-	if code, done := unparsed("serve", serveHelp(), err); done {
-		return code
-	}
-	steadyHeap()
-	return s.serve()
-}
-
-// newServe returns settings and the flags that fill them, and what else they read.
-func newServe() (s *serveSettings, f *flag.FlagSet, format, file *string) {
-	s = &serveSettings{}
-	c := &s.config
-	f = newFlags("serve")
-	f.BoolVar(&s.dev, "dev", false, "")
-	f.StringVar(&c.DataDir, "data-dir", "fencelock-data", "")
-	f.StringVar(&s.store, "store", string(replica.StoreWAL), "")
-	f.StringVar(&c.Listen, "listen", "127.0.0.1:7480", "")
-	f.StringVar(&c.Advertise, "advertise", "", "")
-	f.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "")
-	f.StringVar(&c.PeerAdvertise, "peer-advertise", "", "")
-	f.StringVar(&s.join, joinOption, "", "")
-	f.StringVar(&s.joinKey, joinKeyOption, "", "")
-	f.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "")
-	f.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "")
-	f.DurationVar(&c.MaxTTL, "max-ttl", server.DefaultMaxTTL, "")
-	f.DurationVar(&c.Timing.Heartbeat, "heartbeat-timeout", 0, "")
-	f.DurationVar(&c.Timing.Election, "election-timeout", 0, "")
-	f.DurationVar(&c.Timing.Lease, "leader-lease", 0, "")
-	f.DurationVar(&c.Timing.Commit, "commit-timeout", 0, "")
-	f.Func(limitOption, "", func(text string) error { return setLimit(&c.Limits, text) })
-	f.StringVar(&s.client.cert, "tls-cert", "", "")
-	f.StringVar(&s.client.key, "tls-key", "", "")
-	f.StringVar(&s.clientCA, "tls-client-ca", "", "")
-	f.StringVar(&s.peer.cert, "peer-cert", "", "")
-	f.StringVar(&s.peer.key, "peer-key", "", "")
-	f.StringVar(&s.peerCA, "peer-ca", "", "")
-	s.door.define(f, "")
-	f.BoolVar(&c.Insecure, "insecure", false, "")
-	f.BoolVar(&s.verbose, "verbose", false, "")
-	format = f.String("log-format", "text", "")
-	file = f.String(configOption, os.Getenv(variable(configOption)), "")
-	return s, f, format, file
-}
-
-func parseServe(args []string) (*serveSettings, error) {
-	_, f, _, file := newServe()
-	if err := f.Parse(args); err != nil { // of this, the file counts
-		return nil, err
-	}
-	s, f, format, _ := newServe()
-	from := settings{flags: f}
-	if *file != "" {
-		if err := from.readFile(*file); err != nil {
-			return nil, err
+func defineServe(o *options) func([]string) error {
+	s := newServe(o)
+	return func(args []string) error {
+		if err := s.read(o, args); err != nil {
+			return err
 		}
+		logSources(s.config.Log, o)
+		steadyHeap()
+		return s.serve()
 	}
-	if err := from.readEnvironment(os.LookupEnv); err != nil {
-		return nil, err
-	}
-	s.from = from.from
+}
+
+// newServe returns settings that the options fill.
+func newServe(o *options) *serveSettings {
+	s := &serveSettings{}
 	c := &s.config
-	if err := f.Parse(args); err != nil {
-		return nil, err
-	}
-	given := givenOf(f)
+	o.String(configOption, "", configUsage)
+	o.BoolVar(&s.dev, "dev", false, "keep nothing: for trying out. Its tokens do not fence, and the correctness tier "+
+		"refuses it")
+	o.dataDir(&c.DataDir, "the `DIRECTORY` for the data")
+	o.BoolVar(&c.Moved, "moved", false, "start although the directory is a copy of another one, or was restored from one: "+
+		"the server of the original must never start again. Needed once")
+	o.StringVar((*string)(&c.Store), logStoreOption, string(replica.StoreWAL), logStoreUsage)
+	o.StringVar(&c.Listen, "listen", "127.0.0.1:7480", "the `ADDRESS` for clients")
+	o.StringVar(&c.Advertise, "advertise", "", "the `ADDRESS` that clients get, if they reach --listen by another name")
+	s.door.define(o, "", "the `ADDRESS` for clients over HTTP, beside --listen and with the same certificates, for example "+
+		"127.0.0.1:7481: see fencelock help gateway")
+	s.ops.define(o)
+	s.audit.define(o)
+	o.StringVar(&c.AdminListen, "admin-listen", "", "where the cluster is changed and backed up: unix:PATH, a socket for the "+
+		"user of this process and root; the `ADDRESS` HOST:PORT, with --tls-cert and --admin-client-ca; or none. "+
+		"unix:admin.sock in --data-dir if it is not given")
+	o.StringVar(&s.adminCA, "admin-client-ca", "", "a `FILE` with the authority of the operators' certificates: whoever has "+
+		"one may change the cluster")
+	o.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "the `ADDRESS` for the other members")
+	o.StringVar(&c.PeerAdvertise, "peer-advertise", "", "the `ADDRESS` that the other members get, if they reach "+
+		"--peer-listen by another name")
+	o.StringVar(&s.join, joinOption, "", "the peer addresses `A,B,C` of the members of the cluster; this member's own may be "+
+		"among them")
+	o.StringVar(&s.joinKey, joinKeyOption, "", "a `FILE` with at least 16 bytes that all members share: a server that has "+
+		"them is approved as a member; the bytes in "+variable(joinKeyOption)+" if it is not given. Without a key a new "+
+		"member, and a member that has lost its data, has no vote before \"fencelock member add\" approves it")
+	o.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "make a new cluster once all `N` members of --join are there, "+
+		"this one included. Give all of them the same --join. A cluster that exists already is joined")
+	o.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "the shortest TTL that clients may ask for. The default "+
+		"outlasts the election of a leader")
+	o.DurationVar(&c.MaxTTL, "max-ttl", 0, "the longest TTL that clients may ask for; a cluster that is restored serves "+
+		"nobody for that long. If it is not given, 1h, and 24h in a cluster that a version before 0.1 made")
+	o.DurationVar(&c.Timing.Heartbeat, "heartbeat-timeout", 0, "how long a member hears nothing of its leader before it "+
+		"stands for election: 10ms to 10s, 500ms if it is not given. Give all members the same, also of the next three. "+
+		"--min-ttl must outlast an election, which takes up to twice this and twice --election-timeout")
+	o.DurationVar(&c.Timing.Election, "election-timeout", 0, "how long it then waits for votes before it tries again: from "+
+		"--heartbeat-timeout, which it is if it is not given, to 10s")
+	o.DurationVar(&c.Timing.Lease, "leader-lease", 0, "how long a leader hears nothing of most members before it steps "+
+		"down: from 5ms to --heartbeat-timeout, which it is if it is not given")
+	o.DurationVar(&c.Timing.Commit, "commit-timeout", 0, "the maximum until followers know what is committed: 1ms to "+
+		"--heartbeat-timeout, 50ms if it is not given")
+	o.StringVar(&s.rules, rulesOption, "", "a `FILE` with the first rules of the cluster, which say what clients may "+
+		"do, see docs/SECURITY.md. A cluster that had rules keeps its own: see fencelock help rules. Give "+
+		"all members the same")
+	o.StringVar(&s.proofs, principalsOption, "", "a `FILE` that says whose the tokens of clients are, which they send instead "+
+		"of a certificate or beside it; it needs --tls-cert, and is read again when it changes")
+	o.Func(limitOption, limitUsage(), func(text string) error { return setLimit(&c.Limits, text) })
+	s.cluster.define(o)
+	s.peer.definePeer(o, &s.peerCA)
+	s.listening.define(o)
+	return s
+}
+
+// read checks the options, and reads their files.
+func (s *serveSettings) read(o *options, args []string) (err error) {
+	c := &s.config
 	switch {
-	case f.NArg() > 0:
-		return nil, fmt.Errorf("%q: serve takes no arguments", f.Arg(0))
-	case s.dev && (given["data-dir"] || given["store"]):
-		return nil, errors.New("--dev keeps nothing: it excludes --data-dir and --store")
+	case len(args) > 0:
+		return fmt.Errorf("%q: serve takes no arguments", args[0])
+	case s.dev && (o.given("data-dir") || o.given(logStoreOption) || o.given("moved")):
+		return errors.New("--dev keeps nothing: it excludes --data-dir, --moved and --log-store")
 	case c.DataDir == "":
-		return nil, errors.New("--data-dir is empty; --dev keeps nothing")
+		return errors.New("--data-dir is empty; --dev keeps nothing")
 	}
 	if s.dev {
 		c.DataDir = ""
 	}
-	if s.dev && s.join == "" && !given["peer-listen"] {
+	if s.dev && s.join == "" && !o.given("peer-listen") {
 		c.PeerListen = ""
 	}
-	var err error
 	if c.JoinKey, err = sharedKey(joinKeyOption, s.joinKey, server.MinJoinKey); err != nil {
-		return nil, err
+		return err
+	}
+	if s.rules != "" {
+		if _, err = parsed("--rules", s.rules, func(text []byte) (*rules.Rules, error) {
+			c.Rules = string(text)
+			return rules.Parse(text)
+		}); err != nil {
+			return err
+		}
 	}
 	if s.join != "" {
 		c.Join = strings.Split(s.join, ",")
 	}
-	c.Store = replica.Store(s.store)
-	c.Version = version()
-	if s.log, err = s.handler(*format); err != nil {
-		return nil, err
+	c.Insecure, c.Version = s.insecure, version()
+	handler, err := s.handler()
+	if err != nil {
+		return err
 	}
-	if c.TLS, err = s.client.forClients(s.clientCA); err != nil {
-		return nil, err
+	c.Log = slog.New(handler)
+	if s.tls, err = s.client.forClients(s.clientCA, c.Log); err != nil {
+		return err
+	}
+	if s.peerTLS, err = s.peer.forPeers(s.peerCA, c.Log); err != nil {
+		return err
+	}
+	if s.adminCA != "" {
+		if s.admins, err = s.client.load("--tls-cert", "--tls-key", "--admin-client-ca", s.adminCA, c.Log); err != nil {
+			return err
+		}
+	}
+	if s.proofs != "" {
+		if s.tls == nil {
+			return errors.New("--" + principalsOption + " needs --tls-cert: in the clear others read the tokens")
+		}
+		if s.tokens, err = reread("--"+principalsOption, s.proofs, principal.ParseProofs, c.Log, s.changedProofs); err != nil {
+			return err
+		}
+		c.Proofs = s.tokens.Current
+	}
+	c.TLS, c.PeerTLS, c.AdminTLS = s.tls.Config(), s.peerTLS.Config(), s.admins.Config()
+	if err = s.ops.check(); err != nil {
+		return err
+	}
+	if err = s.audit.check(); err != nil {
+		return err
 	}
 	if s.door.listen != "" {
-		if s.key, err = s.door.key(); err != nil {
-			return nil, err
+		s.door.log = c.Log
+		if s.keys, err = s.door.keys(); err != nil {
+			return err
 		}
 		if err = s.door.check(c.Insecure || c.TLS != nil); err != nil {
-			return nil, err
+			return err
 		}
+		return s.prepareClient()
 	}
-	c.PeerTLS, err = s.peer.forPeers(s.peerCA)
-	return s, err
+	return nil
 }
 
-// stopTime bounds the polite end: the hand-over of the leadership.
+// stopTime bounds the graceful end: the hand-over of the leadership.
 const stopTime = 10 * time.Second
 
-// handler writes the log.
-func (s *serveSettings) handler(format string) (slog.Handler, error) {
-	o := &slog.HandlerOptions{Level: slog.LevelInfo}
-	if s.verbose {
-		o.Level = slog.LevelDebug
-	}
-	switch format {
-	case "text":
-		return slog.NewTextHandler(os.Stderr, o), nil
-	case "json":
-		return slog.NewJSONHandler(os.Stderr, o), nil
-	}
-	return nil, fmt.Errorf("--log-format %s: want text or json", format)
-}
-
-func (s *serveSettings) serve() int {
-	s.config.Log = slog.New(s.log)
-	if len(s.from) > 0 {
-		s.config.Log.Info("settings that are not on the command line", "settings", s.from)
-	}
+func (s *serveSettings) serve() error {
 	if s.config.Insecure {
-		s.config.Log.Warn("insecure: where there is no TLS, whoever reaches this server takes and breaks every lock")
+		s.config.Log.Warn("insecure: without TLS, anyone who can connect can take or break any lock")
 	}
 	if s.config.BootstrapExpect == 2 {
 		s.config.Log.Warn("a cluster of two members survives the loss of neither: use one, or three")
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	srv, err := server.Start(ctx, s.config)
+	ctx, cancel := s.ops.drained(signalled, s.config.Log, stop)
+	defer cancel()
+	files := []reloader{s.tls, s.peerTLS, s.cluster.tls, s.admins, &s.door}
+	if s.tokens != nil {
+		files = append(files, s.tokens)
+	}
+	reloadOnHangup(ctx, s.config.Log, files...)
+	endOps, err := s.ops.serve(s.config.Log)
+	if err != nil {
+		return failed(exitUnavailable, err)
+	}
+	defer endOps()
+	endAudit, err := s.audit.open(s.config.Log)
+	if err != nil {
+		return failed(exitUnavailable, err)
+	}
+	defer endAudit()
+	s.config.Audit = s.audit.log
+	s.exportMetrics()
+	s.config.Log.Info("server starts", "version", version(), "data-dir", s.config.DataDir, "listen", s.config.Listen,
+		"peer-listen", s.config.PeerListen, "http-listen", s.door.listen, "ops-listen", s.ops.listen,
+		"admin-listen", s.config.AdminListen)
+	srv, err := server.Start(signalled, s.config)
 	var mistake *replica.ConfigError
 	switch {
 	case errors.As(err, &mistake):
-		return usageError("serve", err)
+		return err
 	case err != nil:
-		say("%v", err)
-		return exitUnavailable
+		return failed(exitUnavailable, err)
 	}
 	if s.dev {
 		say("this server keeps nothing: for trying out")
 	}
 	fmt.Printf("fencelock: serving clients at %s\n", srv.Addr())
-	failed := s.serveHTTP(ctx, srv)
+	s.running.Store(srv)
+	if s.ops.metrics != nil {
+		s.ops.metrics.Server(srv)
+	}
+	s.ops.probes.set(front.Probes(func(context.Context) error {
+		select {
+		case <-s.ops.draining:
+			return errStopping
+		default:
+			return srv.Ready()
+		}
+	}))
+	door := s.serveHTTP(ctx, srv)
+	notify(notifyReady)
 	select {
 	case <-ctx.Done():
 	case <-srv.Done():
-	case err := <-failed:
-		say("--http-listen: %v", err)
+	case err := <-door:
 		_ = srv.Close(context.WithoutCancel(ctx)) // it is as it was
-		return exitUnavailable
+		s.config.Log.Error("server stopped", "why", err)
+		return failed(exitUnavailable, fmt.Errorf("--http-listen: %w", err))
 	}
-	stop() // the next signal ends the process
-	bounded, cancel := context.WithTimeout(context.Background(), stopTime)
-	defer cancel()
+	cancel() // if the server failed
+	stop()
+	bounded, end := context.WithTimeout(context.Background(), stopTime)
+	defer end()
 	if s.door.listen != "" {
 		select {
-		case err := <-failed:
+		case err := <-door:
 			if err != nil {
 				say("--http-listen: %v", err)
 			}
 		case <-bounded.Done():
 		}
 	}
-	if err := errors.Join(srv.Close(bounded), srv.Err()); err != nil {
-		say("%v", err)
-		return exitUnavailable
+	err = errors.Join(srv.Close(bounded), srv.Err())
+	s.config.Log.Info("server stopped", "why", stopReason(ctx, err))
+	if err != nil {
+		return failed(exitUnavailable, err)
 	}
-	return exitOK
+	return nil
 }
 
-// serveHTTP serves HTTP at this member, if it is asked for. Behind it is an ordinary client of the cluster: whichever
-// member leads, every member serves, and what a client counts from is earlier than what the leader counts from. What is
-// returned gets an error when that has failed, and is closed when it has ended.
+var errStopping = errors.New("the process is about to stop")
+
+// changedProofs writes that the tokens of clients were read again.
+func (s *serveSettings) changedProofs(*principal.Proofs) {
+	if srv := s.running.Load(); srv != nil {
+		s.audit.log.Write(audit.Event{
+			Server: srv.ID(), Event: "set-principals", Outcome: audit.Done, Principal: string(principal.Process), Name: s.proofs,
+		})
+	}
+}
+
+// exportMetrics has the server counted, if anybody can ask for it.
+func (s *serveSettings) exportMetrics() {
+	m := s.ops.metrics
+	if m == nil {
+		return
+	}
+	m.Configure(&s.config)
+	s.audit.export(m)
+	if s.tls != nil {
+		m.Certificate("clients", s.tls.Certificate)
+	}
+	if s.peerTLS != nil {
+		m.Certificate("members", s.peerTLS.Certificate)
+	}
+}
+
+// stopReason returns why a server or a gateway has stopped, for the log: err, or else the signal that ended ctx.
+func stopReason(ctx context.Context, err error) error {
+	if err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// serveHTTP serves HTTP at this member, if it is asked for. Behind it is a client of the cluster that reaches this
+// member without a socket, and the others when they lead. Whichever member leads, every member serves, and a client
+// counts its TTL from an earlier instant than the leader does. The channel gets an error if the door fails, and is
+// closed when the door has ended.
 func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-chan error {
 	failed := make(chan error, 1)
 	if s.door.listen == "" {
 		return failed
 	}
-	d := builtin.New([]string{srv.Addr().String()}, &builtin.Options{TLS: s.asClient(), Logger: s.config.Log})
+	d := builtin.AttachMember(builtin.Member{
+		Connect: func(ctx context.Context) builtin.Stream { return srv.AttachAs(ctx, doorClient) },
+		Address: srv.Advertised(),
+	}, &builtin.Options{TLS: s.cluster.config, Logger: s.config.Log})
 	go func() {
 		defer close(failed)
-		o := gateway.Options{Driver: d, Key: s.key, Log: s.config.Log, Metrics: srv.WriteMetrics}
-		held, err := s.door.serve(ctx, o, s.config.TLS, func() {})
+		admit := func(l net.Listener, trusted []netip.Prefix) net.Listener {
+			return srv.Admit(l, "HTTP clients", s.door.limits.Connections, s.door.limits.ClientConnections, trusted...)
+		}
+		admin := builtin.NewAdmin([]string{srv.Advertised()}, &builtin.Options{TLS: s.cluster.config})
+		o := gateway.Options{
+			Key: s.keys.key, OldKeys: s.keys.old, Identity: s.keys.identity, Log: s.config.Log,
+			Audit: s.audit.log, AuditAs: srv.ID(), Draining: s.ops.draining, Service: serviceOf(admin, srv), Shut: func() string {
+				if srv.Ruled() {
+					return shutByRules
+				}
+				return ""
+			},
+		}
+		reached := func(context.Context, func(error)) (backend.Driver, error) { return d, nil }
+		held, err := s.door.serve(ctx, o, s.tls, admit, reached, &s.ops, func() {})
 		if held == 0 {
 			closeQuietly(d.Close)
 		}
@@ -364,13 +443,10 @@ func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-cha
 	return failed
 }
 
-// asClient is how this member speaks to the one that leads, as a client does: with its own certificate, which that one
-// accepts if it accepts clients of the same authority.
-func (s *serveSettings) asClient() *tls.Config {
-	if s.config.TLS == nil {
-		return nil
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: s.config.TLS.Certificates, RootCAs: s.config.TLS.ClientCAs,
-	}
-}
+// shutByRules is the answer to clients of a member over HTTP while the cluster has rules: the member does not know who
+// they are.
+const shutByRules = "the cluster has rules, which do not know the clients of a member over HTTP: use a gateway with " +
+	"--rules and --principals, see docs/SECURITY.md"
+
+// doorClient is the name of the HTTP server in the lists of sessions, where limits count by client.
+const doorClient = "http"

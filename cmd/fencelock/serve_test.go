@@ -86,7 +86,7 @@ func TestServeHelpTellsEveryLimit(t *testing.T) {
 	text := succeed(t, "serve", "--help")
 	limits := machine.DefaultLimits()
 	for _, l := range limits.All() {
-		if limitsAre[l.Name] == "" || !strings.Contains(text, l.Name+" ") {
+		if limitsAre[l.Name] == "" || !strings.Contains(text, l.Name+": ") {
 			t.Errorf("%s is missing", l.Name)
 		}
 	}
@@ -109,7 +109,7 @@ func TestServeUsage(t *testing.T) {
 		{"--dev --data-dir x", "--dev"},
 		{"--listen 0.0.0.0:0 --dev", "without TLS"},
 		{"--listen nowhere --dev", "Listen"},
-		{"--store paper --data-dir x", "Store"},
+		{"--log-store paper --data-dir x", "Store"},
 		{"--join 127.0.0.1:1,127.0.0.1:2 --bootstrap-expect 2 --dev --peer-listen 127.0.0.1:3", "BootstrapExpect"},
 		{"--min-ttl -1s --dev", "MinTTL"},
 		{"--min-ttl 5s --max-ttl 4s --dev", "MaxTTL"},
@@ -120,6 +120,11 @@ func TestServeUsage(t *testing.T) {
 		{"--tls-cert x --dev", "--tls-key"},
 		{"--tls-cert x --tls-key y --dev", "--tls-cert"},
 		{"--peer-cert x --peer-key y --dev", "--peer-ca"},
+		{"--dev --http-listen 127.0.0.1:0 --http-host http://locks", "--http-host"},
+		{"--dev --ops-listen nowhere", "--ops-listen"},
+		{"--dev --drain -1s", "--drain"},
+		{"--dev --admin-listen 127.0.0.1:0", "AdminListen"},
+		{"--dev --admin-client-ca x", "--tls-cert"},
 	} {
 		t.Run(x.args, func(t *testing.T) {
 			start(t, append([]string{"serve"}, strings.Fields(x.args)...)...).

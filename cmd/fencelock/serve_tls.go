@@ -1,56 +1,70 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/fencelock/fencelock/internal/front"
 )
 
 // certificates are a certificate and its key, as files in PEM.
 type certificates struct{ cert, key string }
 
-// forClients returns what clients see, nil without certificates. With ca, they need a certificate of that authority.
-func (c certificates) forClients(ca string) (*tls.Config, error) {
+// definePeer adds the options for the certificates of members.
+func (c *certificates) definePeer(o *options, ca *string) {
+	o.StringVar(&c.cert, "peer-cert", "", "a `FILE` with the certificate for the other members, in PEM, which must have a "+
+		"certificate of the same authority. It speaks for the member whose host it names, in --peer-advertise or else "+
+		"--peer-listen, and for no other")
+	o.StringVar(&c.key, "peer-key", "", "a `FILE` with its key")
+	o.StringVar(ca, "peer-ca", "", "a `FILE` with the authority of the members' certificates")
+}
+
+// forClients returns the TLS settings for clients, nil without certificates. With ca, clients need a certificate of
+// that authority.
+func (c certificates) forClients(ca string, log *slog.Logger) (*front.TLS, error) {
 	if c == (certificates{}) && ca == "" {
 		return nil, nil
 	}
-	config, err := c.load("--tls-cert", "--tls-key")
-	if err != nil || ca == "" {
-		return config, err
-	}
-	config.ClientAuth = tls.RequireAndVerifyClientCert
-	config.ClientCAs, err = authority("--tls-client-ca", ca)
-	return config, err
+	return c.load("--tls-cert", "--tls-key", "--tls-client-ca", ca, log)
 }
 
-// forPeers returns what members see of each other, in both directions; nil without certificates.
-func (c certificates) forPeers(ca string) (*tls.Config, error) {
+// forPeers returns the TLS settings for members, in both directions; nil without certificates.
+func (c certificates) forPeers(ca string, log *slog.Logger) (*front.TLS, error) {
 	if c == (certificates{}) && ca == "" {
 		return nil, nil
 	}
 	if ca == "" {
 		return nil, errors.New("--peer-ca is missing: without it every member would take anybody for one")
 	}
-	config, err := c.load("--peer-cert", "--peer-key")
-	if err != nil {
-		return nil, err
-	}
-	pool, err := authority("--peer-ca", ca)
-	config.ClientAuth, config.ClientCAs, config.RootCAs = tls.RequireAndVerifyClientCert, pool, pool
-	return config, err
+	return c.load("--peer-cert", "--peer-key", "--peer-ca", ca, log)
 }
 
-func (c certificates) load(cert, key string) (*tls.Config, error) {
+// load reads the files of the options. ca may be empty.
+func (c certificates) load(cert, key, authorityOption, ca string, log *slog.Logger) (*front.TLS, error) {
 	if c.cert == "" || c.key == "" {
 		return nil, fmt.Errorf("%s and %s belong together", cert, key)
 	}
-	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", cert, err)
+	paths := []string{c.cert, c.key}
+	if ca != "" {
+		paths = append(paths, ca)
 	}
-	return &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}, nil
+	return front.NewTLS(func() (m *front.Material, err error) {
+		m = &front.Material{}
+		if m.Pair, err = tls.LoadX509KeyPair(c.cert, c.key); err != nil {
+			return nil, fmt.Errorf("%s: %w", cert, err)
+		}
+		if ca != "" {
+			m.Authority, err = authority(authorityOption, ca)
+		}
+		return m, err
+	}, log, paths...)
 }
 
 func authority(option, file string) (*x509.CertPool, error) {
@@ -63,4 +77,28 @@ func authority(option, file string) (*x509.CertPool, error) {
 		return nil, fmt.Errorf("%s: %s contains no certificate", option, file)
 	}
 	return pool, nil
+}
+
+// reloader is the content of files; Reload rereads them.
+type reloader interface{ Reload() }
+
+// reloadOnHangup rereads files on each SIGHUP, until ctx ends. SIGHUP ends no server: tools that replace certificates
+// or log files send it.
+func reloadOnHangup(ctx context.Context, log *slog.Logger, all ...reloader) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	go func() {
+		defer signal.Stop(hangups)
+		for {
+			select {
+			case <-hangups:
+				log.Info("SIGHUP: files are read again")
+				for _, t := range all {
+					t.Reload()
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/builtin"
@@ -13,7 +14,7 @@ const sessionHelp = `Usage: fencelock session list [options]
 
 Looks after the sessions of a cluster of bundled servers: what a client holds and waits for hangs on them.
 
-list tells which are open. CLIENT is the certificate or the address from which one was opened; CONNECTED, whether its
+list tells which are open. OWNER is who holds or waits last on one, and NAMES are the first ten that it holds. CLIENT is the certificate or the address from which one was opened; CONNECTED, whether its
 client has a connection to the leader; LEFT, how long it lives unless its client renews it.
 
 end ends the one that list calls SESSION, with all that hangs on it: the locks are free at once, and a client that lives
@@ -21,37 +22,41 @@ is told that it has lost them. It may open another session.
 
 Options:
 
-  --client CLIENT        list only the sessions of this one: 'address 10.1.2.3', 'certificate NAME'
-` + lookOptions + `
+{options}
+
 Exit codes:
 
     0  done
     1  no such session is open
    64  the command line makes no sense
-   69  no leader can be reached; or it did not answer, and may have done it
+   69  no leader reachable, or no answer in time; the change may have been applied
 `
 
-// sessionRow is what is printed of a session.
+// sessionRow is the printed form of a session.
 type sessionRow struct {
 	Session   string  `json:"session"`
 	Client    string  `json:"client,omitempty"`
+	Owner     string  `json:"owner,omitempty"`
 	Connected bool    `json:"connected"`
 	TTL       float64 `json:"ttlSeconds"`
 	Left      float64 `json:"leftSeconds"`
 	Holds     uint32  `json:"holds"`
 	Waits     uint32  `json:"waits"`
+
+	Names []string `json:"names,omitempty"`
 }
 
-// sessionMain is "fencelock session".
-func sessionMain(args []string) int {
-	s, f := newLook("session")
-	client := f.String("client", "", "")
-	return s.runAction(f, args, sessionHelp, "list or end", map[string]action{
-		"list": {nil, func(ctx context.Context, admin *builtin.Admin) error {
-			return s.listSessions(ctx, admin, *client)
-		}},
-		"end": {[]string{"SESSION"}, s.endSession},
-	})
+func defineSession(o *options) func([]string) error {
+	client := o.String("client", "", "list only the sessions of `CLIENT`, such as 'address 10.1.2.3', 'certificate NAME'")
+	s := o.administer("session")
+	return func(args []string) error {
+		return s.runAction(args, "list or end", map[string]action{
+			"list": {nil, func(ctx context.Context, admin *builtin.Admin) error {
+				return s.listSessions(ctx, admin, *client)
+			}},
+			"end": {[]string{"SESSION"}, s.endSession},
+		})
+	}
 }
 
 func (s *lookSettings) listSessions(ctx context.Context, admin *builtin.Admin, client string) error {
@@ -59,13 +64,16 @@ func (s *lookSettings) listSessions(ctx context.Context, admin *builtin.Admin, c
 	if err != nil {
 		return err
 	}
-	out := s.newPrinter("SESSION", "CLIENT", "CONNECTED", "TTL", "LEFT", "HOLDS", "WAITS")
+	out := s.newPrinter("SESSION", "CLIENT", "OWNER", "CONNECTED", "TTL", "LEFT", "HOLDS", "WAITS", "NAMES")
 	for _, x := range sessions {
 		ttl, left := time.Duration(x.TtlNanos), time.Duration(x.LeftNanos).Round(10*time.Millisecond)
-		row := &sessionRow{x.Name, x.Client, x.Connected, ttl.Seconds(), left.Seconds(), x.Holds, x.Waits}
+		row := &sessionRow{
+			x.Name, x.Client, x.Owner, x.Connected, ttl.Seconds(), left.Seconds(), x.Holds, x.Waits, x.Names,
+		}
 		err := out.print(row, []string{
-			row.Session, row.Client, yesNo(row.Connected), ttl.String(), left.String(),
+			row.Session, row.Client, row.Owner, yesNo(row.Connected), ttl.String(), left.String(),
 			strconv.FormatUint(uint64(row.Holds), 10), strconv.FormatUint(uint64(row.Waits), 10),
+			strings.Join(row.Names, ","),
 		})
 		if err != nil {
 			return err

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -19,7 +20,7 @@ func TestSessions(t *testing.T) {
 	all := objects[sessionRow](t,
 		succeed(t, "session", "list", "--backend", url, "--client", "address 127.0.0.1", "--json"))
 	if len(all) != 1 || all[0].Holds != 1 || all[0].Waits != 0 || !all[0].Connected || all[0].TTL != 60 ||
-		len(all[0].Session) != 16 {
+		len(all[0].Session) != 16 || all[0].Owner == "" || !slices.Equal(all[0].Names, []string{"x"}) {
 		t.Fatalf("%+v", all)
 	}
 	text := succeed(t, "session", "list", "--backend", url)

@@ -6,22 +6,21 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/internal/gateway"
 )
 
-const staleOption = `  --stale        ask the first member of a bundled server that answers for what it knows, which may
-                 be long over. That works without a leader and without a majority. Standard error, and "stale" with
-                 --json, say how old it may be
-`
+const staleUsage = "ask the first member of a bundled server that answers for what it knows, which may be out of date. " +
+	"That works without a leader and without a majority. Standard error, and \"stale\" with --json, say how old it may be"
 
-// stale marks what one member knows.
+// stale marks one member's knowledge.
 type stale struct {
 	Address     string `json:"address"`
 	NodeID      string `json:"nodeId"`
-	HeardMillis *int64 `json:"heardMillis"` // since it heard of a leader; null: not since it was started
+	HeardMillis *int64 `json:"heardMillis"` // since its last contact with a leader; null: no contact since its start
 }
 
 func staleLock(x *builtin.StaleState) lock {
-	l := lockOf(&x.State)
+	l := lock{State: gateway.StateOf(&x.State)}
 	l.Stale = &stale{Address: x.Address, NodeID: x.Member}
 	if x.Heard >= 0 {
 		heard := x.Heard.Milliseconds()
@@ -30,7 +29,7 @@ func staleLock(x *builtin.StaleState) lock {
 	return l
 }
 
-// sayStale tells people what they look at.
+// sayStale explains a stale answer to people.
 func sayStale(x *builtin.StaleState) {
 	heard := "it leads, as far as it knows"
 	switch {

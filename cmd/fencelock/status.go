@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
@@ -17,32 +18,42 @@ which these know. Each has two seconds to answer. The log positions tell how far
 
 Options:
 
-` + lookOptions + `
-ROLE is leader, follower, learner (no vote yet), leaderless (it knows no leader), or unreachable; "maintenance" beside
-it is that of "fencelock maintenance". APPLIED is how far the
-member has carried the log out, COMMITTED what it knows to be on most disks. DURABLE is no for a server with --dev.
+{options}
+
+GENERATION counts the restores and recoveries of the cluster. ROLE is leader, follower, learner (no vote yet),
+leaderless (it knows no leader), unreachable, or "closed until TIME": elected, and serving nobody because the cluster was
+restored, see "fencelock help open"; "maintenance" beside it is that of "fencelock maintenance". APPLIED
+is how far the member has carried the log out, COMMITTED what it knows to be on most disks. DURABLE is no for a server
+with --dev.
 
 A member that is unreachable is stopped, stands still, or cannot be reached from here, which does not say that the other
 members cannot reach it either. The last line on standard error says what follows if they cannot.
 
-Once a minute, if something was written, all members compare the hash of what they keep with that of the leader. One
-that differs is told of here and in its log. Either it is wrong or the leader is: "fencelock verify" looks for damage on
-a disk. If a single member differs, it is that one: give it an empty directory. If all but the leader do, it is the
-leader: have another one lead ("fencelock transfer"), then give it an empty directory.
+Once a minute, if something was written, all members compare the hash of what they keep with that of the leader. A
+member whose state differs is reported here and in its log; either that member or the leader is corrupt: "fencelock
+verify" looks for damage on a disk. If a single member differs, it is that one: give it an empty directory. If all but
+the leader do, it is the leader: let another one lead ("fencelock transfer"), then give it an empty directory.
+
+A cluster is well if all members at the addresses of --backend answer; all who answer are of one cluster and one
+generation; one of them leads, and all others are members that follow it in its term; all approved members have a vote;
+and each member with a vote answers, and lacks at most 10,000 log entries or comes within 5 s to where the leader was.
+If something is not so, all is looked at again after 1 s, where entries are lacking after 5 s, and what is not so then
+is told. With --own only the members at --backend are judged, whether each answers, knows a leader and agrees with it: a
+health check of one member, which the loss of another one does not change.
 
 Exit codes:
 
-    0  all members at the addresses of --backend answer, know a leader and agree with it, so that this can serve as a
-       health check
+    0  the cluster is well
    64  the command line makes no sense
-   69  one of them does not answer, knows no leader, or differs from the leader
+   69  it is not; standard error says why, in one line for each reason
 `
 
-// member is what is printed of a member's status.
+// member is the printed form of a member's status.
 type member struct {
 	Address      string `json:"address"`
 	NodeID       string `json:"nodeId,omitempty"`
 	ClusterID    string `json:"clusterId,omitempty"`
+	Generation   string `json:"generation,omitempty"`
 	Role         string `json:"role"`
 	LeaderID     string `json:"leaderId,omitempty"`
 	Term         uint64 `json:"term,string"`
@@ -54,20 +65,36 @@ type member struct {
 	Maintenance  bool   `json:"maintenance,omitempty"`
 	Durable      bool   `json:"durable"`
 	Version      string `json:"version,omitempty"`
+	ClosedUntil  string `json:"closedUntil,omitempty"`
 	Error        string `json:"error,omitempty"`
 }
 
-// statusMain is "fencelock status".
-func statusMain(args []string) int {
-	s, f := newLook("status")
-	return s.runAdmin(s.parse(f, args), statusHelp, s.status)
+func defineStatus(o *options) func([]string) error {
+	s := o.look("status")
+	own := o.Bool("own", false, "judge the members at --backend alone")
+	return func(args []string) error {
+		return s.runAdmin(s.parse(args), func(ctx context.Context, admin *builtin.Admin) error {
+			return s.status(ctx, admin, *own)
+		})
+	}
 }
 
-func (s *lookSettings) status(ctx context.Context, admin *builtin.Admin) error {
-	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE",
+// status prints the state of the members. The error names the problems of the cluster, or, with own, of the named
+// members alone.
+func (s *lookSettings) status(ctx context.Context, admin *builtin.Admin, own bool) error {
+	out := s.newPrinter("ADDRESS", "NODE", "CLUSTER", "GENERATION", "ROLE", "TERM", "LAST", "COMMITTED", "APPLIED", "DURABLE",
 		"VERSION")
 	var wrong []error
-	answers := admin.Status(ctx)
+	var answers reading
+	var problems []string
+	if own {
+		answers = admin.Status(ctx)
+	} else {
+		answers, problems = read(ctx, admin)
+	}
+	for _, text := range problems {
+		wrong = append(wrong, fmt.Errorf("%w: %s", backend.ErrUnavailable, text))
+	}
 	if text := outlook(answers); text != "" {
 		defer say("%s", text) // after the table
 	}
@@ -83,7 +110,9 @@ func (s *lookSettings) status(ctx context.Context, admin *builtin.Admin) error {
 		case m.DiffersIndex != 0:
 			err = fmt.Errorf("%s: %w: its state is another than the leader's, after log entry %d: "+
 				"one of them is wrong, see fencelock help status", m.Address, backend.ErrUnavailable, m.DiffersIndex)
-		case m.Role == roleLeaderless:
+		case m.Role == roleClosed && own:
+			err = fmt.Errorf("%s: %w: %s", m.Address, backend.ErrUnavailable, closedText(m.ClosedUntil))
+		case m.Role == roleLeaderless && (own || answers.leader() == nil): // otherwise the problems have it
 			err = fmt.Errorf("%s: %w: it knows no leader", m.Address, backend.ErrUnavailable)
 		default:
 			continue
@@ -97,8 +126,8 @@ func (s *lookSettings) status(ctx context.Context, admin *builtin.Admin) error {
 	return errors.Join(append(wrong, out.flush())...)
 }
 
-// outlook says what it means that members are unreachable; nothing if none is.
-func outlook(answers []builtin.MemberStatus) string {
+// outlook explains the consequence of unreachable members; empty if all answer.
+func outlook(answers reading) string {
 	votes, there := map[string]bool{}, 0
 	silent := false
 	for _, a := range answers {
@@ -109,8 +138,9 @@ func outlook(answers []builtin.MemberStatus) string {
 			}
 		}
 	}
-	for _, a := range answers {
-		if a.Err == nil && votes[a.NodeId] {
+	leader := answers.leader()
+	for _, a := range answers { // a member that answers and follows nobody is no help
+		if a.Err == nil && votes[a.NodeId] && (leader == nil || a.LeaderId == leader.NodeId && a.Term == leader.Term) {
 			there++
 		}
 	}
@@ -122,29 +152,33 @@ func outlook(answers []builtin.MemberStatus) string {
 		return fmt.Sprintf("%d of %d members with a vote answer here, too few for a majority: "+
 			"if the others are lost, nobody is served before %d of them are back", there, len(votes), most-there)
 	case there == most:
-		return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, "+
-			"and does not survive the loss of another one",
+		return fmt.Sprintf("%d of %d members with a vote answer here: the cluster is available "+
+			"but cannot tolerate another failure",
 			there, len(votes))
 	}
 	return fmt.Sprintf("%d of %d members with a vote answer here: the cluster serves, and survives the loss of %d more",
 		there, len(votes), there-most)
 }
 
-// What a member does in its cluster.
+// The roles of a member in its cluster.
 const (
 	roleLeader      = "leader"
 	roleFollower    = "follower"
 	roleLearner     = "learner"
 	roleLeaderless  = "leaderless"
 	roleUnreachable = "unreachable"
+	roleClosed      = "closed"
 )
 
 func memberOf(s *builtin.MemberStatus) member {
 	m := member{
-		Address: s.Address, NodeID: s.NodeId, ClusterID: s.ClusterId, LeaderID: s.LeaderId, Role: roleOf(s),
+		Address: s.Address, NodeID: s.NodeId, ClusterID: s.ClusterId, Generation: s.Generation, LeaderID: s.LeaderId, Role: roleOf(s),
 		Term: s.Term, LastIndex: s.LastIndex, CommitIndex: s.CommitIndex, AppliedIndex: s.AppliedIndex,
 		AgreedIndex: s.AgreedIndex, DiffersIndex: s.DiffersIndex, Durable: s.Durable, Version: s.ServerVersion,
 		Maintenance: s.Maintenance,
+	}
+	if s.ClosedNanos > 0 {
+		m.ClosedUntil = closedUntil(s.ClosedNanos)
 	}
 	if s.Err != nil {
 		m.Error = s.Err.Error()
@@ -158,7 +192,9 @@ func roleOf(s *builtin.MemberStatus) string {
 		return roleUnreachable
 	case s.Leader:
 		return roleLeader
-	case s.LeaderId == "" || s.LeaderId == s.NodeId: // elected, and not yet or not any more able to serve
+	case s.ClosedNanos > 0:
+		return roleClosed
+	case s.LeaderId == "" || s.LeaderId == s.NodeId: // elected, and not able to serve yet, or no longer
 		return roleLeaderless
 	}
 	for _, m := range s.Members {
@@ -171,17 +207,30 @@ func roleOf(s *builtin.MemberStatus) string {
 
 func (m *member) row() []string {
 	if m.Role == roleUnreachable {
-		return []string{m.Address, m.NodeID, "", m.Role}
+		return []string{m.Address, m.NodeID, "", "", m.Role}
 	}
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	role := m.Role
+	if m.ClosedUntil != "" {
+		role += " until " + m.ClosedUntil
+	}
 	if m.Maintenance {
 		role += ", maintenance"
 	}
 	return []string{
-		m.Address, m.NodeID, m.ClusterID, role, number(m.Term), number(m.LastIndex), number(m.CommitIndex),
+		m.Address, m.NodeID, m.ClusterID, shortGeneration(m.Generation), role, number(m.Term), number(m.LastIndex), number(m.CommitIndex),
 		number(m.AppliedIndex), yesNo(m.Durable), m.Version,
 	}
+}
+
+// shortGeneration shortens the id of a generation, for people.
+func shortGeneration(g string) string {
+	const enough = 8
+	number, id, found := strings.Cut(g, ".")
+	if !found || len(id) <= enough {
+		return g
+	}
+	return number + "." + id[:enough]
 }
 
 func yesNo(yes bool) string {

@@ -45,17 +45,33 @@ func TestStatusTellsWhoDiffers(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	t.Parallel()
-	p := start(t, "serve", "--dev", "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-	door := p.await("fencelock: serving HTTP at ")
-	eventually(t, "the member leads, and says so", func() bool {
-		r, err := http.Get(door + "/metrics") //nolint:noctx // of this machine
-		if err != nil {
-			return false
-		}
-		defer r.Body.Close()
-		all, err := io.ReadAll(r.Body)
-		text := string(all)
-		return err == nil && r.StatusCode == http.StatusOK && strings.Contains(text, "\nfencelock_member_leader 1\n") &&
-			strings.Contains(text, "\nfencelock_member_differs_index 0\n")
-	})
+	p := start(t, "serve", "--dev", "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0")
+	watched := p.await("fencelock: serving probes at ")
+	address := p.await("fencelock: serving clients at ")
+	exports(t, watched, "fencelock_member_leader 1", "fencelock_member_differs_index 0",
+		"fencelock_server_sessions{", "go_goroutines ")
+	g := start(t, "gateway", "--backend", "fencelock://"+address, "--http-listen", "127.0.0.1:0",
+		"--ops-listen", "127.0.0.1:0")
+	watched = g.await("fencelock: serving probes at ")
+	if status, _ := fetch(t, g.await("fencelock: serving HTTP at ")+"/metrics"); status != http.StatusNotFound {
+		t.Errorf("clients are answered metrics: %d", status)
+	}
+	exports(t, watched, `fencelock_build_info{`,
+		`fencelock_http_request_duration_seconds_count{code="404",method="GET",route="other"} 1`)
+}
+
+// exports awaits lines that begin so at /metrics.
+func exports(t *testing.T, door string, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		eventually(t, "/metrics has "+line, func() bool {
+			r, err := http.Get(door + "/metrics") //nolint:noctx // of this machine
+			if err != nil {
+				return false
+			}
+			defer r.Body.Close()
+			all, err := io.ReadAll(r.Body)
+			return err == nil && r.StatusCode == http.StatusOK && strings.Contains(string(all), "\n"+line)
+		})
+	}
 }

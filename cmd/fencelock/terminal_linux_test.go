@@ -95,7 +95,7 @@ func atPrompt(t *testing.T, script, after string) *typist {
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("THE TERMINAL IS NOT TESTED: install bash")
 	}
-	// The script ends by reading a line: what is on the screen is lost when its last process is gone.
+	// The script ends by reading a line: the terminal discards its output when the last process ends.
 	return atTerminal(t, `set -m; "$@"; echo "code $?"; `+after,
 		executable(t), "run", "--backend", "memory://", "--name", "x", "--verbose", "--", "bash", "-c", script)
 }
@@ -106,7 +106,7 @@ func TestTerminalReachesTheCommand(t *testing.T) {
 	y.typeIn("one\n")
 	y.await("read one")
 	y.await("code 3")
-	y.typeIn("two\n") // the shell has the terminal again
+	y.typeIn("two\n") // the shell has the terminal back
 	y.await("the shell read two")
 	y.typeIn("end\n")
 }
@@ -117,7 +117,7 @@ func TestInterruptAtTheTerminal(t *testing.T) {
 	y.typeIn("the terminal is the command's\n")
 	y.await("ready")
 	y.typeIn("\x03")
-	y.await(`fencelock: lock "x" is given back`)
+	y.await(`fencelock: lock "x" was released`)
 	y.await("code 130")
 	y.typeIn("end\n")
 }
@@ -140,11 +140,11 @@ func TestSuspendOfFencelockItself(t *testing.T) {
 	t.Parallel()
 	y := atPrompt(t, "echo pid $PPID; read line; echo read $line; exit 3",
 		`echo "the shell goes on"; read line; fg; echo "code $?"; read line`)
-	fencelock, err := strconv.Atoi(y.await("pid "))
+	guardian, err := strconv.Atoi(y.await("pid "))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(fencelock, syscall.SIGTSTP); err != nil {
+	if err := syscall.Kill(parentOf(t, guardian), syscall.SIGTSTP); err != nil {
 		t.Fatal(err)
 	}
 	y.await("the shell goes on")
@@ -153,4 +153,71 @@ func TestSuspendOfFencelockItself(t *testing.T) {
 	y.await("read one")
 	y.await("code 3")
 	y.typeIn("end\n")
+}
+
+// Whatever a terminal, pipes and signals do to a command, it can read from the terminal, and the lock is released.
+func TestTerminalTable(t *testing.T) {
+	t.Parallel()
+	const (
+		piped   = `echo piped | "$@"; echo "code ${PIPESTATUS[1]}"; `
+		asJob   = `"$@" & `
+		goesOn  = `echo "the shell goes on"; read line; `
+		foregr  = `fg; echo "code $?"; `
+		ended   = `read line`
+		reads   = `cat; echo ready; read line </dev/tty; echo read $line; exit 3`
+		readsIt = `echo ready; read line </dev/tty; echo read $line; exit 3`
+	)
+	type step struct{ keys, want string }
+	for name, c := range map[string]struct {
+		shell, command string
+		steps          []step
+	}{
+		"a pipe and /dev/tty": {piped + ended, reads, []step{
+			{"", "ready"}, {"one\n", "read one"}, {"", "was released"}, {"", "code 3"},
+		}},
+		"a pipe, /dev/tty and Ctrl-C": {piped + ended, reads, []step{
+			{"", "ready"}, {"\x03", "was released"}, {"", "code 130"},
+		}},
+		"a pipe, /dev/tty and Ctrl-Z": {piped + goesOn + foregr + ended, reads, []step{
+			{"", "ready"}, {"\x1a", "the shell goes on"}, {"to the shell\n", ""},
+			{"one\n", "read one"}, {"", "was released"}, {"", "code 3"},
+		}},
+		"a pipe, Ctrl-Z and TERM": {piped + goesOn + `kill %1; wait; ` + ended, reads, []step{
+			{"", "ready"}, {"\x1a", "the shell goes on"}, {"to the shell\n", "was released"},
+		}},
+		"TERM while it asks for the terminal": {piped + ended, `kill $(ps -o ppid= $PPID); ` + reads, []step{
+			{"", "was released"}, {"", "code 143"},
+		}},
+		"a neighbour with the terminal": {
+			`"$@" | bash -c 'cat; read line </dev/tty; echo "neighbour $line"'; ` + ended, `echo ready`,
+			[]step{{"", "ready"}, {"one\n", "neighbour one"}},
+		},
+		"a job in the background that reads": {asJob + `wait %1; ` + goesOn + foregr + ended, readsIt, []step{
+			{"", "ready"}, {"", "the shell goes on"}, {"to the shell\n", ""}, {"one\n", "read one"},
+			{"", "was released"}, {"", "code 3"},
+		}},
+		"a job in the background and TERM": {
+			asJob + `wait %1; ` + goesOn + `kill %1; wait; ` + ended, readsIt,
+			[]step{{"", "ready"}, {"", "the shell goes on"}, {"to the shell\n", "was released"}},
+		},
+		"a script and Ctrl-C": {`bash -c 'trap "echo script interrupted" INT; "$@"; echo code $?' bash "$@"; ` + ended,
+			`echo ready; sleep 1000`,
+			[]step{{"", "ready"}, {"\x03", "was released"}, {"", "script interrupted"}, {"", "code 130"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			y := atTerminal(t, `set -m; `+c.shell, executable(t), "run", "--backend", "memory://", "--name", "x",
+				"--verbose", "--", "bash", "-c", c.command)
+			for _, s := range c.steps {
+				if s.keys != "" {
+					y.typeIn(s.keys)
+				}
+				if s.want != "" {
+					y.await(s.want)
+				}
+			}
+			y.typeIn("end\n")
+		})
+	}
 }

@@ -14,31 +14,32 @@ leads then.
 
 Options:
 
-  --to NODE      the member that is to lead, by its id; see "fencelock member list". Default: the one that has the most
-                 of the log
-` + lookOptions + `
+{options}
+
 Exit codes:
 
     0  another member leads, or NODE does
     1  there is no such member, or none with a vote answers the leader
    64  the command line makes no sense
-   69  no leader can be reached; or it did not answer, and may have done it
+   69  no leader reachable, or no answer in time; the change may have been applied
 `
 
-// leads is what is printed of the member that leads.
+// leads is the printed form of the leader.
 type leads struct {
 	NodeID string `json:"nodeId"`
 }
 
-// transferMain is "fencelock transfer".
-func transferMain(args []string) int {
-	s, f := newLook("transfer")
-	to := f.String("to", "", "")
-	return s.runAdmin(s.parse(f, args), transferHelp, func(ctx context.Context, admin *builtin.Admin) error {
-		id, err := admin.TransferLeadership(ctx, *to)
-		if err != nil {
-			return err
-		}
-		return s.printOne([]string{"LEADER"}, leads{id}, []string{id})
-	})
+func defineTransfer(o *options) func([]string) error {
+	to := o.String("to", "", "the id of the `MEMBER` that is to lead, see \"fencelock member list\"; the member that has the "+
+		"most of the log if none is given")
+	s := o.administer("transfer")
+	return func(args []string) error {
+		return s.runAdmin(s.parse(args), func(ctx context.Context, admin *builtin.Admin) error {
+			id, err := admin.TransferLeadership(ctx, *to)
+			if err != nil {
+				return err
+			}
+			return s.printOne([]string{"LEADER"}, leads{id}, []string{id})
+		})
+	}
 }

@@ -27,8 +27,8 @@ import (
 // level alone, and its log has no checksums.
 const olderVersion = "3ca1340c"
 
-// buildOlder builds the program as it was, out of the history, with the modules of today: so nothing is downloaded that
-// the other tests do not need.
+// buildOlder builds the older program from the history with today's modules, so that it downloads no modules beyond
+// those of the other tests.
 func buildOlder(t *testing.T) string {
 	t.Helper()
 	run := func(in *bytes.Buffer, dir, name string, args ...string) *bytes.Buffer {
@@ -209,6 +209,12 @@ func TestRollingUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	goOn("the leader was killed, at the new level")
+	backup := filepath.Join(t.TempDir(), "locks.backup")
+	succeed(t, "backup", backup, "--backend", u.url())
+	if text := succeed(t, "restore", backup, "--data-dir", filepath.Join(t.TempDir(), "new")); !strings.Contains(text,
+		"serves nobody for 24h0m0s") { // the older version permitted that, and told nobody
+		t.Errorf("restore prints:\n%s", text)
+	}
 	stop()
 	if err := kept.Context().Err(); err != nil {
 		t.Errorf("the hold that was to be kept: %v", context.Cause(kept.Context()))

@@ -18,8 +18,7 @@ UNSUMMED are entries that a version without checksums wrote: damage in them is n
 
 Options:
 
-  --data-dir DIR  Default: fencelock-data
-  --json          one JSON object; numbers of 64 bits are strings
+{options}
 
 Exit codes:
 
@@ -29,7 +28,7 @@ Exit codes:
    66  DIR cannot be read, or a server uses it
 `
 
-// verified is what is printed of a data directory.
+// verified is the printed form of a data directory.
 type verified struct {
 	NodeID    string `json:"nodeId"`
 	ClusterID string `json:"clusterId,omitempty"`
@@ -40,12 +39,14 @@ type verified struct {
 	Revision  uint64 `json:"revision,string"`
 }
 
-// verifyMain is "fencelock verify".
-func verifyMain(args []string) int {
-	s, f := newLook("verify")
-	dir := f.String("data-dir", "fencelock-data", "")
-	s.backend = localServer // none is asked
-	return s.run(s.parse(f, args), verifyHelp, func(context.Context) error { return s.verify(*dir) })
+func defineVerify(o *options) func([]string) error {
+	var dir string
+	o.dataDir(&dir, "the data `DIRECTORY`")
+	s := &lookSettings{word: "verify"}
+	o.BoolVar(&s.json, "json", false, "print one JSON object; numbers of 64 bits are strings")
+	return func(args []string) error {
+		return s.run(s.parse(args), func(context.Context) error { return s.verify(dir) })
+	}
 }
 
 // verifyError is a data directory that cannot be read.
@@ -67,7 +68,7 @@ func (s *lookSettings) verify(dir string) error {
 	})
 }
 
-// exitOfVerify is the exit code for a data directory that is not well.
+// exitOfVerify returns the exit code for a bad data directory.
 func exitOfVerify(err error) int {
 	if errors.As(err, new(*replica.CorruptError)) && !errors.Is(err, fs.ErrNotExist) {
 		return exitDamaged

@@ -3,125 +3,151 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/fencelock/fencelock"
-	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/proctree"
 )
 
-// watch stays with a running command until no process of its group is left: no process may run on without the lock.
+// watch stays with a running command until no process of its tree is left: no process may run on without the lock.
 //
-//	running ──► command exited ──► TERM to what it left ──► KILL after the grace ──► nothing left
-//	   └──────► lock lost ───────► TERM ──────────────────► KILL, while nobody can hold the lock ──► nothing left
+//	running ──► command exited ──► its children run on ──► all ended
+//	   ├──────► TERM to fencelock ─► TERM ──► KILL after --stop-timeout ──► all ended
+//	   └──────► lock lost ─────────► TERM ──► KILL, while nobody can hold the lock ──► all ended
+//
+// The guardian of the tree sends the signals, and itself ends the tree at the deadline of the lock.
 type watch struct {
-	group   *group
-	lease   *fencelock.Lease
-	grace   time.Duration
+	*runSettings
+	tree    *proctree.Tree
+	group   int // of the command
+	leases  fencelock.Leases
 	signals <-chan os.Signal
 	tty     terminal
 
-	standing  bool // the command is stopped, as far as we have heard
-	exited    bool
-	status    syscall.WaitStatus // of the command, if exited
-	survivors bool               // at the end: KILL did not help
-
-	killAt  backend.Instant // zero: nobody is to be killed
-	killed  bool
-	deathBy backend.Instant // after the KILL
+	standing bool // the command is stopped, as far as we know
+	stopping bool // INT, TERM, HUP or QUIT has come
+	// terminating: TERM has come, which sets a time for the end.
+	terminating bool
+	exited      bool
+	status      syscall.WaitStatus // of the command, if exited
+	expired     bool               // the guardian has ended the tree at the deadline
+	orphaned    bool               // the guardian has died
+	left        []proctree.Process // processes that run on after the command, or survive KILL at the end
+	done        bool
+	survived    bool
 }
 
-const (
-	lookAgain = 10 * time.Millisecond  // for processes that remain in the group
-	maxNap    = 250 * time.Millisecond // Go's timers stand still in a suspended machine, and the lease does not
-	deathTime = 5 * time.Second        // for processes to die of KILL: one that hangs in the kernel does not
-)
+// childrenTime is the time that the command's children may run on before a message names them.
+const childrenTime = time.Second
 
 func (w *watch) run() {
 	// From here on, so that the command does not inherit it: writing to the terminal, and taking it back, must not stop
 	// us when we are not in its foreground.
 	signal.Ignore(syscall.SIGTTOU)
-	defer w.tty.takeBack()
-	w.tty.giveTo(w.group.id)
-	lost := w.lease.Context().Done()
-	for {
-		if w.exited {
-			if w.group.empty() {
-				return
-			}
-			w.end(w.grace)
-		}
-		now := backend.SystemClock().Now()
-		if !w.killAt.IsZero() && now >= w.killAt && !w.killed {
-			w.group.signal(syscall.SIGKILL)
-			w.killed, w.deathBy = true, now.Add(deathTime)
-		}
-		if w.killed && now >= w.deathBy {
-			w.survivors = true
-			return
-		}
+	w.tty = openTerminal()
+	defer w.tty.close()
+	w.tty.giveAtStart(w.group)
+	ended := make(chan struct{})
+	defer close(ended)
+	go w.keepBounds(ended)
+	lost := w.leases.Context().Done()
+	var waiting <-chan time.Time
+	for !w.done {
 		select {
-		case status := <-w.group.leader:
-			w.follow(status)
-			if w.standing {
-				w.stopped(status.StopSignal())
+		case e := <-w.tree.Events():
+			w.follow(e)
+			switch {
+			case e.Type == proctree.Stopped:
+				w.stopped(w.status.StopSignal())
+			case e.Type != proctree.Exited || len(e.Left) == 0:
+			case w.stopping || w.status.Signaled() && proctree.Fatal(w.status.Signal()):
+				w.tree.End(w.stopTimeout, true)
+			case w.killChildren:
+				w.tree.End(w.killAfter, true)
+			default:
+				waiting = time.After(childrenTime)
 			}
 		case sig := <-w.signals:
 			w.pass(sig.(syscall.Signal))
 		case <-lost:
 			lost = nil
-			w.end(w.graceOfLoss())
-		case <-w.nap(now):
+			w.tree.End(w.graceOfLoss(), true)
+		case <-waiting:
+			w.complain("the command has ended; lock %s stays until its children end: %s", w.listed(), listed(w.left))
 		}
 	}
 }
 
-// follow notes what became of the command.
-func (w *watch) follow(status syscall.WaitStatus) {
-	w.standing = status.Stopped()
-	if !w.standing {
-		w.exited, w.status = true, status
+// follow handles an event of the tree.
+func (w *watch) follow(e proctree.Event) {
+	switch e.Type {
+	case proctree.Stopped:
+		w.standing, w.status = true, syscall.WaitStatus(e.Status)
+	case proctree.Exited:
+		w.standing, w.exited, w.status, w.left = false, true, syscall.WaitStatus(e.Status), e.Left
+	case proctree.Expired:
+		w.expired = true
+	case proctree.Orphaned:
+		w.orphaned = true
+	case proctree.Ended:
+		w.done = true
+	case proctree.Survived:
+		w.done, w.survived, w.left = true, true, e.Left
 	}
 }
 
-// graceOfLoss is how long the command may go on after the loss. The lease ended by the grace earlier than it must
-// (Options.Margin), so this is the grace if we are on time, and nothing if we stood still until somebody else could
-// hold the lock.
+// bounds returns the instants at which the guardian itself ends the tree: TERM where the lease ends, and KILL right
+// before somebody else can get the lock.
+func (s *runSettings) bounds(leases fencelock.Leases) proctree.Bounds {
+	now := proctree.Now() // before the remaining time is read: a pause in between makes the bounds earlier
+	term := now.Add(time.Until(deadlineOf(leases)))
+	return proctree.Bounds{Term: term, Kill: term.Add(s.killAfter)}
+}
+
+// deadlineOf returns when the first of the leases ends.
+func deadlineOf(leases fencelock.Leases) time.Time {
+	first := leases[0].Deadline()
+	for _, l := range leases[1:] {
+		if d := l.Deadline(); d.Before(first) {
+			first = d
+		}
+	}
+	return first
+}
+
+// keepBounds sends each new deadline to the guardian. It avoids calls that may block, such as output to standard
+// error.
+func (w *watch) keepBounds(ended <-chan struct{}) {
+	const least = 5 * time.Millisecond
+	for {
+		// More often near the deadline: a renewal may succeed at the last moment.
+		pause := max(least, min(w.ttl/10, time.Until(deadlineOf(w.leases))/2))
+		select {
+		case <-ended:
+			return
+		case <-w.leases.Context().Done():
+			return
+		case <-time.After(pause):
+		}
+		w.tree.SetBounds(w.bounds(w.leases))
+	}
+}
+
+// graceOfLoss returns how long the command may go on after the loss. The lease ended by the grace earlier than it
+// must
+// (Options.StopEarly), so this is the grace if we are on time, and 0 if we stood still until somebody else could hold
+// the lock.
 func (w *watch) graceOfLoss() time.Duration {
-	left := time.Until(w.lease.Deadline()) + w.grace
-	return max(0, min(left, w.grace))
+	left := time.Until(deadlineOf(w.leases)) + w.killAfter
+	return max(0, min(left, w.killAfter))
 }
 
-// end asks the group to end, and has it killed after grace, or sooner if that was said before.
-func (w *watch) end(grace time.Duration) {
-	at := backend.SystemClock().Now().Add(grace)
-	if !w.killAt.IsZero() {
-		w.killAt = min(w.killAt, at)
-		return
-	}
-	w.killAt = at
-	if grace > 0 {
-		w.group.signal(syscall.SIGTERM)
-		w.wake() // a stopped process would not see it
-	}
-}
-
-// nap ends when there is something to look at besides the channels; never if there is not.
-func (w *watch) nap(now backend.Instant) <-chan time.Time {
-	switch {
-	case w.exited:
-		return time.After(lookAgain)
-	case w.killed:
-		return time.After(min(w.deathBy.Sub(now), maxNap))
-	case !w.killAt.IsZero():
-		return time.After(min(w.killAt.Sub(now), maxNap))
-	}
-	return nil
-}
-
-// pass deals with a signal that was sent to us.
+// pass handles a signal that was sent to us.
 func (w *watch) pass(sig syscall.Signal) {
 	switch sig {
 	case syscall.SIGPIPE:
@@ -134,53 +160,75 @@ func (w *watch) pass(sig syscall.Signal) {
 		}
 	case syscall.SIGCONT:
 		w.goOn()
+	case syscall.SIGTERM:
+		if w.terminating { // End sends TERM once
+			w.tree.Signal(sig)
+		}
+		w.stopping, w.terminating, w.standing = true, true, false
+		w.tree.End(w.stopTimeout, false)
 	default:
-		w.group.signal(sig)
+		w.stopping = w.stopping || proctree.Fatal(sig)
+		w.tree.Signal(sig)
 	}
 }
 
-// stopped follows the command into a stop by the terminal (Ctrl-Z): the shell gets the terminal back, and what else
-// runs in our job stops as well, as it would have without us. A command that is stopped in another way stays so, and
-// keeps its lock.
+// stopped follows the command into a stop by the terminal: the shell gets the terminal back, and all other processes
+// of our job stop as well, as they would have without us. For Ctrl-Z the terminal was given to the command; TTIN and
+// TTOU say
+// that the command asks for it. A command that is stopped in another way stays stopped, and keeps its lock.
 func (w *watch) stopped(by syscall.Signal) {
-	if !w.tty.given {
+	asks := by == syscall.SIGTTIN || by == syscall.SIGTTOU
+	switch {
+	case asks && (w.tty.given || w.tty.giveTo(w.group)):
+		w.standing = false
+		w.tree.Resume()
 		return
-	}
-	if by == syscall.SIGTTIN || by == syscall.SIGTTOU {
-		w.wake() // it asked for the terminal before it had it
+	case asks && orphaned():
+		w.complain("the command is stopped: it asks for the terminal, which another job has")
+		return
+	case !asks && !w.tty.given:
 		return
 	}
 	w.tty.takeBack()
 	if orphaned() {
-		w.goOn() // there is no shell that could let us go on
+		w.goOn() // no shell could continue us
 		return
 	}
 	_ = syscall.Kill(0, syscall.SIGSTOP)
 }
 
-// goOn lets the command go on after a stop of ours, but not without its lock.
+// goOn continues the command after a stop of ours, but not without its lock.
 func (w *watch) goOn() {
-	if w.lease.Err() != nil {
-		return // run learns it from the lease's context
+	if w.leases.Err() != nil {
+		return // run sees it in the lease's context
 	}
-	w.tty.giveTo(w.group.id)
+	w.tty.giveAtStart(w.group)
 	w.wake()
 }
 
-// halt stops the group, and waits until it is told so: heard later, this stop would be taken for one by the terminal.
+// halt stops the group, and waits for the message: later, this stop would look like one by the terminal.
 func (w *watch) halt() {
-	w.group.signal(syscall.SIGSTOP)
-	if w.standing || w.exited {
-		return
-	}
-	select {
-	case status := <-w.group.leader:
-		w.follow(status)
-	case <-time.After(time.Second): // it hangs in the kernel
+	w.tree.Signal(syscall.SIGSTOP)
+	for hangs := time.After(time.Second); !w.standing && !w.exited && !w.done; {
+		select {
+		case e := <-w.tree.Events():
+			w.follow(e)
+		case <-hangs: // in the kernel
+			return
+		}
 	}
 }
 
 func (w *watch) wake() {
 	w.standing = false
-	w.group.signal(syscall.SIGCONT)
+	w.tree.Signal(syscall.SIGCONT)
+}
+
+// listed formats processes for a message.
+func listed(all []proctree.Process) string {
+	names := make([]string, len(all))
+	for i, p := range all {
+		names[i] = fmt.Sprintf("%s (process %d)", p.Name, p.PID)
+	}
+	return strings.Join(names, ", ")
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What Dump takes at most: time for each search, pictures, and violations that are told with what was around them.
+// The limits of Dump: time for each search, pictures, and violations printed with the events around them.
 const (
 	pictureTime = 5 * time.Second
 	pictures    = 3
@@ -23,9 +23,9 @@ const (
 	around      = 30 // events before and after a violation
 )
 
-// Dump writes what is needed to understand a failure into dir, which it makes if need be: history.jsonl, which
-// ReadHistory reads; report.txt for people, with the seed; and for up to three names with violations a picture of what
-// was searched, search-1.html and so on. It takes seconds.
+// Dump writes the data for understanding a failure into dir, which it makes if need be: history.jsonl, which
+// ReadHistory reads; report.txt for people, with the seed; and for up to three names with violations a picture of the
+// search, search-1.html and so on. It takes seconds.
 func (p Report) Dump(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("dump: %w", err)
@@ -118,7 +118,7 @@ func (p Report) picture(dir string) error {
 	return nil
 }
 
-// worst returns the first part of what happened to a name that is not legal, or else the one with the violation.
+// worst returns the first illegal part of a name's history, or else the part with the violation.
 func (r *run) worst(n *name, v Violation) (*part, porcupine.LinearizationInfo) {
 	end := time.Now().Add(pictureTime)
 	var there *part

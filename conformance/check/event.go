@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Op is what a call asks for.
+// Op is the kind of a call.
 type Op string
 
 // The calls.
@@ -29,22 +29,22 @@ type Type string
 
 // The types of events.
 const (
-	// TypeCall: a call begins. It may be the last that is heard of it.
+	// TypeCall: a call begins. It may be its last event.
 	TypeCall Type = "call"
 	// TypeReturn: the call with the same Client and ID has returned.
 	TypeReturn Type = "return"
-	// TypeRenewed: the service has confirmed the hold again.
+	// TypeRenewed: the service has confirmed a renewal of the hold.
 	TypeRenewed Type = "renewed"
 	// TypeEnd: the holder believes no longer, for another reason than its release.
 	TypeEnd Type = "end"
-	// TypeKilled: a client was killed. What it had called stays unknown, what it held unreleased.
+	// TypeKilled: a client was killed. Its open calls stay unknown, its holds unreleased.
 	TypeKilled Type = "killed"
 	// TypeFault and TypeHealed: a fault began, all faults are over. They belong to no client.
 	TypeFault  Type = "fault"
 	TypeHealed Type = "healed"
 )
 
-// Outcome is how a call ended.
+// Outcome is the outcome of a call.
 type Outcome string
 
 // The outcomes.
@@ -55,7 +55,7 @@ const (
 	Refused Outcome = "refused"
 	// Unknown: it may have been done, or may be done later.
 	Unknown Outcome = "unknown"
-	// Gone: a release found that the hold was over. So does one that is repeated after its answer was lost.
+	// Gone: a release found that the hold was over. So does a repetition after a lost answer.
 	Gone Outcome = "gone"
 )
 
@@ -64,7 +64,7 @@ type Event struct {
 	Type Type            `json:"type"`
 	At   backend.Instant `json:"at"` // when it happened, in nanoseconds of the clock that the whole history shares
 
-	// Client is who calls, unique among all processes. ID is the number of the call, unique among those of the client.
+	// Client is the caller, unique among all processes. ID is the number of the call, unique among those of the client.
 	// For TypeRenewed and TypeEnd, ID is that of the acquire that was granted.
 	Client string `json:"client,omitempty"`
 	ID     uint64 `json:"id,omitempty"`
@@ -87,8 +87,8 @@ type Event struct {
 	Token   fencing.Token `json:"token,omitzero"`
 	Request string        `json:"request,omitempty"` // identity of the hold: two acquires with one are the same hold
 
-	// Of an acquire's return with OK, TypeRenewed and TypeEnd: what the service has promised last, and until when its
-	// holder believes in that. Zero: nothing was promised, or it is believed without end.
+	// Of an acquire's return with OK, TypeRenewed and TypeEnd: the last promise of the service, and until when its
+	// holder believes in it. Zero: there was no promise, or the belief has no end.
 	SentAt   backend.Instant `json:"sent_at,omitempty"`
 	TTL      time.Duration   `json:"ttl,omitempty"`
 	Deadline backend.Instant `json:"deadline,omitempty"`
@@ -100,7 +100,7 @@ type Event struct {
 	Seen []fencing.Token `json:"seen,omitempty"`
 }
 
-// UnmarshalJSON refuses fields that no event has: one that is misspelt would be left out of every check.
+// UnmarshalJSON refuses unknown fields: a misspelt one would be left out of every check.
 func (e *Event) UnmarshalJSON(line []byte) error {
 	type plain Event
 	read := struct {
@@ -130,7 +130,7 @@ func (n *number) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// unknown says what nobody can make sense of in an event; empty if nothing.
+// unknown names the unknown part of an event, or returns "".
 func (e Event) unknown() string {
 	switch e.Type {
 	case TypeCall:

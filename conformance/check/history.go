@@ -11,13 +11,13 @@ import (
 	"slices"
 )
 
-// History is what clients did: events in the order of their instants; those of one client in the order in which they
-// were recorded.
+// History is the record of the clients: events in the order of their instants; those of one client in the order in
+// which they were recorded.
 type History struct {
 	Events []Event
 }
 
-// ReadHistory reads what a Recorder wrote to its Options.Writer, or History.Write. A last line that is cut short, as it
+// ReadHistory reads the output of a Recorder's Options.Writer, or of History.Write. A truncated last line, as it
 // is when the writer was killed, is left out.
 func ReadHistory(r io.Reader) (History, error) {
 	var h History

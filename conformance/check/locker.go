@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Locker records what is done through a fencelock.Locker. It is safe for concurrent use.
+// Locker records the calls of a fencelock.Locker. It is safe for concurrent use.
 type Locker struct {
 	r      *Recorder
 	client string
@@ -50,7 +50,7 @@ func (l *Locker) acquire(
 // outcome of an acquire that failed.
 func outcome(err error) Outcome {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return Unknown // a wait that was given up may have been granted while it was cancelled
+		return Unknown // an abandoned wait may have been granted during its cancellation
 	}
 	for _, sure := range []error{
 		fencelock.ErrHeld, fencelock.ErrUnavailable, fencelock.ErrUnsupported, fencelock.ErrMisconfigured,
@@ -64,7 +64,7 @@ func outcome(err error) Outcome {
 	return Unknown
 }
 
-// Held is a lease that is recorded. It is safe for concurrent use. Its release has to go through it.
+// Held is a recorded lease. It is safe for concurrent use. Its release has to go through it.
 type Held struct {
 	r      *Recorder
 	lease  *fencelock.Lease
@@ -101,7 +101,7 @@ func (r *Recorder) settle(name string, at backend.Instant) {
 // Lease returns the lease.
 func (h *Held) Lease() *fencelock.Lease { return h.lease }
 
-// grant is what the lease rests on now.
+// grant returns the present basis of the lease.
 func (h *Held) grant() Grant {
 	g := h.lease.Grant()
 	return Grant{
@@ -125,7 +125,7 @@ func (h *Held) deadline() backend.Instant {
 	return best
 }
 
-// Renewed records what the lease rests on now. Without it a history knows of renewals only when the hold ends; a
+// Renewed records the present basis of the lease. Without it a history knows of renewals only when the hold ends; a
 // process that may be killed calls it now and then.
 func (h *Held) Renewed() {
 	if g := h.grant(); h.lease.Err() == nil {
@@ -156,7 +156,7 @@ func (h *Held) forget() {
 // Release ends the belief and releases.
 func (h *Held) Release(ctx context.Context) error {
 	if !h.unhook() {
-		h.ended(h.r.Now()) // nothing is changed if that was recorded before
+		h.ended(h.r.Now()) // no effect if that was recorded before
 	}
 	h.forget()
 	call := h.hold.Release(ctx, h.grant())
@@ -172,7 +172,7 @@ func (h *Held) Release(ctx context.Context) error {
 	return err
 }
 
-// Ask asks the service who holds a name, and records what it was shown.
+// Ask asks the service who holds a name, and records the answer.
 func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector,
 	name string) (backend.State, error) {
 	call := r.Begin(ctx, client, OpAsk, name)

@@ -19,19 +19,19 @@ import (
 //	take h     interval of the acquire      nobody holds what excludes h, and h's token is the highest so far
 //	prove h    from sending to the answer   h holds
 //	give h     interval of the release      h holds, and does so no longer
-//	expire h   from the end of the TTL on   h holds no longer; nothing happens if it did not
-//	ask        interval of the question     everybody who holds is among those that were seen
+//	expire h   from the end of the TTL on   h holds no longer; no effect if it did not
+//	ask        interval of the question     every holder is among the seen ones
 //
 // A release that may have come after the end of the TTL, and one of unknown outcome, are like expire.
 //
 // What may or may not have been done needs no second branch. A release of unknown outcome has an interval without end:
-// one that was never done stands behind everything else. An acquire of unknown outcome does not appear at all: no
-// operation of anybody else needs its hold, so whatever is legal with it is legal without.
+// an unexecuted one stands behind all others. An acquire of unknown outcome does not appear at all: no operation of
+// anybody else needs its hold, so any order that is legal with it is legal without.
 //
 // A hold that was not released expires, at the end of its TTL or at any time later. Before that nobody else may have
 // it: a service that forgets holds (evicted, lost in a failover, a clock that jumped) has no legal history.
 
-// deed is what an operation does.
+// deed is the kind of an operation.
 type deed uint8
 
 const (
@@ -44,7 +44,7 @@ const (
 
 var deeds = [...]string{"acquire", "renew", "release", "expire", "ask"}
 
-// input is an operation of the model. Its output is nothing: only what has happened is asked for.
+// input is an operation of the model. It has no output: the search only asks which operations happened.
 type input struct {
 	do   deed
 	hold int  // index in history.holds
@@ -137,7 +137,7 @@ func (h *hold) short() string {
 	return s
 }
 
-// step tells whether an operation can happen in a state, and what the next state is.
+// step reports whether an operation can happen in a state, and returns the next state.
 func step(holds []*hold, fenced bool, s state, in input) (bool, state) {
 	switch in.do {
 	case take:

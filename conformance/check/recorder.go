@@ -18,18 +18,18 @@ type Options struct {
 	Clock backend.Clock
 
 	// Writer gets each event as a line of JSON before the call that it belongs to goes on, in one Write. The reader of
-	// a pipe must keep up, or the clients stand still. Default none.
+	// a pipe must keep up, or the clients stand still. Default: no writer.
 	Writer io.Writer
 	// StreamOnly keeps no events in memory: Recorder.History is empty. For child processes that run for long.
 	StreamOnly bool
 
-	// Client is put before the clients' names, with "/" between, and makes them unique among all processes, also among
-	// those that follow each other: a process that is started again gets another one. Default none.
+	// Client is put before the clients' names, with "/" between, and makes them unique among all processes, including
+	// successive ones: a restarted process gets another one. Default "".
 	Client string
 }
 
-// Recorder records calls and holds. It is safe for concurrent use. It takes no part in what it records: an error of the
-// Writer is kept for Recorder.Err.
+// Recorder records calls and holds. It is safe for concurrent use. It does not affect the recorded calls: an error of
+// the Writer is kept for Recorder.Err.
 type Recorder struct {
 	o Options
 
@@ -37,7 +37,7 @@ type Recorder struct {
 	events []Event
 	last   uint64 // ID
 	err    error
-	open   map[string][]*Held // by name: leases whose end is to be recorded
+	open   map[string][]*Held // by name: leases with an end to be recorded
 }
 
 // NewRecorder returns a recorder without events.
@@ -58,7 +58,7 @@ func (r *Recorder) Instant(t time.Time) backend.Instant {
 	return now.Add(time.Until(t))
 }
 
-// History returns what was recorded so far.
+// History returns the events so far.
 func (r *Recorder) History() History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +72,7 @@ func (r *Recorder) Err() error {
 	return r.err
 }
 
-// Add records an event as it is. The methods below do it for those who record what they call themselves.
+// Add records an event as it is. The methods below do it for callers that record their own calls.
 func (r *Recorder) Add(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -99,8 +99,8 @@ func (r *Recorder) Fault(what string) { r.Add(Event{Type: TypeFault, At: r.Now()
 // Healed records that all faults are over. From here on the locks have to go on: Rules.Recovery.
 func (r *Recorder) Healed(what string) { r.Add(Event{Type: TypeHealed, At: r.Now(), Why: what}) }
 
-// Killed records that all clients whose name is client, or begins with client and "/", were killed before now. It is
-// for the parent of a child process, whose Options.Client is client, and is called when the process is gone.
+// Killed records that all clients named client, or with names that begin with client and "/", were killed before now.
+// It is for the parent of a child process with Options.Client client, and is called when the process is gone.
 func (r *Recorder) Killed(client string) {
 	r.Add(Event{Type: TypeKilled, At: r.Now(), Client: client})
 }
@@ -151,24 +151,24 @@ func (c *Call) returned(e Event, outcome Outcome, err error) {
 	c.r.Add(e)
 }
 
-// Return records that the call has returned now, with an outcome that is no grant.
+// Return records that the call has returned now, with another outcome than a grant.
 func (c *Call) Return(outcome Outcome, err error) { c.returned(Event{}, outcome, err) }
 
-// Saw records what an OpAsk was shown: the tokens of all holders.
+// Saw records the answer to an OpAsk: the tokens of all holders.
 func (c *Call) Saw(tokens []fencing.Token) { c.returned(Event{Seen: tokens}, OK, nil) }
 
-// Grant is what an acquire was granted. Fields of which the lock knows nothing are zero.
+// Grant is the grant of an acquire. Unknown fields are zero.
 type Grant struct {
 	Kind           backend.Kind
 	Permits, Limit int
 	Token          fencing.Token
 	Request        string // identity of the hold
 
-	// The service keeps the hold for TTL from SentAt at least; zero TTL: nothing is known. SentAt zero with a TTL: the
+	// The service keeps the hold for TTL from SentAt at least; zero TTL: unknown. SentAt zero with a TTL: the
 	// call's beginning.
 	SentAt backend.Instant
 	TTL    time.Duration
-	// Deadline is until when the holder believes without another renewal. Zero: it believes until it is told otherwise.
+	// Deadline ends the holder's belief without another renewal. Zero: it believes until it is notified.
 	Deadline backend.Instant
 }
 
@@ -206,8 +206,8 @@ func (h *Hold) Renewed(g Grant) {
 	}
 }
 
-// Lost records that the holder was told of the loss now, and why. With a deadline in g that has passed before, it ended
-// then; SentAt and TTL are those of the last renewal, if there was one since the last event. A hold that has ended
+// Lost records that the holder was notified of the loss now, and why. With a deadline in g that has passed before, it
+// ended then; SentAt and TTL are from the last renewal, if there was one since the last event. A hold that has ended
 // already stays as it is.
 func (h *Hold) Lost(why string, g Grant) { h.lost(why, g, h.r.Now()) }
 

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Figures are what a history shows besides violations. Times are zero where nothing was measured.
+// Figures are the counts and times of a history. Times that were not measured are zero.
 type Figures struct {
 	Operations int           `json:"operations"` // calls
-	Grants     int           `json:"grants"`     // holds, that is
+	Grants     int           `json:"grants"`     // holds
 	Refusals   int           `json:"refusals"`   // calls that were refused
 	Unknowns   int           `json:"unknowns"`   // calls of unknown outcome
 	Renewals   int           `json:"renewals"`   // that were recorded
@@ -27,8 +27,8 @@ type Figures struct {
 	// Overlapped is the longest time for which two believed at once, Overlaps how often.
 	Overlapped time.Duration `json:"overlapped"`
 	Overlaps   int           `json:"overlaps"`
-	// Doubled is how many holds were believed in while somebody else's began, Overrun the longest time from that until
-	// the earlier holder believed no longer, however many held meanwhile.
+	// Doubled is the number of holds still believed in when somebody else's began, Overrun the longest time from that
+	// until the earlier holder's belief ended, however many held meanwhile.
 	Doubled int           `json:"doubled"`
 	Overrun time.Duration `json:"overrun"`
 	// LateContext is the longest time from a deadline until the holder was told.
@@ -45,7 +45,7 @@ type Figures struct {
 	Searched int           `json:"searched"`
 }
 
-// Report is what Verify found.
+// Report is the result of Verify.
 type Report struct {
 	Violations []Violation
 	Figures

@@ -18,12 +18,12 @@ const never = backend.Instant(1<<63 - 1)
 // call is a call with its return.
 type call struct {
 	Event                 // of the call
-	ret   backend.Instant // never if it has none
-	out   Outcome         // Unknown if it has none
+	ret   backend.Instant // never without one
+	out   Outcome         // Unknown without one
 	err   string
 	gone  bool // its client was killed before it returned
 	seen  []fencing.Token
-	holds *hold // of an acquire: what it was granted; of a release: what it gives back
+	holds *hold // of an acquire: the granted hold; of a release: the released one
 }
 
 // hold is one hold of a name, put together from all that was recorded of it.
@@ -37,7 +37,7 @@ type hold struct {
 	token   fencing.Token
 
 	call, ret backend.Instant // of the acquire
-	grants    []*call         // all acquires that returned it: more than one if it was taken again under one request
+	grants    []*call         // all acquires that returned it: more than one if its request was repeated
 
 	// The holder believed in it from begin until end, if begin is before end.
 	begin, end backend.Instant
@@ -102,7 +102,7 @@ func conflicts(a, b *hold) bool {
 	return a.kind != backend.KindShared || b.kind != backend.KindShared
 }
 
-// exceeds returns one of those who hold already beside whom h cannot be had.
+// exceeds returns one of the present holders beside which h cannot be granted.
 func exceeds(h *hold, others []*hold) *hold {
 	used, last := h.permits, (*hold)(nil)
 	for _, o := range others {
@@ -144,13 +144,13 @@ type run struct {
 
 type span struct{ from, to backend.Instant }
 
-// key is what an ID belongs to.
+// key is an ID with its client.
 type key struct {
 	client string
 	id     uint64
 }
 
-// gather puts calls and returns together, and what was recorded of each hold.
+// gather pairs calls with returns, and collects the events of each hold.
 func gather(history History, rules Rules) *run {
 	r := &run{rules: rules, byRequest: map[identity]*hold{}}
 	if n := len(history.Events); n > 0 {
@@ -235,7 +235,7 @@ func (r *run) returned(c *call, e Event) {
 	}
 }
 
-// granted makes the hold that an acquire returned, or finds the one that it was given again.
+// granted makes the hold that an acquire returned, or finds the existing one of a repeated request.
 func (r *run) granted(c *call, e Event) {
 	c.Request = e.Request
 	again := identity{c.Name, e.Request, e.Token}
@@ -263,13 +263,13 @@ func (r *run) granted(c *call, e Event) {
 	r.byRequest[again] = h
 }
 
-// identity is what makes two grants the same hold.
+// identity identifies a hold: two grants with equal ones are the same hold.
 type identity struct {
 	name, request string
 	token         fencing.Token
 }
 
-// promise notes what the service has confirmed last.
+// promise notes the last confirmation of the service.
 func (h *hold) promise(e Event, rules Rules) {
 	h.ttl = max(h.ttl, e.TTL)
 	if e.Deadline != 0 {
@@ -278,7 +278,7 @@ func (h *hold) promise(e Event, rules Rules) {
 	switch {
 	case e.TTL == 0 && e.Deadline == 0:
 		if len(h.proofs) == 0 && h.expires == never && h.sentAt == 0 {
-			h.expires = h.ret // it may have been gone at once: nothing was promised
+			h.expires = h.ret // it may have been gone at once: there was no promise
 		}
 		return
 	case e.TTL == 0 && h.ttl != 0 && rules.Exact:
@@ -345,7 +345,7 @@ func (r *run) kill() {
 	}
 }
 
-// sort orders everything by name and time, and notes what was taken away by force.
+// sort orders calls and holds by name and time, and notes forced releases.
 func (r *run) sort() {
 	names := map[string]*name{}
 	seen := map[*hold]bool{}
@@ -362,7 +362,7 @@ func (r *run) sort() {
 		}
 		if h := c.holds; h != nil && !seen[h] {
 			seen[h] = true
-			// What is believed beyond the end is not known; at the end it is.
+			// Beliefs beyond the end are unknown; at the end they are known.
 			h.end = min(h.end, r.end+1)
 			n.holds = append(n.holds, h)
 		}
@@ -399,7 +399,7 @@ func (r *run) ttl() time.Duration {
 	return r.longest
 }
 
-// since is how long after the start of the history at is.
+// since returns the time from the start of the history to at.
 func (r *run) since(at backend.Instant) time.Duration { return at.Sub(r.begin) }
 
 // killedAt is when the client of a call that never returned was killed.

@@ -47,7 +47,7 @@ func (p *Report) count(r *run) {
 
 // overlaps sweeps over the beliefs in a name, in the order of their beginnings.
 func (p *Report) overlaps(r *run, n *name) {
-	var open []*hold // those whose belief may go on
+	var open []*hold // holds with a belief that may go on
 	doubled := map[*hold]bool{}
 	for _, h := range believed(n.holds) {
 		open = slices.DeleteFunc(open, func(o *hold) bool { return o.end <= h.begin })
@@ -84,7 +84,7 @@ func together(h *hold, others []*hold) time.Duration {
 	return until.Sub(h.begin)
 }
 
-// early finds grants that returned while others kept what they need, from before the call.
+// early finds grants that returned while others kept a conflicting hold from before the call.
 func (p *Report) early(r *run, n *name) {
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
@@ -158,7 +158,7 @@ func (p *Report) losses(n *name) {
 	}
 }
 
-// learnt is when the holder of a lost hold heard of that: when it was told, or when its release found nothing.
+// learnt is the time at which the holder of a lost hold heard of the loss: by a notification, or by its release.
 func (h *hold) learnt() backend.Instant {
 	switch {
 	case h.told != never:
@@ -184,7 +184,7 @@ func (p *Report) tokens(r *run, n *name) {
 	}
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
-	var highest *hold // of those that had returned
+	var highest *hold // of the returned ones
 	for _, h := range n.holds {
 		for len(returns) > 0 && returns[0].ret < h.call {
 			if r := returns[0]; highest == nil || r.token.Order() > highest.token.Order() {
@@ -199,7 +199,7 @@ func (p *Report) tokens(r *run, n *name) {
 	}
 }
 
-// asked compares what the service said with what it had promised to keep meanwhile.
+// asked compares the service's answers with the holds that it had promised to keep meanwhile.
 func (p *Report) asked(n *name) {
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
@@ -241,15 +241,15 @@ func (p *Report) stuck(r *run) {
 	}
 }
 
-// idle looks for names that were free, and waited for, and not granted, while nothing was broken.
+// idle looks for names that were free, and waited for, and not granted, while there was no fault.
 func (p *Report) idle(r *run, n *name) {
 	busy := slices.Clone(r.troubles)
 	for _, h := range n.holds {
 		busy = append(busy, span{h.ret, h.over(r)})
 	}
 	ttl := r.ttl()
-	// What an acquire of unknown outcome left is looked after for one TTL, and lives for one more. It got lost in a
-	// fault, or where the call was given up.
+	// The leftover of an acquire of unknown outcome is cleaned up for one TTL, and lives for one more. It got lost in a
+	// fault, or when the call was abandoned.
 	for _, c := range n.calls {
 		if c.out != Unknown || c.Op != OpAcquire && c.Op != OpTry {
 			continue
@@ -309,7 +309,7 @@ func (h *hold) over(r *run) backend.Instant {
 	return never
 }
 
-// expiry is when the hold expires, the beginning of its belief if that is not known.
+// expiry is when the hold expires, the beginning of its belief if that is unknown.
 func (h *hold) expiry() backend.Instant {
 	if h.expires == never {
 		return h.begin
@@ -317,7 +317,7 @@ func (h *hold) expiry() backend.Instant {
 	return h.expires
 }
 
-// gaps returns what lies between spans, which are in order.
+// gaps returns the gaps between spans, which are in order.
 func gaps(busy []span) []span {
 	var free []span
 	at := backend.Instant(-1 << 62)

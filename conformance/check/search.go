@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// search looks, for each name, for an order in which a lock could have done everything. Names of which a scan has shown
-// already that there is none are left out.
+// search looks, for each name, for an order in which a lock could have done all operations. Names for which a scan has
+// shown already that no such order exists are left out.
 func (p *Report) search(ctx context.Context, r *run) {
 	begin := time.Now()
 	for _, n := range r.names {
@@ -77,10 +77,11 @@ func (q *part) end() int64 {
 	return end
 }
 
-// parts divides what happened to a name wherever no operation is in flight. The state there is known: those hold whose
-// acquire lies before and whose end lies behind.
+// parts divides a name's history wherever no operation is in flight. The state there is known: the holds that were
+// acquired before and end behind.
 //
-// One search over everything would take quadratic memory for a legal history, and forever for one that is not.
+// One search over the whole would take quadratic memory for a legal history, and practically unlimited time for an
+// illegal one.
 func (r *run) parts(n *name) []*part {
 	ops := r.operations(n)
 	slices.SortStableFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
@@ -173,7 +174,7 @@ func (r *run) operations(n *name) []porcupine.Operation {
 }
 
 // goneBy returns, for each hold, when it must have ended: the first return of a grant that was asked for after it was
-// granted, and that it would have kept out, alone or with those that were surely kept. An operation that ends it, or
+// granted, and that it would have kept out, alone or with the surely kept ones. An operation that ends it, or
 // finds it ended, can be taken to have happened by then.
 func goneBy(holds []*hold) []backend.Instant {
 	gone := make([]backend.Instant, len(holds))
@@ -183,7 +184,7 @@ func goneBy(holds []*hold) []backend.Instant {
 	}
 	slices.SortStableFunc(returns, func(a, b int) int { return cmp.Compare(holds[a].ret, holds[b].ret) })
 	var before []int // holds that were granted before g was asked for, and may go on
-	var kept []*hold // of these, those that were surely kept until g returned
+	var kept []*hold // the ones among these surely kept until g returned
 	for _, g := range holds {
 		for len(returns) > 0 && holds[returns[0]].ret < g.call {
 			before = append(before, returns[0])

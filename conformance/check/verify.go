@@ -7,7 +7,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Rules say what a history is held against. The zero value checks exclusion alone.
+// Rules are the rules for a history. The zero value checks exclusion alone.
 type Rules struct {
 	// Fencing: tokens increase.
 	Fencing bool
@@ -17,15 +17,15 @@ type Rules struct {
 	TTL time.Duration
 
 	// Exact: the service keeps a hold for the whole TTL. Otherwise it is held to the deadline only, which lies a margin
-	// before: what a holder may rely on. Exact is for services that are never early: backend.Description.Margin is
+	// before: a holder may rely on it. Exact is for services that are never early: backend.Description.Margin is
 	// zero.
 	Exact bool
 
-	// Patience is how long after its context's end a call may go on. Zero: not checked. A machine that is busy takes
+	// Patience bounds the rest of a call after the end of its context. Zero: not checked. A busy machine takes
 	// its time, and a process that was stopped too: choose seconds.
 	Patience time.Duration
 
-	// Recovery is how long a free name may be waited for while there is no fault. Zero: not checked.
+	// Recovery bounds the wait for a free name without a fault. Zero: not checked.
 	Recovery time.Duration
 
 	// Timeout bounds the search for an order, for all names together. Default one minute. Negative: no search.
@@ -54,7 +54,7 @@ const (
 	TokenOrder Kind = "token order"
 	// TokenTwice: two holds have one token.
 	TokenTwice Kind = "token twice"
-	// TokenMark: a token says another kind than the hold's, or there is none.
+	// TokenMark: a token has another kind than the hold, or is missing.
 	TokenMark Kind = "token mark"
 	// Stuck: a call went on after its context, or a free name was waited for.
 	Stuck Kind = "stuck"
@@ -64,8 +64,8 @@ const (
 	Illegal Kind = "illegal history"
 	// Undecided: the search for an order did not end in time.
 	Undecided Kind = "undecided"
-	// Malformed: the history is none: a return without a call, two calls with one ID, an operation, an outcome or a
-	// kind that nobody knows.
+	// Malformed: the history is invalid: a return without a call, two calls with one ID, an unknown operation, outcome or
+	// kind.
 	Malformed Kind = "malformed"
 	// Leftover: something was left in the service after everybody had closed. Found by callers.
 	Leftover Kind = "leftover"
@@ -84,9 +84,9 @@ type Violation struct {
 // String returns kind and text.
 func (v Violation) String() string { return string(v.Kind) + ": " + v.Text }
 
-// Verify checks a history in which all calls have ended, or those who made them were killed. The search ends early,
-// with Undecided, when ctx does. It is not for calls under testing/synctest, whose clock stands still while the search
-// runs.
+// Verify checks a history in which all calls have ended, or their callers were killed. The search ends early,
+// with Undecided, when ctx does. It is not for calls under testing/synctest, with a clock that stands still while the
+// search runs.
 func Verify(ctx context.Context, h History, rules Rules) Report {
 	begin := time.Now()
 	if rules.Timeout == 0 {

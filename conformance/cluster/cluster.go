@@ -1,28 +1,28 @@
 // Package cluster breaks a lock service that has several nodes, while clients contend for locks on it, and checks that
-// no two of them ever believe in the same lock. It is for the tests of drivers whose service is a cluster; package
-// conformance has what a single server can show.
+// no two of them ever believe in the same lock. It is for the tests of drivers for a clustered service; package
+// conformance has the tests with a single server.
 //
 //	func TestClusterFaults(t *testing.T) {
 //		cluster.Run(t, func(t testing.TB) cluster.Harness { ... })
 //	}
 //
-// Every fault has a cluster of its own. Rounds follow each other on it without a pause for the clients:
+// Every fault has its own cluster. Rounds follow each other on it without a pause for the clients:
 //
 //	rivals:  acquire, write, hold, release …            all the time, five clients, three names
 //	fault:   one client holds a name ─ break ─ wait until its effect shows and the others go on ─ heal ─ all go on
 //
 // All calls are recorded, and package check goes through the history afterwards: that beliefs do not overlap, that no
-// token is issued twice and a later hold has a higher one, that nobody is told of a loss while it may believe, that the
+// token is issued twice and a later hold has a higher one, that nobody gets a loss while it may believe, that the
 // service knows of every hold that its holder believes in before and after it is asked, that every call ends, and that
 // there is an order in which a lock could have done all of it. A history with violations stays in a folder that the
 // test names. The rivals see besides:
 //
-//   - A guard admits every write of a holder, and refuses those of holders that were overtaken.
-//   - The fault happened: another leader, bytes that were kept back, a loss that was told.
-//   - What a majority can serve goes on during the fault, and everything goes on after it.
-//   - When all clients are closed the service keeps nothing.
+//   - A guard admits every write of a holder, and refuses those of overtaken holders.
+//   - The fault happened: another leader, bytes kept back, a reported loss.
+//   - Calls that a majority can serve succeed during the fault, and all calls succeed after it.
+//   - When all clients are closed the service has no entries.
 //
-// A harness whose nodes can be broken in further ways, see Machines, runs the faults that need it too: RunAll. Run says
+// A harness that can break nodes in further ways, see Machines, runs those faults too: RunAll. Run says
 // which ones a cluster does not run.
 //
 // FENCELOCK_ROUNDS, which is ROUNDS of "make faults", is the number of rounds per fault, by default 2: the faults with
@@ -52,42 +52,42 @@ import (
 type Harness struct {
 	Nodes int
 
-	// Client returns one more client, whose connections to each node pass a link of their own. The suite closes the
+	// Client returns one more client, with connections to each node over a separate link. The suite closes the
 	// driver.
 	Client func(t testing.TB) (backend.FencingDriver, fault.Links)
 
-	// Kill ends a node without warning (SIGKILL), Start starts it again and returns when it serves. Pause freezes a
+	// Kill ends a node without warning (SIGKILL), Start restarts it and returns when it serves. Pause freezes a
 	// node.
 	Kill, Start, Pause, Resume func(ctx context.Context, node int) error
 
-	// Leader waits for a leader of a term after the given one that a majority follows.
+	// Leader waits until a majority follows a leader of a term after the given one.
 	Leader func(ctx context.Context, after uint64) (node int, term uint64, err error)
 	// HasLeader reports whether a node knows one.
 	HasLeader func(ctx context.Context, node int) (bool, error)
 
-	// Cut keeps back what node from sends to node to, and nothing else; Heal ends every Cut.
+	// Cut keeps back the messages from node from to node to, and only these; Heal ends every Cut.
 	Cut  func(from, to int)
 	Heal func()
 	// Said returns how many bytes node from has sent to node to, delivered or not.
 	Said func(from, to int) int64
 
-	// Leftovers lists what the service still keeps of the drivers'. Nil: not checked.
+	// Leftovers lists the drivers' remaining entries in the service. Nil: not checked.
 	Leftovers func() ([]string, error)
 
 	// TTL of all locks. Default 2 s.
 	TTL time.Duration
 
-	// Machines is what else can be done to the nodes. Faults that need a nil field are not run.
+	// Machines has further faults of the nodes. Faults that need a nil field are not run.
 	Machines
 }
 
-// How many contend: every client for every name.
+// The number of contenders: every client for every name.
 const (
 	clientCount = 5
 	nameCount   = 3
 )
 
-// patience is how long a round waits for what must happen. It is far more than a busy machine needs.
+// patience bounds the waits of a round for required events. It is far more than a busy machine needs.
 const patience = time.Minute
 
 // Run breaks clusters that start makes, in every way of Faults that needs no Machines, one subtest for each:
@@ -108,7 +108,7 @@ func Run(t *testing.T, start func(t testing.TB) Harness) {
 	t.Logf("not run, since nobody has said how to do it to this cluster: %s", strings.Join(left, ", "))
 }
 
-// RunAll is Run with all faults, or with those of the given slugs. A cluster may be made for the fault that is to come.
+// RunAll is Run with all faults, or with those of the given slugs. A cluster may be made for the coming fault.
 func RunAll(t *testing.T, start func(t testing.TB, f Fault) Harness, slugs ...string) {
 	n := rounds(t)
 	for _, f := range Faults() {
@@ -122,7 +122,7 @@ func RunAll(t *testing.T, start func(t testing.TB, f Fault) Harness, slugs ...st
 	}
 }
 
-// rounds is how many there are of each fault.
+// rounds returns the number of rounds per fault.
 func rounds(t *testing.T) int {
 	t.Helper()
 	rounds := 2
@@ -223,7 +223,7 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 }
 
 // round breaks the cluster once, and sees that everybody gets a turn afterwards. Where that fails while the machine
-// stood still it does so again, twice at most. What the register or the history tells is never excused.
+// stood still it does so again, twice at most. Findings of the register or the history are never excused.
 func (b *bench) round(f Fault) {
 	begin := time.Now()
 	excused, err := stall.Fairly(b.TTL/2, func() error { return b.attempt(f) })
@@ -251,7 +251,7 @@ func (b *bench) attempt(f Fault) error {
 	return errors.Join(err, stall.Conclusive(b.rivals.register.alarm()))
 }
 
-// healAll ends what a round that failed may have left broken.
+// healAll ends the faults that a failed round may have left.
 func (b *bench) healAll(ctx context.Context) {
 	b.Heal()
 	for _, links := range b.links {
@@ -264,7 +264,7 @@ func (b *bench) healAll(ctx context.Context) {
 	}
 }
 
-// kept tells what the service keeps, which may explain why nobody gets a turn.
+// kept describes the service's entries, which may explain why nobody gets a turn.
 func (b *bench) kept() string {
 	if b.Leftovers == nil {
 		return ""
@@ -277,7 +277,7 @@ func (b *bench) kept() string {
 	return "    the service keeps " + strings.Join(left, "\n                      ")
 }
 
-// finish ends the rivals, closes the clients, and looks at what is left.
+// finish ends the rivals, closes the clients, and checks for leftovers.
 func (b *bench) finish() {
 	b.rivals.stop()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.t.Context()), patience)
@@ -299,7 +299,7 @@ func (b *bench) finish() {
 			b.t.Errorf("all clients are closed and the service keeps %q, %v", left, err)
 			return
 		}
-		pause(ctx, 50*time.Millisecond) // what expires says nothing
+		pause(ctx, 50*time.Millisecond) // expiry is not reported
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 type Fault struct {
 	Slug string // "leader-kill"
 	What string // in words
-	// Needs names the fields of Machines without which it cannot be done, with spaces between them; empty: none.
+	// Needs names the fields of Machines that it needs, with spaces between them; may be empty.
 	Needs string
 
 	run func(context.Context, *bench) error
@@ -93,10 +93,10 @@ func (b *bench) underFault(ctx context.Context, breakAndHeal func(h *held, leade
 	return breakAndHeal(h, leader, term)
 }
 
-// steps are what a fault does, one after the other: see within.
+// steps are the steps of a fault, one after the other: see within.
 type steps []func(context.Context) error
 
-// within bounds what a fault waits for.
+// within bounds each step of a fault.
 func within(ctx context.Context, steps ...func(context.Context) error) error {
 	for _, step := range steps {
 		ctx, cancel := context.WithTimeout(ctx, patience)
@@ -112,7 +112,7 @@ func within(ctx context.Context, steps ...func(context.Context) error) error {
 // goOn is the step that waits until the other names change hands.
 func (b *bench) goOn(ctx context.Context) error { return b.rivals.goOn(ctx, b.others(), anybody) }
 
-// another is the step that waits for another leader than the one that is broken.
+// another is the step that waits for another leader than the broken one.
 func (b *bench) another(broken int, term uint64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		now, _, err := b.Leader(ctx, term)
@@ -169,7 +169,7 @@ func overtakenLeader(ctx context.Context, b *bench) error {
 		links := b.links[b.holder()]
 		defer links.Pass()
 		defer b.Heal()
-		b.isolate(leader) // before it freezes: what it has received by then it would read first
+		b.isolate(leader) // before it freezes: it would first read the messages received by then
 		return within(ctx,
 			func(ctx context.Context) error { return b.Pause(ctx, leader) },
 			b.another(leader, term),
@@ -321,7 +321,7 @@ func oneWayClient(ctx context.Context, b *bench) error {
 	return b.cutHolder(ctx, func(l fault.Link) { l.Hold(fault.Requests) }, fault.Requests)
 }
 
-// cutHolder breaks the links of a holder, until it was told of the loss, and rivals hold what it held and go on. Seen
+// cutHolder breaks the links of a holder, until it has noticed the loss, and rivals hold its names and go on. Seen
 // is the direction in which the broken links must have taken in something.
 func (b *bench) cutHolder(ctx context.Context, breakIt func(fault.Link), seen fault.Direction) error {
 	h, err := b.hold(ctx)
@@ -342,7 +342,7 @@ func (b *bench) cutHolder(ctx context.Context, breakIt func(fault.Link), seen fa
 	return err
 }
 
-// quick is how long a caller waits before it gives up.
+// quick is the time limit of an impatient caller.
 const quick = 200 * time.Millisecond
 
 func lateAcquire(ctx context.Context, b *bench) error {
@@ -388,7 +388,7 @@ func lateAcquire(ctx context.Context, b *bench) error {
 	return err
 }
 
-// slack is what a busy machine may add to something that is immediate.
+// slack is the allowance of a busy machine for an immediate step.
 const slack = 5 * time.Second
 
 func lateRelease(ctx context.Context, b *bench) error {

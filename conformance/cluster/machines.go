@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Machines is what can be done to the machines that the nodes of a cluster run on, where a Harness knows how.
+// Machines are the faults of the machines that the nodes of a cluster run on, if a Harness has them.
 type Machines struct {
 	// Disk makes the disk of a node that runs behave as told from now on; with DiskWorks, or when the node has ended,
-	// it works again. Hits returns how many operations its disk has refused or delayed since the cluster began.
+	// it works normally. Hits returns how many operations its disk has refused or delayed since the cluster began.
 	Disk func(ctx context.Context, node int, how Disk) error
 	Hits func(node int) int64
-	// Ended waits until a node has ended by itself because its disk refused a write. The error says why it has not.
+	// Ended waits until a node has ended because its disk refused a write. The error is the reason why it has not.
 	Ended func(ctx context.Context, node int) error
 
 	// Wipe removes all that a node has kept, which does not run.
@@ -24,12 +24,12 @@ type Machines struct {
 	// CaughtUp waits until a node has a vote and everything that was acknowledged before the call.
 	CaughtUp func(ctx context.Context, node int) error
 
-	// Forgotten waits until those that run have forgotten the part of the log that a node lacks, which does not run.
+	// Forgotten waits until the running nodes have dropped the part of the log that a stopped node lacks.
 	// Installed returns how many snapshots of others a node has taken over since the cluster began.
 	Forgotten func(ctx context.Context, node int) error
 	Installed func(node int) int64
 
-	// Backup returns a copy of what the service keeps. Restore ends all nodes, takes away what they have kept, and
+	// Backup returns a copy of the service's data. Restore ends all nodes, deletes their data, and
 	// makes the cluster anew of such a copy.
 	Backup  func(ctx context.Context) ([]byte, error)
 	Restore func(ctx context.Context, backup []byte) error
@@ -40,7 +40,7 @@ type Machines struct {
 	Looked func(node int) int64
 }
 
-// Disk is how a disk behaves.
+// Disk is the behaviour of a disk.
 type Disk string
 
 // The kinds of disks.
@@ -55,7 +55,7 @@ const (
 	DiskStuck Disk = "stuck"
 )
 
-// missing is the first of the named fields that is nil.
+// missing returns the first of the named fields that is nil.
 func (m Machines) missing(names string) string {
 	for _, name := range strings.Fields(names) {
 		if reflect.ValueOf(m).FieldByName(name).IsNil() {
@@ -81,7 +81,7 @@ func (b *bench) without(node, leader int, term uint64) steps {
 	return steps{b.goOn}
 }
 
-// back is what must hold of a node that has come back: it catches up, and the cluster can rest on it while another is
+// back checks a node that has come back: it catches up, and the cluster can rest on it while another is
 // away.
 func (b *bench) back(node int) steps {
 	other := b.next(node)
@@ -95,7 +95,7 @@ func (b *bench) back(node int) steps {
 	}
 }
 
-// failingFsync and fullDisk: a node that cannot keep what it is given must not say that it has. It ends.
+// failingFsync and fullDisk: a node that cannot store a write must not acknowledge it. It ends.
 func failingFsync(ctx context.Context, b *bench) error { return b.refusingDisk(ctx, DiskLies) }
 
 func fullDisk(ctx context.Context, b *bench) error { return b.refusingDisk(ctx, DiskFull) }
@@ -129,7 +129,7 @@ func (b *bench) more(ctx context.Context, count func(int) int64, node int, befor
 	return nil
 }
 
-// slowDisk: with a slow one the locks go on; with one that stands still another node must lead.
+// slowDisk: with a slow disk the locks go on; with a stuck one another node must lead.
 func slowDisk(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		hits := b.Hits(leader)
@@ -151,7 +151,7 @@ func slowDisk(ctx context.Context, b *bench) error {
 	})
 }
 
-// wipedNode: a node that lost what it promised to remember must not vote as the one that it was.
+// wipedNode: a node that lost its promised memory must not vote under its former identity.
 func wipedNode(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		node := b.victim(leader)
@@ -180,8 +180,8 @@ func farBehind(ctx context.Context, b *bench) error {
 	})
 }
 
-// restoredBackup: all that happened since the backup is forgotten. Those who took a lock since then believe in it as
-// long as ever, and their tokens are not issued again.
+// restoredBackup: all changes since the backup are forgotten. Holders of later locks believe in them as long as ever,
+// and their tokens are not reissued.
 func restoredBackup(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, _ int, _ uint64) error {
 		var backup []byte
@@ -209,8 +209,8 @@ func restoredBackup(ctx context.Context, b *bench) error {
 	})
 }
 
-// clockJump: nothing that a lock service promises may rest on the date. A hold lives on across the jump, and then a
-// node takes over whose date is an hour off that of its predecessor.
+// clockJump: no promise of a lock service may rest on the date. A hold lives on across the jump, and then a
+// node takes over with a date an hour off its predecessor's.
 func clockJump(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, leader int, term uint64) error {
 		node := b.victim(leader)

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// register is what the holders write to, behind a guard. It counts what the rivals got done, and keeps what went wrong.
+// register is the holders' resource, behind a guard. It counts the rivals' writes, and keeps their failures.
 type register struct {
 	guard fencing.Guard
 
@@ -48,8 +48,8 @@ func (r *register) granted(t turn) {
 	r.changed = make(chan struct{})
 }
 
-// write lets a holder write, and after it those that lost the lock before, and do not know or care. believes is the
-// holder's Lease.Err.
+// write lets a holder write, and after it the holders that lost the lock before, and do not know or care. believes is
+// the holder's Lease.Err.
 func (r *register) write(name string, token fencing.Token, believes func() error) {
 	err := r.guard.Check(context.Background(), fencing.Claim{Resource: name, Token: token})
 	own := believes() // read after the write: a holder that still holds now held then
@@ -103,7 +103,7 @@ func (r *register) failed(call string, err error, explained bool) {
 	r.failures[call]++
 }
 
-// alarm returns what was found so far.
+// alarm returns the findings so far.
 func (r *register) alarm() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -47,7 +47,7 @@ type forgetful struct{}
 
 func (forgetful) Check(context.Context, fencing.Claims) error { return nil }
 
-func TestRegisterNoticesAGuardThatAdmitsLateWrites(t *testing.T) {
+func TestRegisterDetectsAGuardThatAdmitsLateWrites(t *testing.T) {
 	for _, c := range []struct {
 		guard   fencing.Guard
 		refused int

@@ -12,7 +12,7 @@ import (
 // admitted, or a call failed with an error that no fault explains.
 const Found check.Kind = "found"
 
-// report is what a run has shown.
+// report is the result of a run.
 type report struct {
 	check.Report
 	refused, confirmed int

@@ -35,7 +35,7 @@ type rival struct {
 	driver backend.FencingDriver
 }
 
-// contender is a rival's client whose calls are recorded, with its driver.
+// contender is a rival's client with recorded calls, and its driver.
 type contender struct {
 	*check.Locker
 	driver backend.FencingDriver
@@ -94,8 +94,8 @@ func (r *rivals) forgetting() {
 	r.forgets = true
 }
 
-// succeed lets others take the place of all clients, as programs that are started again do after their service has lost
-// its past. What the clients before go on to hold they hold.
+// succeed replaces all clients with others, like programs that are restarted after their service has lost its past. The
+// former clients keep their holds.
 func (r *rivals) succeed(client func() rival) {
 	for i := range r.clients {
 		c := client()
@@ -186,7 +186,7 @@ func (h *held) release(ctx context.Context, d time.Duration) error {
 	switch {
 	case err == nil:
 	case errors.Is(err, fencelock.ErrLost):
-		// That alone is no violation: a release whose answer was lost is sent again, and finds nothing.
+		// That alone is no violation: a release with a lost answer is repeated, and finds no hold.
 		if !told {
 			h.r.register.lost(h.name, h.lease.Token())
 		}
@@ -196,7 +196,7 @@ func (h *held) release(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// lost waits until the holder is told that the lock is lost.
+// lost waits until the holder is notified of the loss.
 func (h *held) lost(ctx context.Context) error {
 	select {
 	case <-h.lease.Context().Done():

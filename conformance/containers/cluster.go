@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// Nodes is how many nodes a cluster has: the loss of one is survived.
+// Nodes is the number of nodes of a cluster, which survives the loss of one.
 const Nodes = 3
 
 // cluster is the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
@@ -75,7 +75,7 @@ func closePorts(all []*port.Port) {
 	}
 }
 
-// awaitLeader asks all nodes until what they say names a leader of a term after the given one.
+// awaitLeader asks all nodes until their answers name a leader of a term after the given one.
 func awaitLeader[S any](ctx context.Context, after uint64, status func(ctx context.Context, node int) (S, error),
 	leader func(said *[Nodes]S) (node int, term uint64, leads bool),
 ) (node int, term uint64, err error) {
@@ -157,7 +157,7 @@ func (c *cluster) Restart(ctx context.Context) error {
 	return c.Start(ctx)
 }
 
-// each does something to all nodes at once: none of them can serve before two have started.
+// each calls act for all nodes concurrently: a node cannot serve before two have started.
 func (c *cluster) each(ctx context.Context, act func(*Server, context.Context) error) error {
 	var errs [Nodes]error
 	var all sync.WaitGroup

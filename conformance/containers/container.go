@@ -21,8 +21,8 @@ const pullTimeout = 3 * time.Minute
 // errNoEngine: no Docker engine answers.
 var errNoEngine = errors.New("no Docker engine answers")
 
-// container is a server that runs in a container. Testcontainers starts it and cleans up after it; what it has no
-// methods for (pause, kill, start again) goes to the Docker client behind it.
+// container is a server in a container. Testcontainers starts it and cleans up after it; operations that it has no
+// methods for (pause, kill, restart) go to the Docker client behind it.
 type container struct {
 	spec      spec
 	provider  *testcontainers.DockerProvider
@@ -40,7 +40,7 @@ func newContainer(ctx context.Context, sp spec) (node, string, error) {
 	return &container{spec: sp, provider: provider}, "container, " + sp.image, nil
 }
 
-// connect returns a provider whose engine answers.
+// connect returns a provider with an engine that answers.
 func connect(ctx context.Context) (provider *testcontainers.DockerProvider, err error) {
 	defer func() {
 		if r := recover(); r != nil { // testcontainers panics where it finds no address of an engine
@@ -59,16 +59,16 @@ func connect(ctx context.Context) (provider *testcontainers.DockerProvider, err 
 	return provider, nil
 }
 
-// quiet is a logger that says nothing: testcontainers tells of every step.
+// quiet discards logs: testcontainers logs every step.
 type quiet struct{}
 
 func (quiet) Printf(string, ...any) {}
 
-// pulls remembers, for this process, what became of the pull of an image: what failed is not tried again for every
+// pulls remembers, for this process, the result of each pull of an image: a failed pull is not repeated for every
 // server.
 var pulls sync.Map // image → func() error
 
-// ensureImage pulls the image unless it is there. Testcontainers would do it too, but repeats what fails for minutes.
+// ensureImage pulls the image unless it is there. Testcontainers would do it too, but repeats failures for minutes.
 func ensureImage(ctx context.Context, docker client.APIClient, image string) error {
 	if _, err := docker.ImageInspect(ctx, image); err == nil {
 		return nil
@@ -90,7 +90,7 @@ func ensureImage(ctx context.Context, docker client.APIClient, image string) err
 
 func (c *container) start(ctx context.Context) (string, error) {
 	if c.container != nil {
-		// Not testcontainers' Start: it was made for a container that is new.
+		// Not testcontainers' Start: it was made for a new container.
 		if _, err := c.provider.Client().ContainerStart(ctx, c.id(), client.ContainerStartOptions{}); err != nil {
 			return "", err
 		}
@@ -132,7 +132,7 @@ func (c *container) request() testcontainers.ContainerRequest {
 		return r
 	}
 	r.HostConfigModifier = func(host *engine.HostConfig) { host.NetworkMode = "host" }
-	// Testcontainers adds a network of its own, which does not go together with the host's.
+	// Testcontainers adds its own network, which does not go together with the host's.
 	r.EndpointSettingsModifier = func(networks map[string]*network.EndpointSettings) { clear(networks) }
 	return r
 }
@@ -162,8 +162,8 @@ func (c *container) kill(ctx context.Context) error {
 	}
 }
 
-// pause tries again where the kernel did not freeze all threads in the time that the runtime gives it, as happens on
-// busy machines with the first version of control groups; the runtime then lets those go on that it had frozen.
+// pause retries if the kernel did not freeze all threads in the time that the runtime allows, as happens on
+// busy machines with the first version of control groups; the runtime then unfreezes the others.
 func (c *container) pause(ctx context.Context) error {
 	for {
 		_, err := c.provider.Client().ContainerPause(ctx, c.id(), client.ContainerPauseOptions{})
@@ -194,11 +194,11 @@ func (c *container) logs(ctx context.Context) string {
 	return string(text)
 }
 
-// close removes the container at once, with what it stored.
+// close removes the container immediately, with its data.
 func (c *container) close(ctx context.Context) error {
 	var err error
 	if c.container != nil {
-		// A server that is paused, or takes its time to save, would be waited for. It may have ended already.
+		// Terminate would wait for a server that is paused or slow to save. It may have ended already.
 		c.provider.Client().ContainerKill(ctx, c.id(), client.ContainerKillOptions{Signal: "KILL"})
 		err = c.container.Terminate(ctx, testcontainers.StopTimeout(0))
 	}

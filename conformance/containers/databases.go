@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// PostgresServer is one PostgreSQL. What was committed survives Restart. The user postgres needs no password.
+// PostgresServer is one PostgreSQL. Commits survive Restart. The user postgres needs no password.
 type PostgresServer struct{ *Server }
 
 // URL returns the address of the database postgres, for pgx and others.
@@ -21,7 +21,7 @@ func (s *PostgresServer) URL() string {
 	return "postgres://postgres@" + s.Addr() + "/postgres?sslmode=disable"
 }
 
-// Postgres starts a PostgreSQL of its own for the test t, and stops it at the end. Args are those of postgres. It does
+// Postgres starts a PostgreSQL for the test t, and stops it at the end. Args are those of postgres. It does
 // not wait for the disk at a commit, which a kill of the server is no reason for.
 //
 // The image is FENCELOCK_IMAGE_POSTGRES, by default the official postgres:17. It runs as a container only: the program
@@ -32,9 +32,10 @@ func Postgres(t testing.TB, opts ...Option) *PostgresServer {
 }
 
 // PostgresPair starts a primary, and a standby that follows it, for the test t, and stops them at the end. Args are
-// those of both. They write to disk as in production; nothing waits for the standby unless synchronous_standby_names
-// says so. `select pg_promote()` makes the standby primary, whatever becomes of the former one. Each keeps its files
-// when it is stopped. The image is that of Postgres, and it runs in containers only, which share the host's network.
+// those of both. They write to disk as in production; commits do not wait for the standby unless
+// synchronous_standby_names says so. `select pg_promote()` makes the standby primary, without a change to the former
+// one. Each keeps its files when it is stopped. The image is that of Postgres, and it runs in containers only, which
+// share the host's network.
 func PostgresPair(t testing.TB, opts ...Option) (primary, standby *PostgresServer) {
 	t.Helper()
 	firstWay(t, pairSpec, opts, newContainer, containerOnly, func(sp spec, create create) error {
@@ -64,7 +65,7 @@ var pairSpec = spec{
 	image: postgresSpec.image,
 	env:   postgresSpec.env,
 	user:  "postgres",
-	// With its own files, since those of the image let in no standby. The programs are where Debian has them.
+	// With its own files, since the image's do not let in a standby. The programs are where Debian has them.
 	entrypoint: []string{"/bin/sh", "-c", `set -e
 		PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
 		cd /tmp
@@ -95,13 +96,13 @@ var postgresSpec = spec{
 	install: "a Docker engine that can pull postgres:17",
 }
 
-// MariaDBServer is one MariaDB. What was committed survives Restart. The user root needs no password.
+// MariaDBServer is one MariaDB. Commits survive Restart. The user root needs no password.
 type MariaDBServer struct{ *Server }
 
 // DSN returns the data source name of the database test, for go-sql-driver.
 func (s *MariaDBServer) DSN() string { return "root@tcp(" + s.Addr() + ")/test" }
 
-// MariaDB starts a MariaDB of its own for the test t, and stops it at the end. Args are those of mariadbd. It does not
+// MariaDB starts a MariaDB for the test t, and stops it at the end. Args are those of mariadbd. It does not
 // wait for the disk at a commit, which a kill of the server is no reason for.
 //
 // The image is FENCELOCK_IMAGE_MARIADB, by default the official mariadb:11.8. It runs as a container only.
@@ -155,8 +156,8 @@ func postgresReady(ctx context.Context, addr string) bool {
 	}
 }
 
-// mariaReady reports whether the server at addr says hello. It does not until it serves, and says so to those it
-// refuses.
+// mariaReady reports whether the server at addr says hello. It does not until it serves, and sends an error to the
+// clients that it refuses.
 func mariaReady(ctx context.Context, addr string) bool {
 	c, ok := dial(ctx, addr)
 	if !ok {

@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// EtcdServer is one etcd. What it stores survives Restart.
+// EtcdServer is one etcd. Its data survives Restart.
 type EtcdServer struct{ *Server }
 
-// Etcd starts an etcd of its own for the test t, and stops it at the end. Every call starts another one, with a cluster
-// id of its own. Args are those of etcd:
+// Etcd starts an etcd for the test t, and stops it at the end. Every call starts another one, with its own cluster
+// id. It does not wait for the disk at a commit, which a kill of the server is no reason for. Args are those of
+// etcd:
 //
 //	containers.Etcd(t, containers.Args("--election-timeout", "500", "--heartbeat-interval", "50"))
 //
@@ -35,13 +36,13 @@ func Etcd(t testing.TB, opts ...Option) *EtcdServer {
 			"--listen-peer-urls", "http://127.0.0.1:0", // nobody dials it
 		}
 	}
-	// etcd insists on an address to advertise when it is told where to listen. Drivers use the one that they were
+	// etcd insists on an address to advertise if its listen address is set. Drivers use the one that they were
 	// given.
 	sp.args = append(sp.args, "--advertise-client-urls", "http://etcd.invalid:2379")
 	return &EtcdServer{run(t, sp, opts, newContainer, newProcess)}
 }
 
-// etcdSpec returns what a single server and a cluster's node have in common. The token makes the cluster's id.
+// etcdSpec returns the common spec of a single server and a cluster's node. The token makes the cluster's id.
 func etcdSpec() spec {
 	return spec{
 		name:    "etcd",
@@ -50,7 +51,7 @@ func etcdSpec() spec {
 		port:    "2379/tcp",
 		command: []string{"/usr/local/bin/etcd", "--data-dir", "/var/lib/etcd/data"},
 		binary:  "etcd",
-		args:    []string{"--initial-cluster-token", rand.Text(), "--log-level", "warn"},
+		args:    []string{"--initial-cluster-token", rand.Text(), "--log-level", "warn", "--unsafe-no-fsync"},
 		ready:   etcdReady,
 		install: "a Docker engine that can pull gcr.io/etcd-development/etcd, " +
 			"or etcd on PATH (https://etcd.io/docs/latest/install)",
@@ -77,10 +78,10 @@ func etcdReady(ctx context.Context, addr string) bool {
 	return err == nil && resp.StatusCode == http.StatusOK && strings.Contains(string(text), `"health":"true"`)
 }
 
-// EtcdStatus is what a node says of itself. It says so also without a majority.
+// EtcdStatus is the status that a node reports, even without a majority.
 type EtcdStatus struct {
 	Member uint64 // its id
-	Leader uint64 // the id of the node that it takes for the leader; 0: none
+	Leader uint64 // the id of the node that it takes for the leader; 0 without one
 	Term   uint64 // of raft
 }
 

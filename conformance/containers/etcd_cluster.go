@@ -23,7 +23,7 @@ type EtcdNodes struct {
 	*peerNet
 }
 
-// EtcdCluster starts a cluster of its own for the test t, and stops it at the end. It elects a leader within about a
+// EtcdCluster starts a cluster for the test t, and stops it at the end. It elects a leader within about a
 // second after the loss of the former one (election timeout 500 ms, heartbeats every 50 ms; so leases take at least one
 // second), and writes to disk as in production. Options are as for Etcd, and apply to each node.
 func EtcdCluster(t testing.TB, opts ...Option) *EtcdNodes {
@@ -48,7 +48,7 @@ func tryCluster(t testing.TB, sp spec, create create) (*EtcdNodes, error) {
 	return &EtcdNodes{c, peers}, err
 }
 
-// peerHost is how the nodes name node i. The name resolves nowhere, so nothing can get past the proxies.
+// peerHost is the nodes' name for node i. The name resolves nowhere, so no connection bypasses the proxies.
 func peerHost(i int) string { return fmt.Sprintf("node%d.invalid:2380", i) }
 
 func peerURL(i int) string { return "http://" + peerHost(i) }
@@ -61,7 +61,7 @@ func socksEnviron(addr string) []string {
 }
 
 // PeerLink returns the link of the connections that node from opens to node to. In each direction raft's messages
-// travel on the connection that their receiver has dialled, and snapshots and probes on one that the sender has: see
+// travel on the connection that their receiver has dialled, and snapshots and probes on the sender's: see
 // Cut.
 func (c *EtcdNodes) PeerLink(from, to int) fault.Link { return c.links[from][to][0] }
 

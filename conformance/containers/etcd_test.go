@@ -107,7 +107,7 @@ func soon(t *testing.T, what string, f func(context.Context) error) {
 	}
 }
 
-func TestEtcdKeepsWhatItStores(t *testing.T) {
+func TestEtcdKeepsData(t *testing.T) {
 	t.Parallel()
 	for name, way := range etcdWays {
 		t.Run(name, func(t *testing.T) {

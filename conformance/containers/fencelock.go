@@ -14,11 +14,11 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// FencelockServer is one bundled lock server. What it stores survives Restart.
+// FencelockServer is one bundled lock server. Its data survives Restart.
 type FencelockServer struct{ *Server }
 
-// Fencelock starts a lock server of its own for the test t, and stops it at the end. Every call starts another one,
-// with a cluster id of its own. Args are those of fencelock serve:
+// Fencelock starts a lock server for the test t, and stops it at the end. Every call starts another one,
+// with its own cluster id. Args are those of fencelock serve:
 //
 //	containers.Fencelock(t, containers.Args("--min-ttl", "200ms"))
 //
@@ -37,7 +37,7 @@ func Fencelock(t testing.TB, opts ...Option) *FencelockServer {
 	return &FencelockServer{run(t, sp, opts, newContainer, newFencelockProcess(t))}
 }
 
-// fencelockSpec returns what a single server and a cluster's node have in common.
+// fencelockSpec returns the common spec of a single server and a cluster's node.
 func fencelockSpec() spec {
 	return spec{
 		name:    "fencelock",
@@ -51,7 +51,7 @@ func fencelockSpec() spec {
 	}
 }
 
-// newFencelockProcess is newProcess with a program that is built, once for all nodes, if there is none.
+// newFencelockProcess is newProcess with a program that is built, once for all nodes, if it is missing.
 func newFencelockProcess(t testing.TB) create {
 	var built string
 	return func(ctx context.Context, sp spec) (node, string, error) {
@@ -77,10 +77,10 @@ func buildFencelock(ctx context.Context, path string) error {
 	return nil
 }
 
-// FencelockStatus is what a node says of itself. It says so also without a majority.
+// FencelockStatus is the status that a node reports, even without a majority.
 type FencelockStatus struct {
 	Node   string // its id
-	Leader string // the id of the node that it takes for the leader; empty: none
+	Leader string // the id of the node that it takes for the leader; empty without one
 	Serves bool   // it leads, and is ready for clients
 	Term   uint64 // of the log
 }
@@ -102,7 +102,7 @@ func fencelockStatus(ctx context.Context, addr string) (FencelockStatus, error) 
 	return FencelockStatus{Node: s.NodeId, Leader: s.LeaderId, Serves: s.Leader, Term: s.Term}, nil
 }
 
-// fencelockReady reports whether the server at addr serves, or knows another one that was elected.
+// fencelockReady reports whether the server at addr serves, or knows another elected one.
 func fencelockReady(ctx context.Context, addr string) bool {
 	s, err := fencelockStatus(ctx, addr)
 	return err == nil && (s.Serves || s.Leader != "" && s.Leader != s.Node)

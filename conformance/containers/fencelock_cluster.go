@@ -12,14 +12,14 @@ import (
 // FencelockNodes is a cluster of three bundled lock servers, in which every path from a client to a node can be broken
 // (NewLinks). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent use.
 //
-// The nodes tell clients names that resolve nowhere instead of each other's addresses, so that nothing gets past the
-// links. The paths between the nodes cannot be broken here: the command dials them directly. Package builtin's own
+// The nodes tell clients names that resolve nowhere instead of each other's addresses, so that no connection bypasses
+// the links. The paths between the nodes cannot be broken here: the command dials them directly. Package builtin's own
 // tests do that with servers of which they dial for the peers.
 //
 // In containers the nodes share the host's network, as those of EtcdCluster.
 type FencelockNodes struct{ cluster }
 
-// FencelockCluster starts a cluster of its own for the test t, and stops it at the end. It elects a leader within about
+// FencelockCluster starts a cluster for the test t, and stops it at the end. It elects a leader within about
 // a second after the loss of the former one. Options are as for Fencelock, and apply to each node.
 func FencelockCluster(t testing.TB, opts ...Option) *FencelockNodes {
 	t.Helper()

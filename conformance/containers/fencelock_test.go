@@ -41,7 +41,7 @@ func mustHold(t *testing.T, g backend.Grant, name string, addrs ...string) {
 	}
 }
 
-func TestFencelockKeepsWhatItStores(t *testing.T) {
+func TestFencelockKeepsData(t *testing.T) {
 	t.Parallel()
 	for name, way := range fencelockWays {
 		t.Run(name, func(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Lifecycle is what can be done to each server and each cluster of this package.
+// Lifecycle has the operations of each server and each cluster of this package.
 type Lifecycle interface {
 	Start(context.Context) error
 	Stop(context.Context) error
@@ -24,5 +24,14 @@ func Within(act func(context.Context) error) func(testing.TB) {
 		if err := act(ctx); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Refusal makes a refusal of conformance.Server out of what begins and what ends it.
+func Refusal(begin, end func(context.Context) error) func(testing.TB, string) (allow func()) {
+	return func(t testing.TB, _ string) func() {
+		t.Helper()
+		Within(begin)(t)
+		return func() { Within(end)(t) }
 	}
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// peerNet is the network between the nodes of a cluster, made so that each ordered pair of nodes has links of its own.
+// peerNet is the network between the nodes of a cluster, made so that each ordered pair of nodes has its own links.
 //
 // All nodes must agree on the addresses of all, so an address cannot say who dials. But a node can be told to dial
-// through a SOCKS proxy, and each node is told to use another one of ours, which thereby knows who dials, and which
-// reads whom to dial in the request. It then connects through the fault.Proxy of that pair.
+// through a SOCKS proxy. Each node gets a separate one of ours, which thereby knows who dials, and reads whom to dial
+// in the request. It then connects through the fault.Proxy of that pair.
 //
 //	node 0 ─► SOCKS proxy of node 0 ─┬─► link 0→1 ─► node 1
 //	                                 └─► link 0→2 ─► node 2
@@ -28,8 +28,8 @@ import (
 // use.
 type peerNet struct {
 	ports   [Nodes][]*port.Port          // where the nodes listen for their peers
-	named   map[string]peerPort          // by what the nodes dial, host:port
-	links   [Nodes][Nodes][]*fault.Proxy // by dialler and dialled, one for each port; none from a node to itself
+	named   map[string]peerPort          // by the address that the nodes dial, host:port
+	links   [Nodes][Nodes][]*fault.Proxy // by dialler and dialled, one for each port; nil from a node to itself
 	dialers [Nodes]*net.TCPListener      // the SOCKS proxy of each node
 	work    sync.WaitGroup               // all goroutines
 
@@ -41,8 +41,8 @@ type peerNet struct {
 // peerPort is a port of a node.
 type peerPort struct{ node, number int }
 
-// newPeerNet makes the network of nodes that listen on so many ports each. Name returns what the others dial for a
-// port.
+// newPeerNet makes the network of nodes that listen on so many ports each. Name returns the address that the others
+// dial for a port.
 func newPeerNet(ports int, name func(node int, p *port.Port) string) (*peerNet, error) {
 	n := &peerNet{conns: map[net.Conn]struct{}{}, named: map[string]peerPort{}}
 	if err := n.open(ports, name); err != nil {
@@ -120,7 +120,7 @@ func (n *peerNet) keep(c net.Conn) bool {
 	return !n.closed
 }
 
-// end closes a connection abruptly: what a broken link has done to one half must show in the other.
+// end closes a connection abruptly: the fault of a broken link in one half must show in the other.
 func (n *peerNet) end(c *net.TCPConn) {
 	c.SetLinger(0)
 	c.Close()
@@ -196,7 +196,7 @@ func listens(addr string) bool {
 	return true
 }
 
-// readSOCKS reads the greeting and the request of a SOCKS5 client (RFC 1928), and returns what it asks for, host:port.
+// readSOCKS reads the greeting and the request of a SOCKS5 client (RFC 1928), and returns the requested host:port.
 func readSOCKS(c net.Conn) (addr string, err error) {
 	var head [4]byte
 	if _, err := io.ReadFull(c, head[:2]); err != nil {
@@ -245,13 +245,13 @@ func (n *peerNet) each(act func(*fault.Proxy)) {
 	}
 }
 
-// Cut keeps back everything that node from sends to node to until Heal, and nothing that it receives from there: one
-// way. What was kept back is then delivered late. Connections stay open meanwhile.
+// Cut keeps back all messages from node from to node to until Heal, and no messages back: one
+// way. The messages are then delivered late. Connections stay open meanwhile.
 func (n *peerNet) Cut(from, to int) {
-	for _, l := range n.links[from][to] { // what from has dialled
+	for _, l := range n.links[from][to] { // connections that from dialled
 		l.Hold(fault.Requests)
 	}
-	for _, l := range n.links[to][from] { // what to has dialled
+	for _, l := range n.links[to][from] { // connections that to dialled
 		l.Hold(fault.Replies)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/internal/port"
 )
 
-// process is a server that runs as a child, with its files in a folder of its own.
+// process is a server that runs as a child, with its files in its own folder.
 type process struct {
 	spec   spec
 	binary string

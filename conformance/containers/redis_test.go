@@ -126,7 +126,9 @@ func TestRedisRefusesWhileStopped(t *testing.T) {
 		}
 		late, _ := s.NewLink(t)
 		for _, a := range []string{s.Addr(), addr, late} {
-			if _, err := net.Dial("tcp", a); !errors.Is(err, syscall.ECONNREFUSED) {
+			// A listener that closes resets a connection that it has not accepted yet.
+			_, err := net.Dial("tcp", a)
+			if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("connect to a stopped server: %v; want refused", err)
 			}
 		}
@@ -171,7 +173,7 @@ func TestRedisIsSilentWhilePaused(t *testing.T) {
 	})
 }
 
-func TestRedisKeepsWhatItWroteIfToldSo(t *testing.T) {
+func TestRedisKeepsDataIfConfigured(t *testing.T) {
 	t.Parallel()
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start(containers.Args("--appendonly", "yes", "--appendfsync", "always"))

@@ -38,15 +38,15 @@ import (
 // startTimeout bounds one start, without the pull of an image.
 const startTimeout = 2 * time.Minute
 
-// Server is one server of a lock service. Clients reach it through proxies of its own, so that a restart never changes
-// an address that a client has. Methods are safe for concurrent use; those that change the server's state run one after
-// the other, and return when the server is in that state.
+// Server is one server of a lock service. Clients reach it through its own proxies, so that a restart never changes
+// an address that a client has. Methods are safe for concurrent use; methods that change the server's state run one
+// after the other, and return when the server is in that state.
 type Server struct {
 	spec spec
 	way  string
 	main *fault.Proxy
 
-	control sync.Mutex // serialises what changes the server's state
+	control sync.Mutex // serialises changes of the server's state
 	node    node
 	paused  bool
 
@@ -77,7 +77,7 @@ type spec struct {
 	args    []string                           // in both ways
 	process func(addr, dir string) []string    // in front of args, for a process that listens on addr
 	ready   func(context.Context, string) bool // the server answers at this address
-	install string                             // what to install if there is nothing
+	install string                             // the package to install if neither is there
 }
 
 // node is one server, in either way. Its methods are called one after the other.
@@ -100,8 +100,8 @@ type Option func(*options)
 type options struct {
 	args      []string
 	image     string
-	container bool // or nothing
-	process   bool // or nothing
+	container bool // no other way
+	process   bool // no other way
 	observer  bool
 	settings  []string
 }
@@ -140,7 +140,7 @@ func run(t testing.TB, sp spec, opts []Option, newContainer, newProcess create) 
 }
 
 // firstWay calls start with one way after the other until one works, and with the spec as options and environment
-// change it. If none works the test ends.
+// change it. If all fail the test ends.
 func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess create, start func(spec, create) error) {
 	t.Helper()
 	o := options{image: sp.image, container: true, process: true}
@@ -204,7 +204,7 @@ func try(t testing.TB, sp spec, create create) (*Server, error) {
 	return s, nil
 }
 
-// prepare makes a server that is not started yet. The caller owes close.
+// prepare makes a server without starting it. The caller owes close.
 func prepare(ctx context.Context, sp spec, create create) (*Server, error) {
 	n, way, err := create(ctx, sp)
 	if err != nil {
@@ -217,8 +217,8 @@ func prepare(ctx context.Context, sp spec, create create) (*Server, error) {
 	return s, nil
 }
 
-// endWith closes the server at the end of the test. If the test failed it shows what the server said last, and not as
-// the test's own words: go test prints those at the very end, and they say what failed.
+// endWith closes the server at the end of the test. If the test failed it prints the end of the server's log, and not
+// as the test's log: go test prints that at the very end, and it names the failure.
 func (s *Server) endWith(t testing.TB) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -341,7 +341,7 @@ func (s *Server) stop(ctx context.Context) error {
 	if !s.running() {
 		return nil
 	}
-	if err := s.node.kill(ctx); err != nil { // a paused one too: it does nothing more
+	if err := s.node.kill(ctx); err != nil { // a paused one too: it stays frozen
 		return fmt.Errorf("%s: stop: %w", s, err)
 	}
 	s.paused = false
@@ -359,7 +359,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	return s.start(ctx)
 }
 
-// Pause freezes the server: its connections stay open, new ones are accepted, and nothing is answered until Resume.
+// Pause freezes the server: its connections stay open, new ones are accepted, and there are no answers until Resume.
 func (s *Server) Pause(ctx context.Context) error {
 	s.control.Lock()
 	defer s.control.Unlock()
@@ -391,7 +391,7 @@ func (s *Server) resume(ctx context.Context) error {
 	return nil
 }
 
-// Logs returns what the server has logged.
+// Logs returns the server's log.
 func (s *Server) Logs(ctx context.Context) string {
 	s.control.Lock()
 	defer s.control.Unlock()

@@ -99,7 +99,7 @@ func needRedis(t *testing.T) {
 }
 
 // A server that cannot start must say why, in its own words, and soon.
-func TestServerThatEndsAtOnce(t *testing.T) {
+func TestServerExitsAtStart(t *testing.T) {
 	needRedis(t)
 	t.Setenv("FENCELOCK_REQUIRE", "all")
 	start := time.Now()

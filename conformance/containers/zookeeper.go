@@ -19,10 +19,10 @@ import (
 // clients.
 const ZooKeeperTick = 750 * time.Millisecond
 
-// ZooKeeperServer is one ZooKeeper. What it stores survives Restart.
+// ZooKeeperServer is one ZooKeeper. Its data survives Restart.
 type ZooKeeperServer struct{ *Server }
 
-// ZooKeeper starts a ZooKeeper of its own for the test t, and stops it at the end. Every call starts another one, which
+// ZooKeeper starts a ZooKeeper for the test t, and stops it at the end. Every call starts another one, which
 // takes some seconds.
 //
 // The image is FENCELOCK_IMAGE_ZOOKEEPER, by default the official one; it must take the variables of the official one.
@@ -33,7 +33,7 @@ func ZooKeeper(t testing.TB, opts ...Option) *ZooKeeperServer {
 	return &ZooKeeperServer{run(t, zooKeeperSpec(), opts, newContainer, newZooKeeperProcess)}
 }
 
-// zooKeeperSpec returns what a single server and an ensemble's node have in common.
+// zooKeeperSpec returns the common spec of a single server and an ensemble's node.
 func zooKeeperSpec() spec {
 	return spec{
 		name:  "ZooKeeper",
@@ -53,7 +53,7 @@ func zooKeeperSpec() spec {
 }
 
 // zooKeeperJava makes a small Java that starts quickly. Stopping a server here means to kill it, not the machine, so
-// that nothing is lost without waiting for the disk. Its statistics would be a mapped file, whose pages Java may wait for
+// that no data is lost without waiting for the disk. Its statistics would be a mapped file: Java may wait for its pages
 // while all of its threads stand still.
 var zooKeeperJava = []string{
 	"-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Dzookeeper.forceSync=no",
@@ -72,7 +72,7 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	sp.process = func(addr, dir string) []string {
 		_, port, _ := strings.Cut(addr, ":")
 		config := filepath.Join(dir, "zoo.cfg")
-		// A file that cannot be written is no error here: the server says what is missing.
+		// A file that cannot be written is no error here: the server reports it.
 		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
 			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(sp.settings, "\n")), 0o600)
 		return append(append([]string(nil), zooKeeperJava...),

@@ -14,7 +14,7 @@ import (
 // (NewLinks), and from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are
 // safe for concurrent use.
 //
-// The nodes run in containers that share the host's network, where each has ports of its own and reaches the others
+// The nodes run in containers that share the host's network, where each has its own ports and reaches the others
 // through proxies of the test's process: that needs Linux, or a Docker Desktop with host networking switched on. There
 // is no fallback to processes.
 type ZooKeeperNodes struct {
@@ -29,7 +29,7 @@ const (
 	peerPorts // how many
 )
 
-// ZooKeeperCluster starts an ensemble of its own for the test t, and stops it at the end. A node that hears nothing
+// ZooKeeperCluster starts an ensemble for the test t, and stops it at the end. A node that hears no message
 // from the leader, or a leader from a majority, gives up after two to three seconds. Options are as for ZooKeeper, and
 // apply to each node.
 func ZooKeeperCluster(t testing.TB, opts ...Option) *ZooKeeperNodes {
@@ -82,13 +82,13 @@ func ensembleSpec(sp spec, peers *peerNet, i int, ports []*port.Port) spec {
 	return sp
 }
 
-// status is what a node says of itself.
+// status is the status that a node reports.
 type status struct {
 	serves, leads bool
-	epoch         uint64 // of the leader whose change it has applied last; a leader's own
+	epoch         uint64 // of the leader of the last applied change; a leader's own
 }
 
-// status returns what node i says of itself: whether it serves clients, which takes a leader, and whether it leads.
+// status returns the status of node i: whether it serves clients, which takes a leader, and whether it leads.
 func (c *ZooKeeperNodes) status(ctx context.Context, i int) (s status, err error) {
 	text, err := zooKeeperSays(ctx, c.nodes[i].spec.fixed.Addr())
 	for line := range strings.Lines(text) {

@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// TestZooKeeperKeepsWhatItStores restarts a server, in both ways to run it.
-func TestZooKeeperKeepsWhatItStores(t *testing.T) {
+// TestZooKeeperKeepsData restarts a server, in both ways to run it.
+func TestZooKeeperKeepsData(t *testing.T) {
 	t.Parallel()
 	for way, option := range map[string]containers.Option{
 		"container": containers.AsContainer(), "process": containers.AsProcess(),

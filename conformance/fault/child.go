@@ -18,8 +18,9 @@ import (
 // roleEnv names, in the environment of a child, the role that it plays.
 const roleEnv = "FENCELOCK_FAULT_ROLE"
 
-// Role is what a child process does. It reads the lines that the parent sends from in, and tells the parent by lines on
-// standard output (fmt.Println). What it returns is the exit code. The process exits as soon as the parent has gone.
+// Role is the function of a child process. It reads the lines that the parent sends from in, and writes lines to the
+// parent on standard output (fmt.Println). Its result is the exit code. The process exits as soon as the parent has
+// gone.
 type Role func(in <-chan string, args []string) int
 
 // RunRole turns the process into a child if it was started by StartRole, and never returns then. A test binary calls
@@ -45,7 +46,7 @@ func RunRole(roles map[string]Role) {
 	os.Exit(role(in, os.Args[1:]))
 }
 
-// Child is a real process under the control of a test: what a paused or killed process does cannot be shown by
+// Child is a real process under the control of a test: the effects of a pause or a kill cannot be shown by
 // goroutines. Every method may be called from any goroutine.
 type Child struct {
 	cmd    *exec.Cmd
@@ -96,7 +97,7 @@ func Start(t testing.TB, cmd *exec.Cmd) *Child {
 	return c
 }
 
-// Spawn runs cmd as a child in a process group of its own. Standard input, output and error of cmd must not be set:
+// Spawn runs cmd as a child in its own process group. Standard input, output and error of cmd must not be set:
 // they belong to Send, Line and Stderr. The caller owes Close. On Linux the child is killed when this process dies
 // without Close.
 func Spawn(cmd *exec.Cmd) (*Child, error) {
@@ -165,12 +166,15 @@ func start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// collect keeps what the child writes to standard error. The function it returns waits until everything is there.
+// collect keeps the child's standard error. The function it returns waits for the end of it.
 func (c *Child) collect(r *os.File) (wait func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer r.Close()
+		io.Copy(&c.stderr, r)
+		// The deadline may have passed while this process stood still, with something left to read.
+		r.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 		io.Copy(&c.stderr, r)
 	}()
 	return func() {
@@ -229,7 +233,7 @@ func (c *Child) Send(line string) error {
 // CloseStdin ends the child's standard input. A child in a Role takes it as the end of its parent.
 func (c *Child) CloseStdin() { c.stdin.Close() }
 
-// Stderr returns the end of what the child wrote to standard error so far, at most 64 KiB.
+// Stderr returns the end of the child's standard error so far, at most 64 KiB.
 func (c *Child) Stderr() string { return c.stderr.String() }
 
 // Pid returns the process id, which is also the id of the process group.

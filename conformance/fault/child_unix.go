@@ -17,7 +17,7 @@ func (c *Child) spawn() error {
 }
 
 // reap follows the process through its stops until it ends, and takes it out of the process table. It asks the kernel
-// with wait4, as a shell does: package os knows nothing of stops, and looking into /proc again and again would be Linux
+// with wait4, as a shell does: package os does not report stops, and polling /proc would be Linux
 // only.
 func (c *Child) reap(stderr func()) {
 	for {
@@ -30,7 +30,7 @@ func (c *Child) reap(stderr func()) {
 		case err == nil && status.Continued():
 			c.enter(running, nil)
 		default:
-			syscall.Kill(-c.Pid(), syscall.SIGKILL) // what the child started and left behind
+			syscall.Kill(-c.Pid(), syscall.SIGKILL) // processes that the child left behind
 			stderr()
 			c.enter(exited, exitError(status, err))
 			return

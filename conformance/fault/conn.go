@@ -25,19 +25,19 @@ type conn struct {
 type pipe struct {
 	conn     *conn
 	dir      Direction
-	src, dst *net.TCPConn // those of the server are nil until it is connected
+	src, dst *net.TCPConn // the server's is nil until it is connected
 	cond     *sync.Cond   // any change
 
 	queue   []item
 	size    int  // bytes in queue
-	gap     bool // something was swallowed: nothing more may be delivered
-	ended   bool // src has ended; nothing more is taken in
-	broken  bool // dst takes nothing more: what comes is discarded
+	gap     bool // bytes were swallowed: delivery has ended
+	ended   bool // src has ended; no more bytes are taken in
+	broken  bool // dst takes no more bytes: further ones are discarded
 	done    bool // the end was delivered, or cannot be
 	writing bool // a write to dst is under way
 }
 
-// item is what travels: the opening of a connection, bytes, or the end.
+// item is a part of the stream: the opening of a connection, bytes, or the end.
 type item struct {
 	kind kind
 	at   time.Time // taken in
@@ -130,21 +130,21 @@ func (q *pipe) take(k kind, data []byte) {
 	q.cond.Broadcast()
 }
 
-// swallow loses what is in the queue; the stream has a gap then. p.mu is held.
+// swallow drops the queue; the stream has a gap then. p.mu is held.
 func (q *pipe) swallow() {
 	q.gap = true
 	q.queue, q.size = nil, 0
 	q.cond.Broadcast()
 }
 
-// discard loses what is in the queue since nobody is there to receive it. p.mu is held.
+// discard drops the queue since there is no receiver. p.mu is held.
 func (q *pipe) discard() {
 	q.broken, q.done = true, true
 	q.queue, q.size = nil, 0
 	q.cond.Broadcast()
 }
 
-// interrupt ends a write that is under way and returns when it has ended. What it had not yet written stays in the
+// interrupt ends a write that is under way and returns when it has ended. The unwritten rest stays in the
 // queue. p.mu is held.
 func (q *pipe) interrupt() {
 	for q.writing {
@@ -212,13 +212,13 @@ func (q *pipe) deliver() {
 			q.conn.close(true)
 			return
 		}
-		// The server gets an orderly close, so that nothing it was sent before is lost; the client gets nothing more.
+		// The server gets an orderly close, so that earlier bytes are not lost; the client gets no more bytes.
 		q.dst.CloseWrite()
 		q.conn.down.discard()
 	}
 }
 
-// connect opens the connection to the server. Only Close cuts it short: an attempt that is given up ends with an
+// connect opens the connection to the server. Only Close cuts it short: an abandoned attempt ends with an
 // orderly close, and Reset owes the server a reset.
 func (q *pipe) connect() {
 	c, upstream := q.conn, q.conn.p.upstream
@@ -258,7 +258,7 @@ func (q *pipe) send() {
 		q.queue = q.queue[1:]
 	}
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		q.discard() // the other direction learns by itself, after what is still in its buffers
+		q.discard() // the other direction notices after the rest of its buffers
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package fault breaks things on purpose: the network between one client and one server (Proxy), and processes (Child).
-// It serves the conformance suite and the tests of those who write drivers, and is never imported by other code.
+// It serves the conformance suite and the tests of drivers, and is never imported by other code.
 package fault
 
 import "time"
@@ -19,14 +19,14 @@ const (
 // Link is the network between one client and its server. A new Link passes everything. Methods are safe for concurrent
 // use and take effect on open and on new connections before they return.
 //
-// What a driver must survive is silence, not only errors: Hold and Drop keep connections open and say nothing.
+// A driver must survive silence, not only errors: Hold and Drop keep connections open without an answer.
 type Link interface {
-	// Pass heals the link. What Hold kept back is delivered now, in order, also on connections that the client has
-	// closed meanwhile: a request that is delivered late, after its caller gave up.
+	// Pass heals the link. Bytes that Hold kept back are delivered now, in order, also on connections that the client has
+	// closed meanwhile: a request delivered late, after its caller has returned.
 	Pass()
-	// Hold keeps back what is sent in the given direction until Pass. The other direction goes on: one way.
+	// Hold keeps back bytes in the given direction until Pass. The other direction goes on: one way.
 	Hold(Direction)
-	// Drop swallows what is sent in the given direction, for good: the peer never learns. After Pass the connections
+	// Drop swallows bytes in the given direction, for good: the peer never learns. After Pass the connections
 	// that swallowed something are reset, since their byte streams have gaps.
 	Drop(Direction)
 	// Delay delivers everything in the given direction d later, in order.
@@ -35,7 +35,7 @@ type Link interface {
 	Reset()
 	// Refuse resets every open connection and refuses new ones until Pass.
 	Refuse()
-	// Seen returns how many bytes (or, in process, calls) were taken in from the given direction so far, whatever
-	// became of them. A test asserts with it that its fault happened.
+	// Seen returns how many bytes (or, in process, calls) were taken in from the given direction so far, delivered
+	// or not. A test asserts with it that its fault happened.
 	Seen(Direction) int64
 }

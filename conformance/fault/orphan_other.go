@@ -4,5 +4,5 @@ package fault
 
 import "syscall"
 
-// dieWithParent does nothing: only Linux offers it.
+// dieWithParent has no effect: only Linux offers it.
 func dieWithParent(*syscall.SysProcAttr) {}

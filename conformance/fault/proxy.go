@@ -13,23 +13,23 @@ import (
 
 // Proxy is a Link made of TCP: it listens on a free port of the loopback interface, and each connection that it accepts
 // becomes one to the upstream address. One client connects through one Proxy, so that its link can be broken while
-// those of its rivals work.
+// its rivals' links work.
 //
-// The rules that go beyond those of Link:
+// The rules beyond Link's:
 //
-//   - Hold, Drop and Delay each replace what was set for that direction before. Drop also swallows what Hold or Delay
+//   - Hold, Drop and Delay each replace the earlier setting of that direction. Drop also swallows what Hold or Delay
 //     kept back until then.
 //   - Opening and closing a connection travel as requests (or, when the server closes, as replies) and obey the same
 //     faults as bytes: under Hold(Requests) the server does not learn of a new connection, nor of a closed one. The
 //     client's connect itself succeeds, as it is the proxy's machine that answers it.
-//   - A byte stream never has a gap: a connection that swallowed something delivers nothing more in that direction, and
+//   - A byte stream never has a gap: a connection that swallowed bytes delivers no more bytes in that direction, and
 //     is reset by the next Pass.
 //   - Refuse makes connecting fail with ECONNREFUSED, as on a machine where the server does not run.
-//   - Reset, Refuse and Close discard what was kept back on the connections that they close.
+//   - Reset, Refuse and Close discard bytes kept back on the connections that they close.
 //   - Memory: per connection and direction at most 1 MiB waits; then the proxy reads no further, and TCP's own flow
 //     control stops the sender.
 //
-// Methods are safe for concurrent use. None waits for a peer.
+// Methods are safe for concurrent use. They do not wait for a peer.
 type Proxy struct {
 	addr   string
 	ctx    context.Context // ends with Close
@@ -51,7 +51,7 @@ type Proxy struct {
 	wg sync.WaitGroup // all goroutines
 }
 
-// direction is what a Proxy does with the bytes of one direction.
+// direction is the treatment of the bytes of one direction.
 type direction struct {
 	mode  mode
 	delay time.Duration
@@ -118,7 +118,7 @@ func (p *Proxy) Conns() int {
 }
 
 // Close resets every connection and ends every goroutine of the proxy before it returns. It returns an error if the
-// proxy could not open its port again after Refuse. Close is idempotent.
+// proxy could not reopen its port after Refuse. Close is idempotent.
 func (p *Proxy) Close() error {
 	p.control.Lock()
 	defer p.control.Unlock()
@@ -228,7 +228,7 @@ func (p *Proxy) set(dir Direction, m mode, delay time.Duration) {
 
 func (p *Proxy) of(dir Direction) *direction { return &p.state[dir>>1] }
 
-// wake lets every pipe look at the state again. p.mu is held.
+// wake makes every pipe recheck the state. p.mu is held.
 func (p *Proxy) wake() {
 	for c := range p.conns {
 		c.up.cond.Broadcast()
@@ -253,7 +253,7 @@ func (p *Proxy) listen() {
 		return
 	}
 	if !want {
-		p.listener.Close() // resets what the kernel accepted and accept has not seen
+		p.listener.Close() // resets connections that the kernel accepted and accept has not seen
 		p.listener = nil
 		return
 	}

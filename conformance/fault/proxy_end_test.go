@@ -137,18 +137,31 @@ func TestProxyUnderConcurrentChanges(t *testing.T) {
 	p.Pass()
 	p.Reset()
 	client := dial(t, p)
-	for {
-		srv := s.next(t)
-		srv.SetReadDeadline(time.Now().Add(silence))
-		write(t, client, ".")
-		if n, _ := srv.Read(make([]byte, 1)); n == 1 {
-			break
+	const text = "after all"
+	write(t, client, text)
+	late := time.After(patience)
+	arrived, whole := make(chan struct{}, 1), false
+	for !whole { // connections of before wait to be accepted as well
+		select {
+		case srv := <-s.conns:
+			t.Cleanup(func() { srv.Close() })
+			wg.Go(func() {
+				got := make([]byte, len(text))
+				if _, err := io.ReadFull(srv, got); err == nil && string(got) == text {
+					arrived <- struct{}{}
+				}
+			})
+		case <-arrived:
+			whole = true
+		case <-late:
+			t.Fatal("nothing passes after Pass")
 		}
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
 	echoes.Wait()
+	wg.Wait()
 }
 
 func BenchmarkProxyRoundTrip(b *testing.B) {

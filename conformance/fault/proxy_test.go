@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/port"
 )
 
 var _ fault.Link = (*fault.Proxy)(nil)
@@ -326,13 +327,9 @@ func TestProxyDelays(t *testing.T) {
 	if took := time.Since(start); took < d+d/4 {
 		t.Errorf("the second byte arrived after %v; want at least %v", took, d+d/4)
 	}
-	start = time.Now()
-	write(t, srv, "c")
-	expect(t, client, "c")
-	if took := time.Since(start); took >= d {
-		t.Errorf("replies took %v although only requests are delayed", took)
-	}
 	p.Delay(fault.Requests, time.Hour)
+	write(t, srv, "c") // replies are not delayed
+	expect(t, client, "c")
 	write(t, client, "d")
 	awaitSeen(t, p, fault.Requests, 3)
 	p.Pass() // delivers at once what was delayed
@@ -419,9 +416,7 @@ func TestProxyFollowsARestartedServer(t *testing.T) {
 
 func TestProxyTellsADeadServerAsReset(t *testing.T) {
 	t.Parallel()
-	s := newServer(t)
-	p := newProxy(t, s.Addr().String())
-	s.Close()
+	p := newProxy(t, port.Addresses(t, 1)[0])
 	c, err := net.Dial("tcp", p.Addr())
 	if err == nil {
 		defer c.Close()

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// step is what the attacks of one Step share.
+// step is the shared state of the attacks of one Step.
 type step struct {
 	mu      sync.Mutex // protects the following fields
 	victims map[*client]bool
@@ -21,19 +21,20 @@ type step struct {
 	nodes   map[int]bool
 }
 
-// attack is one draw of a step that is carried out.
+// attack is the execution of one draw of a step.
 type attack struct {
 	*run
 	Draw
 	kind   Kind
 	step   *step
 	victim *client // that keeps name, or is about to be hit
-	name   string  // empty: nothing is kept
-	freed  bool    // nothing is kept any more
-	killed bool    // the one who kept it has gone
+	name   string  // empty: no name is kept
+	freed  bool    // the name is no longer kept
+	answer string  // the error of the release of the kept name
+	killed bool    // the process that kept it has gone
 
-	// What it has shown.
-	outage time.Duration // from the fault until others had what a victim kept, or all went on beside a broken node
+	// The results.
+	outage time.Duration // from the fault until others had the victim's name, or all went on beside a broken node
 	told   time.Duration // from an operator's intervention until the holder knew
 	// The holder was told another reason than the true one.
 	unexplained bool
@@ -71,7 +72,7 @@ func (a *attack) prepare(ctx context.Context) error {
 	})
 }
 
-// finish gives back what was kept, if the one who kept it still lives.
+// finish releases the kept name, if its keeper still lives.
 func (a *attack) finish(ctx context.Context) error {
 	if a.name == "" || a.freed || a.killed {
 		return nil
@@ -82,7 +83,8 @@ func (a *attack) finish(ctx context.Context) error {
 		return err
 	}
 	return a.within(ctx, func(ctx context.Context) error {
-		_, err := r.await(ctx, lineFreed)
+		answer, err := r.await(ctx, lineFreed)
+		a.answer = answer
 		return err
 	})
 }
@@ -103,12 +105,11 @@ func (a *attack) within(ctx context.Context, steps ...func(context.Context) erro
 // last lets a fault that began then last for as long as was drawn.
 func (a *attack) last(ctx context.Context, began time.Time) { pause(ctx, a.Length-time.Since(began)) }
 
-// outlasted reports whether the fault is longer than any hold that is not renewed.
+// outlasted reports whether the fault is longer than any unrenewed hold.
 func (a *attack) outlasted() bool { return a.Length > a.TTL*6/5 }
 
-// goOn waits until those that are not hit get all names that nobody keeps, and also, if rival is set, the one that the
-// victim has kept. It notes how long that took from began. Where a fault stops all that there is, nothing is waited
-// for.
+// goOn waits until the unaffected clients get all names that nobody keeps, and also, if rival is set, the victim's
+// name. It notes how long that took from began. If a fault stops the whole service, it does not wait.
 func (a *attack) goOn(ctx context.Context, began time.Time, rival bool) error {
 	spared := func(id string) bool {
 		a.step.mu.Lock()
@@ -137,7 +138,7 @@ func (a *attack) goOn(ctx context.Context, began time.Time, rival bool) error {
 	return err
 }
 
-// lost waits until the victim is told that it has lost what it kept, and returns the reason.
+// lost waits until the victim is notified that it has lost its name, and returns the reason.
 func (a *attack) lost(ctx context.Context) (reason string, err error) {
 	err = a.within(ctx, func(ctx context.Context) (err error) {
 		reason, err = a.victim.now().await(ctx, lineLost)
@@ -173,5 +174,5 @@ func (a *attack) String() string {
 	return a.Kind + " " + strings.Join(slices.Compact(parts), " ")
 }
 
-// reasonForced is what the victim of an operator is told.
+// reasonForced is the reason of a loss for the victim of an operator.
 const reasonForced = string(backend.ReasonForceReleased)

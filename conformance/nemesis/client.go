@@ -13,11 +13,11 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// client is one client as the run sees it. If it has a process of its own, others follow when that was killed.
+// client is one client as the run sees it. If it has its own process, others follow when that was killed.
 type client struct {
 	t     testing.TB
 	index int
-	own   bool // a process of its own
+	own   bool // a separate process
 	links fault.Links
 	config
 	open func(context.Context, string) (backend.Driver, error)
@@ -47,10 +47,10 @@ func newClient(t testing.TB, s *Service, all *collector, index int, own bool, se
 	}
 }
 
-// id is the name of the client, whatever process it has.
+// id is the name of the client, with any process.
 func (c *client) id() string { return fmt.Sprintf("c%d", c.index) }
 
-// now returns what runs at present.
+// now returns the present process.
 func (c *client) now() *running {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,7 @@ func (c *client) start(ctx context.Context, epoch int) (string, error) {
 	return r.await(ctx, lineReady)
 }
 
-// listen reads what a child says until it has ended.
+// listen reads a child's lines until it has ended.
 func (r *running) listen(all *collector) {
 	defer close(r.ended)
 	for {
@@ -193,5 +193,5 @@ func (r *running) stop(ctx context.Context) error {
 	}
 }
 
-// settle gives what a process said time to be read.
+// settle gives a process's lines time to be read.
 const settle = 50 * time.Millisecond

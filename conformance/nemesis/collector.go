@@ -22,7 +22,7 @@ type collector struct {
 	grants  map[grantee]int            // so far
 	asked   map[string]backend.Instant // by process: when the latest call began that was granted something
 	changed chan struct{}              // closed at the next event
-	broken  error                      // a line that is none
+	broken  error                      // an invalid line
 }
 
 // call is a call of a client. Client is the name of a process: "c2.1".
@@ -122,7 +122,7 @@ func (c *collector) epoch(epoch int) check.History {
 	return check.Merge(of)
 }
 
-// standing is what a process is doing.
+// standing returns the numbers of a process's holds and waits.
 func (c *collector) standing(process string) (holds, waits int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,26 +16,26 @@ type Kind struct {
 
 	where       side
 	needs       func(*Service) bool
-	process     bool    // the client that is hit has a process of its own
-	waits       bool    // the client that is hit need not hold anything
+	process     bool    // the victim has its own process
+	waits       bool    // the victim need not hold a name
 	least, most float64 // how long, in TTLs
 	alone       bool    // never together with another one
-	reported    bool    // beyond what the drivers promise: counted, no failure
+	reported    bool    // beyond the drivers' promises: counted, no failure
 	strike      func(*attack, context.Context) error
 }
 
-// side is what a kind hits.
+// side is the target of a kind.
 type side uint8
 
 const (
 	onClient side = iota + 1
 	onNode
 	onPeers // the paths between nodes
-	onAdmin // nothing breaks; somebody interferes
+	onAdmin // no part breaks; somebody interferes
 )
 
-// Kinds returns what can be done to a service, in the order of the matrix. Those that are reported break what the
-// service rests on, and what comes of it is counted without being a failure.
+// Kinds returns the possible faults of a service, in the order of the matrix. Reported ones break the foundations of
+// the service, and their results are counted without being a failure.
 func Kinds(s Service, reported bool) []Kind {
 	if s.resolve() != nil {
 		return nil
@@ -50,6 +50,16 @@ func (s *Service) kinds(reported bool) []Kind {
 	})
 }
 
+// lacks returns the slugs of the kinds that do not apply, because the service has no hooks or no capability for them.
+func (s *Service) lacks() (slugs []string) {
+	for _, k := range matrix() {
+		if k.needs != nil && !k.needs(s) {
+			slugs = append(slugs, k.Slug)
+		}
+	}
+	return slugs
+}
+
 // NewKind returns a kind of a service's own. Strike breaks something, waits until it is seen that this has happened,
 // and heals; it gets the drawn variant, and the drawn length, between least and most TTLs. An error fails the run.
 func NewKind(slug, what string, least, most float64,
@@ -60,8 +70,8 @@ func NewKind(slug, what string, least, most float64,
 		}}
 }
 
-// NewLapse returns a kind that no driver promises to survive, for RunReported: forget makes the service forget what a
-// client holds, whose name it gets. The holder must learn of it in the end; what else comes of it is counted.
+// NewLapse returns a kind that no driver promises to survive, for RunReported: forget makes the service forget the hold
+// of a client, by its name. The holder must learn of it in the end; other effects are counted.
 func NewLapse(slug, what string, forget func(ctx context.Context, name string) error) Kind {
 	return Kind{Slug: slug, What: what, where: onAdmin, alone: true, reported: true, least: 0, most: 0.1,
 		strike: func(a *attack, ctx context.Context) error { return a.lapse(ctx, forget) }}
@@ -70,6 +80,8 @@ func NewLapse(slug, what string, forget func(ctx context.Context, name string) e
 func processes(s *Service) bool { return s.Processes > 0 }
 func nodes(s *Service) bool     { return s.Kill != nil && s.Start != nil && s.Probe != nil }
 func pauses(s *Service) bool    { return s.Pause != nil && s.Resume != nil && s.Probe != nil }
+func revokes(s *Service) bool   { return s.RefuseRelease != nil }
+func freezes(s *Service) bool   { return s.RefuseWrites != nil }
 func leads(s *Service) bool     { return s.Leader != nil && s.quorum() }
 func peers(s *Service) bool     { return leads(s) && s.Cut != nil && s.Heal != nil && s.Said != nil }
 
@@ -131,6 +143,10 @@ func matrix() []Kind {
 			needs: func(s *Service) bool {
 				return s.caps.Has(backend.CapForceRelease)
 			}, strike: (*attack).forceRelease},
+		{Slug: "refuse-release", What: "the service refuses releases, and then accepts them again", where: onAdmin,
+			alone: true, needs: revokes, least: 0.1, most: 2.2, strike: (*attack).refuseRelease},
+		{Slug: "refuse-writes", What: "the service refuses whatever changes a lock, and then accepts it again",
+			where: onAdmin, alone: true, needs: freezes, least: 0.1, most: 2.2, strike: (*attack).refuseWrites},
 	}
 }
 

@@ -56,6 +56,9 @@ func Play(t testing.TB, s Service, p Plan) Result {
 		t.Fatalf("nemesis: the run does not start: %v", err)
 	}
 	t.Log(r.result.Schedule)
+	if lacks := r.lacks(); len(lacks) > 0 {
+		t.Logf("these kinds do not apply, for lack of a hook or a capability: %s", strings.Join(lacks, ", "))
+	}
 	begin := time.Now()
 	r.steps(ctx, begin)
 	r.result.Took = time.Since(begin)
@@ -226,7 +229,7 @@ func (r *run) healAll(ctx context.Context) {
 	}
 }
 
-// nextEpoch lets all clients go on to other names, and checks what they did with the earlier ones.
+// nextEpoch moves all clients on to other names, and checks the history of the earlier ones.
 func (r *run) nextEpoch(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -270,7 +273,7 @@ func (r *run) stop() {
 	}
 }
 
-// leftovers looks at what the service keeps when everybody has gone.
+// leftovers checks the service for entries when all clients have gone.
 func (r *run) leftovers(ctx context.Context) {
 	if r.Leftovers == nil || len(r.result.Failures()) > 0 {
 		return
@@ -286,6 +289,6 @@ func (r *run) leftovers(ctx context.Context) {
 			r.found(check.Leftover, fmt.Sprintf("all clients are closed and the service keeps %q, %v", left, err))
 			return
 		}
-		pause(ctx, 50*time.Millisecond) // what expires says nothing
+		pause(ctx, 50*time.Millisecond) // expiry is not reported
 	}
 }

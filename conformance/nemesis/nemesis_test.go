@@ -2,6 +2,7 @@ package nemesis_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,6 +25,7 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/stall"
 )
 
 func TestMain(m *testing.M) {
@@ -84,6 +86,7 @@ func service(wrap func(client int, d *memory.Driver) backend.Driver) nemesis.Ser
 		Probe: func(ctx context.Context, _ int) (string, error) {
 			return fmt.Sprint(w.processes.Load()), probe.Ping(ctx)
 		},
+		RefuseRelease: refuse(w.store, memory.RefuseReleases), RefuseWrites: refuse(w.store, memory.RefuseWrites),
 		More: []nemesis.Kind{
 			nemesis.NewLapse("delete", "one name is deleted", func(_ context.Context, name string) error {
 				w.store.Evict(name)
@@ -115,9 +118,30 @@ func service(wrap func(client int, d *memory.Driver) backend.Driver) nemesis.Ser
 	}
 }
 
+// refuse is a refusal of the store.
+func refuse(store *memory.Store, what memory.Refusal) func(testing.TB, string) func() {
+	return func(testing.TB, string) func() {
+		store.Refuse(what)
+		return func() { store.Refuse(memory.RefuseNothing) }
+	}
+}
+
 // whole is how long a recovery may take where the test needs the whole schedule: a run that is later than that by more
 // than half its time leaves steps out.
 const whole = 4 * time.Minute
+
+// passed fails for what is violated, and skips where a busy machine leaves open whether something is.
+func passed(t *testing.T, r nemesis.Result) {
+	t.Helper()
+	for _, v := range r.Failures() {
+		t.Error(v)
+	}
+	for _, v := range r.Violations {
+		if v.Kind == nemesis.Inconclusive && !t.Failed() {
+			t.Skipf("%s%v", stall.Mark, v)
+		}
+	}
+}
 
 // plan is short.
 func plan(kinds ...string) nemesis.Plan {
@@ -130,9 +154,7 @@ func TestWholeDriverPasses(t *testing.T) {
 	p.Duration, p.Recovery = 8*time.Second, whole
 	r := nemesis.Play(t, service(nil), p)
 	t.Log(r)
-	for _, v := range r.Violations {
-		t.Error(v)
-	}
+	passed(t, r)
 	if r.Steps != len(r.Schedule.Steps) || r.Faults < r.Steps || r.Grants < 100 {
 		t.Errorf("%d of %d steps, %d faults, %d grants: too little to tell anything",
 			r.Steps, len(r.Schedule.Steps), r.Faults, r.Grants)
@@ -155,7 +177,7 @@ func TestSameSeedSameSchedule(t *testing.T) {
 		p := plan()
 		p.Duration = time.Second
 		r := nemesis.Play(quiet{t}, service(nil), p)
-		for _, v := range r.Violations {
+		for _, v := range r.Failures() {
 			t.Error(v)
 		}
 		printed = append(printed, r.Schedule.String())
@@ -165,11 +187,86 @@ func TestSameSeedSameSchedule(t *testing.T) {
 	}
 }
 
+// A hold whose release is refused ends within its TTL after the refusal, also where renewals are refused.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	p := plan("refuse-release", "refuse-writes")
+	p.Duration, p.Recovery = 6*time.Second, whole
+	r := nemesis.Play(t, service(nil), p)
+	t.Log(r)
+	passed(t, r)
+	for _, kind := range p.Kinds {
+		if r.Kinds[kind] == nil {
+			t.Errorf("no %s in %d steps", kind, r.Steps)
+		}
+	}
+}
+
+// A service without these hooks has no such kinds.
+func TestRefusalsNeedHooks(t *testing.T) {
+	t.Parallel()
+	s := service(nil)
+	refusals := func() (all []string) {
+		for _, k := range nemesis.Kinds(s, false) {
+			if strings.HasPrefix(k.Slug, "refuse-") {
+				all = append(all, k.Slug)
+			}
+		}
+		return all
+	}
+	if got := refusals(); !slices.Equal(got, []string{"refuse-release", "refuse-writes"}) {
+		t.Errorf("kinds with hooks: %q", got)
+	}
+	s.RefuseRelease, s.RefuseWrites = nil, nil
+	if got := refusals(); got != nil {
+		t.Errorf("kinds without hooks: %q", got)
+	}
+}
+
 // mutant is a driver with one method replaced.
 type mutant struct {
 	*memory.Driver
 	acquire func(context.Context, backend.Request) (backend.Grant, error)
 	renew   func(context.Context, []backend.Grant) []backend.Renewal
+	release func(context.Context, backend.Grant) error
+	ending  func() // before Close
+}
+
+func (m *mutant) Release(ctx context.Context, g backend.Grant) error {
+	if m.release != nil {
+		return m.release(ctx, g)
+	}
+	return m.Driver.Release(ctx, g)
+}
+
+func (m *mutant) Close(ctx context.Context) error {
+	if m.ending != nil {
+		m.ending()
+	}
+	return m.Driver.Close(ctx)
+}
+
+// hoard makes a driver that forgets a hold of which the release was refused, and goes on renewing it.
+func hoard(_ int, d *memory.Driver) backend.Driver {
+	ctx, stop := context.WithCancel(context.Background())
+	var forgotten sync.Map
+	return &mutant{Driver: d, ending: stop, release: func(releasing context.Context, g backend.Grant) error {
+		if _, is := forgotten.Load(g.RequestID); is {
+			return backend.ErrNotHeld
+		}
+		err := d.Release(releasing, g)
+		if !errors.Is(err, backend.ErrMisconfigured) {
+			return err
+		}
+		forgotten.Store(g.RequestID, nil)
+		go func() {
+			for ctx.Err() == nil {
+				d.Renew(ctx, []backend.Grant{g})
+				time.Sleep(g.TTL / 8)
+			}
+		}()
+		return err
+	}}
 }
 
 func (m *mutant) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -223,8 +320,10 @@ func TestMutantsAreCaught(t *testing.T) {
 		"validity that was never granted": {
 			func(_ int, d *memory.Driver) backend.Driver {
 				return &mutant{Driver: d, acquire: func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+					full := r.TTL
+					r.TTL /= 4
 					g, err := d.Acquire(ctx, r)
-					g.SentAt = backend.SystemClock().Now().Add(2 * ttl)
+					g.TTL = full
 					return g, err
 				}}
 			},
@@ -242,6 +341,9 @@ func TestMutantsAreCaught(t *testing.T) {
 			},
 			[]string{"link-reset"}, []check.Kind{check.TokenOrder, check.TokenTwice}, true,
 		},
+		"a hold that is renewed after its release was refused": {
+			hoard, []string{"refuse-release"}, []check.Kind{nemesis.Failed}, false,
+		},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			if c.slow {
@@ -251,9 +353,15 @@ func TestMutantsAreCaught(t *testing.T) {
 			p := plan(c.kinds...)
 			p.Search = time.Second // what is illegal may take for ever
 			r := nemesis.Play(quiet{t}, service(c.wrap), p)
-			if !slices.ContainsFunc(
+			caught := slices.ContainsFunc(
 				r.Violations, func(v check.Violation) bool { return slices.Contains(c.want, v.Kind) },
-			) {
+			)
+			silent := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return v.Kind == nemesis.Inconclusive })
+			switch {
+			case caught:
+			case silent >= 0 && slices.Contains(c.want, nemesis.Failed): // it failed, and a busy machine may be why
+				t.Skipf("%s%v", stall.Mark, r.Violations[silent])
+			default:
 				t.Errorf("survived, with %v", r.Violations)
 			}
 			left(t, r, "run.txt", "history.jsonl")
@@ -317,6 +425,7 @@ func TestFaultThatDoesNotHappen(t *testing.T) {
 		}
 	}
 	nothing := func(context.Context, int) error { return nil }
+	idle := func(testing.TB, string) func() { return func() {} }
 	quorum := func(s *nemesis.Service) {
 		s.Nodes = 3
 		s.Leader = func(context.Context, uint64) (int, uint64, error) { return 1, 7, nil }
@@ -347,6 +456,8 @@ func TestFaultThatDoesNotHappen(t *testing.T) {
 			"link-reset",
 			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return severed{deaf{l}} }) },
 		},
+		"releases are carried out":  {"refuse-release", func(s *nemesis.Service) { s.RefuseRelease = idle }},
+		"writes are carried out":    {"refuse-writes", func(s *nemesis.Service) { s.RefuseWrites = idle }},
 		"the leader leads again":    {"leader-partition", quorum},
 		"the follower is not alone": {"minority", quorum},
 		"nobody is cut one way":     {"one-way-peers", quorum},
@@ -432,9 +543,7 @@ func TestProcesses(t *testing.T) {
 		Open: dial,
 	}, p)
 	t.Log(r)
-	for _, v := range r.Violations {
-		t.Error(v)
-	}
+	passed(t, r)
 	for _, kind := range kinds {
 		if r.Kinds[kind] == nil {
 			t.Errorf("no %s in %d steps", kind, r.Steps)

@@ -10,30 +10,31 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// Plan is what decides about a run, beside the service.
+// Plan determines a run, together with the service.
 type Plan struct {
 	Seed     uint64
 	Duration time.Duration // how long faults are drawn for; the run takes as long as they need
 
-	// Kinds are the slugs of those to draw from. Nil: all that the service can suffer.
+	// Kinds are the slugs of the kinds to draw from. Nil: all that the service supports.
 	Kinds []string
 	// Reported draws from the kinds that no driver promises to survive. Violations are then counted only.
 	Reported bool
 	// OneByOne never strikes with two faults at once.
 	OneByOne bool
 
-	// Recovery is how long it may take after the end of a fault until every client and every name had a turn. Default
+	// Recovery bounds the time from the end of a fault until every client and every name had a turn. Default
 	// 30 s, which is far more than a busy machine needs.
 	Recovery time.Duration
-	// Patience is how long an attack waits for each thing that must be seen of it. Default one minute.
+	// Patience bounds the wait of an attack for each of its required effects. Default one minute.
 	Patience time.Duration
 	// Search bounds conformance/check's search of an epoch: see check.Rules.Timeout.
 	Search time.Duration
 }
 
-// patience is how long a run waits for what must happen. It is far more than a busy machine needs.
+// patience bounds the waits of a run for required events. It is far more than a busy machine needs.
 const patience = time.Minute
 
 // The environment decides about Run:
@@ -88,7 +89,7 @@ func Run(t *testing.T, start func(t testing.TB) Service) {
 }
 
 // RunReported is Run with the kinds that no driver promises to survive: it prints how often there were violations, and
-// fails only if a fault did not happen or nothing goes on after it.
+// fails only if a fault did not happen or the clients do not go on after it.
 func RunReported(t *testing.T, start func(t testing.TB) Service) {
 	t.Helper()
 	if testing.Short() {
@@ -115,7 +116,7 @@ func play(t *testing.T, s Service, p Plan) {
 	}
 	for _, v := range r.Violations {
 		if v.Kind == Inconclusive && !t.Failed() {
-			t.Logf("INCONCLUSIVE  %v", v)
+			t.Skipf("%s%v", stall.Mark, v)
 		}
 	}
 	if t.Failed() {

@@ -19,13 +19,13 @@ import (
 	"github.com/fencelock/fencelock/internal/stall"
 )
 
-// Failed is the kind of violation that a run finds by itself: something was waited for in vain.
+// Failed is the kind of violation that a run finds without check: an event that did not come.
 const Failed check.Kind = "failed"
 
-// Inconclusive is the kind of what failed three times, each time while the machine stood still: no failure.
+// Inconclusive is the kind of a step that failed three times, each time while the machine stood still: no failure.
 const Inconclusive check.Kind = "inconclusive"
 
-// Result is what a run has shown.
+// Result is the result of a run.
 type Result struct {
 	Driver   string
 	Seed     uint64
@@ -39,18 +39,18 @@ type Result struct {
 
 	check.Figures
 	Violations []check.Violation
-	Dump       string // the folder with all that is known of a failure
+	Dump       string // the folder with the data about a failure
 
 	worst *check.Report // with violations
 }
 
-// KindResult is what the faults of one kind have shown.
+// KindResult is the result of the faults of one kind.
 type KindResult struct {
 	Count      int
 	Recoveries []time.Duration // from the end of the fault until every client and every name had a turn
-	Outages    []time.Duration // from its beginning until all who were not hit went on, also with what the victim kept
+	Outages    []time.Duration // from its beginning until all unaffected clients went on, also with the victim's name
 	Told       []time.Duration // until a holder knew that its lock was taken away
-	// Unexplained is how often the holder was told another reason than the true one.
+	// Unexplained counts the holders that got another reason than the true one.
 	Unexplained int
 	Violated    int // after how many of them something was violated, until the next step
 }
@@ -70,7 +70,7 @@ func (r *Result) Failures() []check.Violation {
 	})
 }
 
-// kind is what is known of a kind.
+// kind returns the result of a kind.
 func (r *Result) kind(slug string) *KindResult {
 	k := r.Kinds[slug]
 	if k == nil {
@@ -164,7 +164,7 @@ func (r *Result) fact() facts.Soak {
 	return fact
 }
 
-// counts is how many violations there were of each kind.
+// counts returns the number of violations of each kind.
 func (r *Result) counts() map[check.Kind]int {
 	counts := map[check.Kind]int{}
 	for _, v := range r.Violations {
@@ -202,7 +202,7 @@ func most(all []time.Duration) time.Duration {
 func (r *run) failed(err error) {
 	kind := Failed
 	switch {
-	case errors.Is(err, errNoFault): // tells nothing, whatever the reason
+	case errors.Is(err, errNoFault): // no result, for any reason
 		kind = check.NoFault
 	case errors.As(err, new(*stall.InconclusiveError)):
 		kind = Inconclusive
@@ -214,7 +214,7 @@ func (r *run) found(kind check.Kind, text string) {
 	r.result.Violations = append(r.result.Violations, check.Violation{Kind: kind, At: r.all.marks.Now(), Text: text})
 }
 
-// verify checks what was done with the names of the present epoch.
+// verify checks the history of the names of the present epoch.
 func (r *run) verify(ctx context.Context) {
 	h := r.all.epoch(r.epoch)
 	report := check.Verify(ctx, h, check.Rules{
@@ -280,7 +280,7 @@ func (r *Result) add(f check.Figures) {
 	r.Search += f.Search
 }
 
-// dump writes all that is known of a failure into a folder that the result names.
+// dump writes the data about a failure into a folder that the result names.
 func (r *run) dump(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()

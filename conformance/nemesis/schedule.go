@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Schedule is what a run breaks, and when. It is a pure function of a Plan and of what the service under test can
-// suffer: two runs with one seed have the same. What a draw means at run time ("the leader", "a client that holds") is
+// Schedule is the list of a run's faults with their times. It is a pure function of a Plan and of the possible faults
+// of the service: two runs with one seed have the same. The target of a draw at run time ("the leader", "a client that
+// holds") is
 // looked up when its turn comes.
 type Schedule struct {
 	Seed  uint64
@@ -18,7 +19,8 @@ type Schedule struct {
 
 // Step is one fault, or two at once.
 type Step struct {
-	// At is when it begins, from the beginning of the run. A step whose predecessors took longer begins after them.
+	// At is the time of its beginning, from the beginning of the run. If its predecessors take longer, it begins after
+	// them.
 	At    time.Duration
 	Draws []Draw
 }
@@ -27,8 +29,8 @@ type Step struct {
 type Draw struct {
 	Kind    string        // the slug of a Kind
 	After   time.Duration // from the beginning of the step
-	Length  time.Duration // how long it lasts at least; a fault whose effect is awaited may last longer
-	Target  uint32        // which of those that can be hit, by remainder
+	Length  time.Duration // the minimum duration; a fault with an awaited effect may last longer
+	Target  uint32        // which of the possible targets, by remainder
 	Name    uint32        // which name a client holds across it, by remainder
 	Variant uint32        // which variant of the kind, by remainder
 }
@@ -40,7 +42,7 @@ const (
 	recoverySpan = 0.75
 )
 
-// NewSchedule draws from kinds, in the order in which they are given, until d is over. A kind comes again only after
+// NewSchedule draws from kinds, in the order in which they are given, until d is over. A kind comes back only after
 // all others came. With pairs, every third step or so has two faults at once, never on more nodes than a minority. The
 // name of the driver takes part, so that the usual seed does not mean the same faults for all drivers.
 func NewSchedule(driver string, seed uint64, d, ttl time.Duration, kinds []Kind, nodes int, pairs bool) Schedule {

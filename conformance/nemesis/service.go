@@ -17,45 +17,50 @@ import (
 type Service struct {
 	Driver string // for the summary: "etcd"
 
-	// Client makes the paths of one more client, over links of its own, and returns what Open needs to go there.
+	// Client makes the paths of one more client, over separate links, and returns the target for Open.
 	Client func(t testing.TB) (target string, links fault.Links)
 
 	// Open opens a driver. A child process opens with the function that its TestMain gave to Role; both are the same in
-	// most tests. A service that is not there yet, or is being broken, may answer with an error: it is asked again.
+	// most tests. A service that is not ready yet, or is being broken, may answer with an error: Open is then repeated.
 	Open func(ctx context.Context, target string) (backend.Driver, error)
 
-	// Processes is how many clients run in a process of their own, which Role makes of the test binary, and Inside how
-	// many run in that of the test. Default 3 and 2. Negative: none.
+	// Processes is the number of clients in separate processes, which Role makes of the test binary, and Inside the
+	// number of clients in the test's process. Default 3 and 2. Negative: 0.
 	Processes, Inside int
 
 	// TTL of all locks. Default 2 s.
 	TTL time.Duration
 
-	// Nodes is how many nodes the service has. Default 1.
+	// Nodes is the number of nodes of the service. Default 1.
 	Nodes int
 
-	// Kill ends a node without warning (SIGKILL), Start starts it again with what it kept, and returns when it serves;
+	// Kill ends a node without warning (SIGKILL), Start restarts it with its data, and returns when it serves;
 	// that must be within the driver's promise. Pause freezes a node, Resume ends that. Start and Resume of a node that
-	// runs do nothing.
+	// runs have no effect.
 	Kill, Start, Pause, Resume func(ctx context.Context, node int) error
 
-	// Probe asks a node whether it answers, past all links, and tells what its process has in common with none of its
-	// former ones, or "" if that is not known. It is how a run knows that a node was really killed or paused.
+	// Probe asks a node whether it answers, past all links, and returns a text that differs between its processes, or
+	// "" if that is unknown. By it a run knows that a node was really killed or paused.
 	Probe func(ctx context.Context, node int) (process string, err error)
 
-	// Leader waits for a leader of a term after the given one that a majority follows.
+	// Leader waits until a majority follows a leader of a term after the given one.
 	Leader func(ctx context.Context, after uint64) (node int, term uint64, err error)
 
-	// Cut keeps back what node from sends to node to, and nothing else; Heal ends every Cut. Said returns how many
+	// Cut keeps back the messages from node from to node to, and only these; Heal ends every Cut. Said returns how many
 	// bytes node from has sent to node to, delivered or not.
 	Cut  func(from, to int)
 	Heal func()
 	Said func(from, to int) int64
 
-	// Leftovers lists what the service still keeps of the drivers'. Nil: not checked.
+	// RefuseRelease has the service refuse to release holds of one name (or of all), while it renews them: a right that
+	// was revoked. RefuseWrites has it refuse all changes of locks: a read-only database, a password that was
+	// changed. Both answer, unlike a service that is down, and are the functions of conformance.Server.
+	RefuseRelease, RefuseWrites func(t testing.TB, name string) (allow func())
+
+	// Leftovers lists the drivers' remaining entries in the service. Nil: not checked.
 	Leftovers func() ([]string, error)
 
-	// Logs returns the end of each server's log, by a name that can be that of a file. Nil: none.
+	// Logs returns the end of each server's log, by a name that is valid for a file. Nil: no logs.
 	Logs func(ctx context.Context) map[string]string
 
 	// More are kinds of this service alone: see NewKind and NewLapse.
@@ -101,7 +106,7 @@ func tierOf(d backend.Driver) fencelock.Tier {
 	return fencelock.Efficiency
 }
 
-// open opens a driver, and tries again until ctx ends: a client may come while something is broken.
+// open opens a driver, with retries until ctx ends: a client may come while something is broken.
 func open(ctx context.Context, opener func(context.Context, string) (backend.Driver, error),
 	target string) (backend.Driver, error) {
 	for {
@@ -109,7 +114,7 @@ func open(ctx context.Context, opener func(context.Context, string) (backend.Dri
 		if err == nil || ctx.Err() != nil {
 			return d, err
 		}
-		pause(ctx, 50*time.Millisecond) // nobody tells when the service is back
+		pause(ctx, 50*time.Millisecond) // the return of the service is not notified
 	}
 }
 

@@ -9,12 +9,13 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// soon is how fast a holder must learn that somebody took its lock away, a second, with what a busy machine adds.
+// soon bounds the time until a holder learns that somebody took its lock away: a second, and the allowance of a busy
+// machine.
 const soon = 10 * time.Second
 
-// forceRelease takes away what the victim keeps. The victim is told within a second, and may be mistaken until then:
-// what an operator takes away is over when the operator says so, and the tokens alone protect the data. That it was
-// done by force a driver may have no time to find out.
+// forceRelease takes away the victim's name. The victim is notified within a second, and may be mistaken until then: a
+// forced release takes effect when the operator's call returns, and only the tokens protect the data. A driver may have
+// no time to find out that the release was forced.
 func (a *attack) forceRelease(ctx context.Context) error {
 	operator, ok := backend.As[backend.ForceReleaser](a.admin)
 	if !ok {
@@ -23,7 +24,7 @@ func (a *attack) forceRelease(ctx context.Context) error {
 	began := time.Now()
 	err := a.within(ctx, func(ctx context.Context) error {
 		call := a.all.marks.Begin(ctx, "operator", check.OpForce, a.name)
-		err := operator.ForceRelease(ctx, a.name, "the nemesis wants it")
+		err := operator.ForceRelease(ctx, backend.ForceRequest{Name: a.name, Reason: "the nemesis wants it"})
 		if err == nil {
 			call.Return(check.OK, nil)
 		} else {
@@ -45,7 +46,7 @@ func (a *attack) forceRelease(ctx context.Context) error {
 	return a.goOn(ctx, began, true)
 }
 
-// lapse lets the service forget what the victim keeps. The victim must learn of it in the end.
+// lapse lets the service forget the victim's hold. The victim must learn of it in the end.
 func (a *attack) lapse(ctx context.Context, forget func(ctx context.Context, name string) error) error {
 	began := time.Now()
 	if err := a.within(ctx, func(ctx context.Context) error { return forget(ctx, a.name) }); err != nil {

@@ -91,8 +91,8 @@ func (a *attack) cut(ctx context.Context, breakIt func(fault.Link), seen fault.D
 	return a.kept(ctx, seen, before)
 }
 
-// cutOff is what must be seen of a victim that cannot reach the service: if that lasts, it is told of its loss, and
-// others get what it kept. Nothing that it asks for since then is granted meanwhile.
+// cutOff checks a victim that cannot reach the service: if that lasts, it is notified of its loss, and others get its
+// name. No later request of it is granted meanwhile.
 func (a *attack) cutOff(ctx context.Context, began time.Time) error {
 	since := a.all.marks.Now()
 	if err := a.goOn(ctx, began, a.outlasted()); err != nil {
@@ -105,7 +105,7 @@ func (a *attack) cutOff(ctx context.Context, began time.Time) error {
 	}
 	a.last(ctx, began)
 	if name := a.victim.now().name; a.all.served(name, since) {
-		return fmt.Errorf("%w: %s was cut off and was granted what it asked for", errNoFault, name)
+		return fmt.Errorf("%w: %s was cut off and was granted its request", errNoFault, name)
 	}
 	return nil
 }
@@ -171,14 +171,14 @@ func (a *attack) sever(ctx context.Context, breakThem func()) error {
 	})
 }
 
-// late holds back all that the victim asks for while it gives up what it keeps, and delivers that when others hold.
+// late holds back the victim's requests while it releases its name, and delivers them when others hold it.
 func (a *attack) late(ctx context.Context) error {
 	link := a.victim.links
 	before := link.Seen(fault.Requests)
 	began := time.Now()
 	link.Hold(fault.Requests)
 	defer link.Pass()
-	if err := a.finish(ctx); err != nil { // the release is held back too, and given up after a TTL
+	if err := a.finish(ctx); err != nil { // the release is held back too, and times out after a TTL
 		return err
 	}
 	if err := a.goOn(ctx, began, true); err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// node chooses one that does not lead and is not hit yet.
+// node chooses a node that does not lead and is not hit yet.
 func (a *attack) node(ctx context.Context) (int, error) {
 	leader := -1
 	if leads(&a.Service) {
@@ -40,7 +40,7 @@ func (a *attack) leader(ctx context.Context) (node int, term uint64, err error) 
 	return node, term, err
 }
 
-// another waits for another leader than the one that is broken.
+// another waits for another leader than the broken one.
 func (a *attack) another(ctx context.Context, broken int, term uint64) error {
 	return a.within(ctx, func(ctx context.Context) error {
 		now, _, err := a.Leader(ctx, term)
@@ -99,7 +99,7 @@ func (a *attack) leaderPause(ctx context.Context) error {
 	})
 }
 
-// beside sees that the service goes on beside a node that is broken, if it has others.
+// beside checks that the service goes on beside a broken node, if it has others.
 func (a *attack) beside(ctx context.Context, began time.Time) error {
 	if !a.quorum() {
 		return nil
@@ -149,7 +149,7 @@ func (a *attack) leaderKill(ctx context.Context) error {
 	})
 }
 
-// ended kills a node, starts it again after as long as was drawn and when during has returned, and sees that it is
+// ended kills a node, restarts it after as long as was drawn and when during has returned, and checks that it is
 // another process.
 func (a *attack) ended(ctx context.Context, node int, during func(began time.Time) error) error {
 	former, err := a.answers(ctx, node)

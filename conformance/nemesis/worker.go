@@ -22,8 +22,8 @@ import (
 // Role is the name of the role that Client plays in a child process.
 const Role = "nemesis-client"
 
-// Client is the role of a child process that contends for locks, for fault.RunRole in TestMain. open is what
-// Service.Open does.
+// Client is the role of a child process that contends for locks, for fault.RunRole in TestMain. open is the function of
+// Service.Open.
 func Client(open func(ctx context.Context, target string) (backend.Driver, error)) fault.Role {
 	return func(in <-chan string, args []string) int {
 		var c config
@@ -39,7 +39,7 @@ func Client(open func(ctx context.Context, target string) (backend.Driver, error
 	}
 }
 
-// config is what a client is told at its start.
+// config is the configuration of a client at its start.
 type config struct {
 	Target string
 	Client string // its name: another one for each process
@@ -48,19 +48,19 @@ type config struct {
 	Seed   uint64 // of the lengths of holds and pauses, which no schedule fixes
 }
 
-// The lines to a client, and those from it that are no events.
+// The lines to a client, and the lines from it that are no events.
 const (
 	lineEpoch = "epoch " // and its number: contend for its names, and leave the earlier ones
 	lineKeep  = "keep "  // and the number of a name: hold it until told otherwise
-	lineFree  = "free"   // release what is kept
+	lineFree  = "free"   // release the kept name
 	lineStop  = "stop"   // release everything, and end
 
 	lineReady = "ready"   // the client contends
-	lineLeft  = "left "   // and the number of an epoch: nothing of it is under way
+	lineLeft  = "left "   // and the number of an epoch: no call of it is under way
 	lineKept  = "kept "   // and a name
-	lineLost  = "lost "   // and the reason: what was kept
-	lineFreed = "freed"   // what was kept is given back, or was lost
-	lineBye   = "stopped" // nothing is left
+	lineLost  = "lost "   // and the reason: the kept name was lost
+	lineFreed = "freed"   // the kept name was released, or was lost; and the error of the release, in one line
+	lineBye   = "stopped" // no hold is left
 )
 
 // slot is one name that all clients contend for, in each epoch another one.
@@ -86,7 +86,7 @@ const (
 // name of a slot in an epoch.
 func (s slot) name(epoch int) string { return fmt.Sprintf("soak/%d/%s", epoch, s.slug) }
 
-// slotsOf returns those that a driver can serve.
+// slotsOf returns the slots that a driver can serve.
 func slotsOf(caps backend.Capabilities) []slot {
 	var all []slot
 	for _, s := range slots {
@@ -99,7 +99,7 @@ func slotsOf(caps backend.Capabilities) []slot {
 	return all
 }
 
-// worker is one client, in a process of its own or in that of the test.
+// worker is one client, in its own process or in the test's.
 type worker struct {
 	config
 	out       io.Writer
@@ -108,14 +108,15 @@ type worker struct {
 	inspector backend.Inspector // nil if the driver cannot
 	slots     []slot
 	ctx       context.Context    // ends with the worker
-	free      context.CancelFunc // ends what is kept; nil if nothing is
+	free      context.CancelFunc // releases the kept name; nil without one
 	keeper    sync.WaitGroup
+	released  error // of the kept name; keeper.Wait comes before it is read
 }
 
-// work contends until it is told to stop, or in ends. Each line to out is one Write.
+// work contends until the line stop, or until in ends. Each line to out is one Write.
 func work(c config, opener func(context.Context, string) (backend.Driver, error), in <-chan string,
 	out io.Writer) error {
-	// The first readings of a boot clock may lag behind it, on a machine that is busy: see backend.SystemClock.
+	// The first readings of a boot clock may lag behind it, on a busy machine: see backend.SystemClock.
 	settled := make(chan struct{})
 	go func() {
 		defer close(settled)
@@ -217,7 +218,7 @@ func (w *worker) contend(ctx context.Context, s slot, name string, r *rand.Rand)
 			length = upTo(w.TTL / 3)
 		}
 		w.hold(ctx, held, length)
-		w.release(held)
+		_ = w.release(held) // the recorder has the outcome
 		pause(ctx, upTo(60*time.Millisecond))
 	}
 }
@@ -233,8 +234,8 @@ func (s slot) options(r *rand.Rand) []fencelock.AcquireOption {
 	return nil
 }
 
-// hold keeps what is held for d, while it is held and ctx lives. It records renewals, since the process may be killed
-// and then nobody else knows of them, and what the service says about the holder.
+// hold keeps a hold for d, while it is held and ctx lives. It records renewals, since the process may be killed and
+// then nobody else knows of them, and the service's answer about the holder.
 func (w *worker) hold(ctx context.Context, held *check.Held, d time.Duration) {
 	end := time.NewTimer(d)
 	defer end.Stop()
@@ -255,28 +256,28 @@ func (w *worker) hold(ctx context.Context, held *check.Held, d time.Duration) {
 	}
 }
 
-// ask records who holds a name that is held exclusively here, where the driver can tell.
+// ask records who holds a name that is held exclusively here, if the driver can tell.
 func (w *worker) ask(ctx context.Context, lease *fencelock.Lease) {
 	if w.inspector == nil || lease.Grant().Kind != backend.KindExclusive {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.TTL/2)
 	defer cancel()
-	defer context.AfterFunc(lease.Context(), cancel)()         // whoever has lost it has something else to do
+	defer context.AfterFunc(lease.Context(), cancel)()         // after the loss the answer is not needed
 	_, _ = w.recorder.Ask(ctx, "w", w.inspector, lease.Name()) // the recorder has the answer
 }
 
-func (w *worker) release(held *check.Held) {
+func (w *worker) release(held *check.Held) error {
 	ctx, cancel := context.WithTimeout(context.Background(), w.TTL)
 	defer cancel()
-	_ = held.Release(ctx) // the recorder has the outcome
+	return held.Release(ctx)
 }
 
 // startKeeping holds a name until stopKeeping.
 func (w *worker) startKeeping(name string) {
 	w.stopKeeping()
 	ctx, cancel := context.WithCancel(w.ctx)
-	w.free = cancel
+	w.free, w.released = cancel, nil
 	w.keeper.Go(func() { w.keep(ctx, name) })
 }
 
@@ -296,12 +297,12 @@ func (w *worker) keep(ctx context.Context, name string) {
 		w.say(lineLost, lost.Reason)
 		<-ctx.Done()
 	}
-	w.release(held)
+	w.released = w.release(held)
 }
 
 const forever = time.Duration(1<<63 - 1)
 
-// stopKeeping releases what is kept, if anything.
+// stopKeeping releases the kept name, if any.
 func (w *worker) stopKeeping() {
 	if w.free == nil {
 		return
@@ -309,5 +310,9 @@ func (w *worker) stopKeeping() {
 	w.free()
 	w.free = nil
 	w.keeper.Wait()
-	w.say(lineFreed)
+	if w.released == nil {
+		w.say(lineFreed)
+	} else {
+		w.say(lineFreed, " ", strings.ReplaceAll(w.released.Error(), "\n", "; "))
+	}
 }

@@ -28,10 +28,11 @@ type port struct {
 
 	// The following fields are protected by node.mu.
 
-	failed map[string]plan        // by request id: renewals of which the last one failed
-	known  map[string]uint64      // the requests, numbered as they came
-	gone   map[fencing.Token]bool // holds that ended here
-	hand   map[fencing.Token]bool // holds that are renewed by hand
+	failed map[string]plan          // by request id: renewals of which the last one failed
+	known  map[string]uint64        // the requests, numbered as they came
+	gone   map[fencing.Token]bool   // holds that ended here
+	hand   map[fencing.Token]bool   // holds that are renewed by hand
+	sets   map[string]chan struct{} // by request id: whose turn it is to release a part of the set
 }
 
 // plan is when an attempt at a renewal leaves, and when it is given up.
@@ -40,7 +41,7 @@ type plan struct{ next, end time.Duration }
 func newPort(n *node, d *memory.Driver) *port {
 	p := &port{
 		Driver: d, node: n, failed: map[string]plan{}, known: map[string]uint64{},
-		gone: map[fencing.Token]bool{}, hand: map[fencing.Token]bool{},
+		gone: map[fencing.Token]bool{}, hand: map[fencing.Token]bool{}, sets: map[string]chan struct{}{},
 	}
 	p.service = service{acquire: d.Acquire, all: d.AcquireAll, renew: d.Renew, release: d.Release}
 	return p
@@ -107,6 +108,7 @@ func (p *port) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.
 		rs[i].Lost = p.late(rs[i].Lost)
 		m = p.about("acquire", rs[i].Name, rs[i].RequestID)
 	}
+	p.together(rs)
 	if err := p.leave(ctx, m); err != nil {
 		return nil, err
 	}
@@ -116,6 +118,33 @@ func (p *port) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.
 		grants[i] = p.local(grants[i])
 	}
 	return grants, err
+}
+
+// together notes that requests are one set.
+func (p *port) together(rs []backend.Request) {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	turn := make(chan struct{}, 1)
+	for i := range rs {
+		p.sets[rs[i].RequestID] = turn
+	}
+}
+
+// inTurn waits for the end of the releases of the same set that left before. Of two that wait in the driver for one
+// answer, the scheduler would choose the first, which alone finds something to release.
+func (p *port) inTurn(ctx context.Context, id string) (done func()) {
+	p.node.mu.Lock()
+	turn := p.sets[id]
+	p.node.mu.Unlock()
+	if turn == nil {
+		return func() {}
+	}
+	select {
+	case turn <- struct{}{}:
+		return func() { <-turn }
+	case <-ctx.Done():
+		return func() {}
+	}
 }
 
 // Renew implements backend.Driver.
@@ -285,8 +314,10 @@ func (p *port) Release(ctx context.Context, g backend.Grant) error {
 	if err := p.leave(ctx, m); err != nil {
 		return err
 	}
+	done := p.inTurn(ctx, g.RequestID)
 	err := p.release(ctx, g)
 	p.arrive(m)
+	done()
 	p.node.stood()
 	return err
 }
@@ -299,16 +330,16 @@ func (p *port) local(g backend.Grant) backend.Grant {
 }
 
 // late keeps pushed losses back while the client is paused.
-func (p *port) late(lost func(backend.Reason)) func(backend.Reason) {
+func (p *port) late(lost func(backend.Loss)) func(backend.Loss) {
 	if lost == nil {
 		return nil
 	}
-	return func(reason backend.Reason) {
+	return func(loss backend.Loss) {
 		if left := p.node.pausedFor(); left > 0 {
-			time.AfterFunc(left, func() { lost(reason) })
+			time.AfterFunc(left, func() { lost(loss) })
 			return
 		}
-		lost(reason)
+		lost(loss)
 	}
 }
 

@@ -133,7 +133,7 @@ func (s *sum) report(t *testing.T) {
 		what     string
 		n, least int // in an hour
 	}{
-		{"operations", s.operations, 3000},
+		{"operations", s.operations, 2500},
 		{"grants", s.acquires, 500},
 		{"renewals", s.renewals, 500},
 		{"faults", s.faults, 60},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/conformance/check"
 )
@@ -102,8 +103,9 @@ func (n *node) replace(d dice) {
 	began := n.w.now()
 	err := n.close(ctx, dies)
 	deadline, _ := ctx.Deadline()
-	if end := max(began, n.w.at(deadline)); !dies && n.w.now() > n.runsBy(end) {
-		n.w.rec.violation("Close took %v longer than its context", n.w.now()-end)
+	const grace = time.Second // Close promises to return within it after the end of its context
+	if end := max(began, n.w.at(deadline)) + grace; !dies && n.w.now() > n.runsBy(end) {
+		n.w.rec.violation("Close took %v longer than its context and its grace", n.w.now()-end)
 	}
 	if dies {
 		// Whether it had begun to give something back, is for the core to choose at one instant, and costs
@@ -139,7 +141,10 @@ func (w *world) serverWeather(d dice) {
 		case 5:
 			w.fault("force-releases "+name, weather)
 			w.takeAway(name)
-			w.forced(name, func() { w.admin.ForceRelease(context.Background(), name, "the simulation wants it") })
+			w.forced(name, func() {
+				r := backend.ForceRequest{Name: name, Reason: "the simulation wants it"}
+				w.admin.ForceRelease(context.Background(), r)
+			})
 		}
 	}
 }

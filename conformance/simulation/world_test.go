@@ -122,7 +122,9 @@ func (w *world) build() {
 	w.think = d.scale(w.ttl/5, 4*w.ttl)
 	w.fine = d.scale(time.Minute, 4*time.Minute)
 	w.single = !d.one(5)
-	w.store = memory.NewStore(&memory.Options{Clock: backend.GoClock()})
+	w.store = memory.NewStore(&memory.Options{
+		Clock: backend.GoClock(), Chance: func() float64 { return 0.999 }, // no chance is left, as in port.Chance
+	})
 	w.admin = w.store.Driver()
 	w.register = new(fencing.Memory)
 	if w.checked {

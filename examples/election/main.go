@@ -1,139 +1,58 @@
-// Command election lets replicas elect a leader, twice over: once because the leader hangs, and once because it
-// resigns.
-//
-//	go run ./examples/election
-//	go run ./examples/election -unsafe
-//
-// Tier: correctness. The leader writes the plan that all others follow, so two who believe that they lead must not both
-// write. An election alone cannot see to that: the old leader may be paused when its lease runs out, and wake up in the
-// middle of a write, with a successor at work. Its token is its term; the database takes no write of an earlier term
-// than one that it has seen (package sqlguard). A leader that is merely cut off learns it from its context, in time.
-//
-// With -unsafe the tier is efficiency, and terms are not compared: the plan of the leader that woke up replaces the
-// present one, and everybody follows it.
+// Command election runs a scheduler on one of all replicas, and on another one if that fails.
 package main
 
 import (
 	"context"
-	"database/sql"
-	"errors"
+	"flag"
 	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
 
 	"github.com/fencelock/fencelock"
-	"github.com/fencelock/fencelock/examples/internal/story"
+	_ "github.com/fencelock/fencelock/backend/memory" // memory://, in this process, to try it out
+	_ "github.com/fencelock/fencelock/etcd"           // etcd://: the driver of your lock service
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
-const scheduler = "scheduler" // the election, and the resource that its leaders write
-
-func main() { story.Main(tell) }
-
-func tell(ctx context.Context, s *story.Story) error {
-	p := &plan{}
-	var err error
-	if p.db, err = s.Database(ctx); err != nil {
-		return err
+func main() {
+	url := flag.String("backend", "memory://", "`URL` of the lock service, such as etcd://127.0.0.1:2379")
+	jobs := flag.Int("jobs", 3, "how many jobs to schedule; 0: until a signal")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	locks, err := fencelock.OpenURL(ctx, *url, fencelock.Correctness, nil)
+	if err != nil {
+		log.Fatal(err)
 	}
-	if _, err = p.db.ExecContext(ctx, `CREATE TABLE plans (id INTEGER PRIMARY KEY, author TEXT)`); err != nil {
-		return err
-	}
-	tier := fencelock.Efficiency
-	if !s.Unsafe {
-		tier = fencelock.Correctness
-		if p.guard, err = story.Guard(ctx, p.db, sqlguard.SQLite); err != nil {
-			return err
+	defer locks.Close(ctx)
+	// Lead stands for election again after a loss. It returns when the function returns or ctx ends.
+	err = locks.Lead(ctx, "scheduler", func(ctx context.Context, lease *fencelock.Lease) error {
+		for n := 1; n <= *jobs || *jobs == 0; n++ {
+			if err := schedule(ctx, lease.Claim("jobs"), n); err != nil {
+				return err
+			}
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done(): // before another replica can lead
+				return ctx.Err()
+			}
 		}
-	}
-	var nodes []*node
-	for _, name := range []string{"node-1", "node-2", "node-3"} {
-		locks, err := s.Open(ctx, tier, name)
-		if err != nil {
-			return err
-		}
-		nodes = append(nodes, &node{name: name, locks: locks})
-	}
-	return elect(ctx, s, p, nodes[0], nodes[1], nodes[2])
-}
-
-// elect lets the nodes stand, the first one before the others.
-func elect(ctx context.Context, s *story.Story, p *plan, first, second, third *node) error {
-	defer first.leave()
-	defer second.leave()
-	defer third.leave()
-
-	// A paused process renews nothing. NoRenew is that part of a pause.
-	ttl := story.ShortTTL(first.locks)
-	old, err := first.stand(ctx, fencelock.TTL(ttl), fencelock.NoRenew())
-	if err != nil {
-		return err
-	}
-	if err := p.write(ctx, old.lease.Claim(scheduler), first.name); err != nil {
-		return err
-	}
-	s.Tell("%s leads (term %v), writes the plan, and hangs for longer than its lease of %v",
-		first.name, old.lease.Token(), ttl)
-
-	present, err := second.stand(ctx) // until the lease has run out
-	if err != nil {
-		return err
-	}
-	if err := p.write(ctx, present.lease.Claim(scheduler), second.name); err != nil {
-		return err
-	}
-	s.Tell("%s leads (term %v) and writes another plan", second.name, present.lease.Token())
-
-	// In the middle of its work: it looks at neither clock nor lease.
-	err = p.write(ctx, old.lease.Claim(scheduler), first.name)
-	switch {
-	case s.Unsafe && err == nil:
-		s.Tell("%s wakes up and writes; nothing stops it", first.name)
-	case !s.Unsafe && errors.Is(err, fencing.ErrStale):
-		s.Tell("%s wakes up and writes; the database refuses it: %v", first.name, err)
-	default:
-		return fmt.Errorf("write of an old leader: %v", err)
-	}
-	if err := p.expect(ctx, s, map[bool]string{false: second.name, true: first.name}[s.Unsafe]); err != nil {
-		return err
-	}
-	<-old.ctx.Done()
-	s.Tell("%s looks at its context at last: %v", first.name, context.Cause(old.ctx))
-	first.leave() // Lead would stand anew
-	second.leave()
-	last, err := third.stand(ctx)
-	if err != nil {
-		return err
-	}
-	if err := p.write(ctx, last.lease.Claim(scheduler), third.name); err != nil {
-		return err
-	}
-	s.Tell("%s resigns; %s leads at once (term %v)", second.name, third.name, last.lease.Token())
-	return p.expect(ctx, s, third.name)
-}
-
-// plan is what the leader writes and all others follow.
-type plan struct {
-	db    *sql.DB
-	guard *sqlguard.Guard // nil: the last writer is right
-}
-
-// write adds author's plan, and makes it the present one, unless the guard knows of a later term.
-func (p *plan) write(ctx context.Context, term fencing.Claim, author string) error {
-	return story.Guarded(ctx, p.db, p.guard, term, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO plans (author) VALUES (?)`, author)
-		return err
+		return nil
 	})
+	if err != nil {
+		log.Print(err)
+	}
 }
 
-// expect looks whose plan there is.
-func (p *plan) expect(ctx context.Context, s *story.Story, want string) error {
-	var author string
-	if err := p.db.QueryRowContext(ctx, `SELECT author FROM plans ORDER BY id DESC LIMIT 1`).Scan(&author); err != nil {
-		return err
-	}
-	s.Tell("everybody follows the plan of %s", author)
-	if author != want {
-		return fmt.Errorf("the plan is that of %s; want that of %s", author, want)
-	}
-	return nil
+var guard fencing.Memory // stands for a guard of the database that all leaders write to, such as sqlguard.Guard
+
+// schedule writes a job. The claim contains the leader's term: a leader that was paused is refused with ErrStale.
+func schedule(ctx context.Context, term fencing.Claim, n int) error {
+	return guard.Do(ctx, term, func() error {
+		fmt.Println("term", term.Token, "schedules job", n)
+		return nil
+	})
 }

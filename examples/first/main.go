@@ -4,13 +4,17 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/builtin/embedded"
 )
 
 func main() {
-	ctx := context.Background()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // Close works with an ended ctx
+	defer stop()
 	// A durable lock server in this process. Elsewhere: fencelock.OpenURL(ctx, "etcd://…", fencelock.Correctness, nil).
 	server, err := embedded.Start(ctx, embedded.Options{DataDir: "locks"})
 	if err != nil {

@@ -6,18 +6,17 @@ import (
 	"testing"
 )
 
-// The program is README's first one, pasted.
-func TestIsInREADME(t *testing.T) {
+func TestProgramIsInTheGuide(t *testing.T) {
 	program, err := os.ReadFile("main.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	readme, err := os.ReadFile("../../README.md")
+	guide, err := os.ReadFile("../../docs/GUIDE.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(readme), "```go\n"+string(program)+"```\n") {
-		t.Error("README.md does not show examples/first/main.go as it is")
+	if !strings.Contains(string(guide), "```go\n"+string(program)+"```\n") {
+		t.Error("docs/GUIDE.md does not show examples/first/main.go as it is")
 	}
 }
 

@@ -20,11 +20,11 @@ type Gocron struct {
 	least time.Duration
 }
 
-// NewGocron returns a locker for schedulers. A job that ends at once stays locked for least, so that a scheduler whose
-// clock is a little behind does not run it again: longer than the clocks differ, shorter than the job's interval.
+// NewGocron returns a locker for schedulers. A job that ends at once stays locked for least, so that a scheduler with a
+// clock a little behind does not repeat it: longer than the clocks differ, shorter than the job's interval.
 func NewGocron(locks fencelock.Locker, least time.Duration) *Gocron { return &Gocron{locks, least} }
 
-// Lock implements gocron.Locker. The error of who comes second wraps fencelock.ErrHeld.
+// Lock implements gocron.Locker. The error of the second scheduler wraps fencelock.ErrHeld.
 func (g *Gocron) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 	lease, err := g.locks.TryAcquire(ctx, "cron/"+key, fencelock.HoldAtLeast(g.least))
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package lockers has lockers for goose, golang-migrate and gocron, to be copied: a module of its own, so that these
-// libraries stay out of fencelock's go.mod. Each works with any driver; with package postgres nothing is needed beside
-// the database that is migrated.
+// Package lockers has lockers for goose, golang-migrate and gocron, to be copied. It is a separate module, so that
+// these libraries stay out of fencelock's go.mod. Each works with any driver; package postgres needs only the migrated
+// database.
 package lockers
 
 import (

@@ -36,7 +36,7 @@ func (m *Migrate) Lock() error { return m.lock(m.ctx) }
 // Unlock implements database.Driver. If the lock was lost meanwhile, its error wraps fencelock.ErrLost.
 func (m *Migrate) Unlock() error { return m.unlock(context.WithoutCancel(m.ctx)) }
 
-// Run implements database.Driver: it begins nothing without the lock.
+// Run implements database.Driver: it returns an error without the lock.
 func (m *Migrate) Run(migration io.Reader) error {
 	if err := m.err(); err != nil {
 		return fmt.Errorf("no migration without the lock %q: %w", m.name, err)

@@ -5,9 +5,9 @@
 //	go run ./examples/members -data b -peer 127.0.0.1:7492 -listen 127.0.0.1:7482
 //	go run ./examples/members -data c -peer 127.0.0.1:7493 -listen 127.0.0.1:7483
 //
-// Tier: correctness. Each process appends lines to one file, under one lock. Stop any of them and start it again, one
-// after the other, as a deployment does: the others go on, and the tokens in the file increase. docs/EMBEDDED.md says
-// what changes between machines (TLS, and how long to wait between two of them).
+// Tier: correctness. Each process appends lines to one file, under one lock. Stop any of them and restart it, one
+// after the other, as a deployment does: the others go on, and the tokens in the file increase. docs/EMBEDDED.md lists
+// the changes between machines (TLS, and how long to wait between two of them).
 package main
 
 import (
@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) (err error) {
 		DataDir: *data, Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		Cluster: &embedded.Cluster{
 			Members: strings.Split(*members, ","), PeerListen: *peer, Listen: *listen,
-			JoinKey: []byte(os.Getenv("MEMBERS_JOIN_KEY")), // one that lost its folder comes back by itself
+			JoinKey: []byte(os.Getenv("MEMBERS_JOIN_KEY")), // a process that lost its folder rejoins
 		},
 	})
 	if err != nil {
@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return errors.Join(err, server.Close(context.WithoutCancel(ctx)))
 	}
-	defer func() { // the client first: it gives back what it holds; then the server, which hands the leadership over
+	defer func() { // the client first: it releases its locks; then the server, which hands the leadership over
 		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		err = errors.Join(err, locks.Close(bounded), server.Close(bounded))
@@ -82,7 +82,7 @@ func run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// appendLine is what the lock protects.
+// appendLine writes to the file that the lock protects.
 func appendLine(file, line string) error {
 	f, err := os.OpenFile(file, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {

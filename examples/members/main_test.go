@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -19,27 +18,23 @@ const role = "member"
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{role: func(in <-chan string, args []string) int {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
 		go func() {
-			for range in { // any line, or the end of the test
-				cancel()
+			for range in { // until the test ends
 			}
-			cancel()
+			os.Exit(1)
 		}()
-		if err := run(ctx, args); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
+		os.Args = append([]string{"members"}, args...)
+		main()
 		return 0
 	}})
 	os.Exit(m.Run())
 }
 
-// Three processes share a lock, and go on while each in its turn is stopped and started again; one has lost its folder.
+// Three processes share a lock, and go on while each in its turn gets SIGTERM, often while it holds the lock, and is
+// started again; one has lost its folder.
 func TestRolling(t *testing.T) {
 	t.Setenv("MEMBERS_JOIN_KEY", "a secret of all members")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	addresses := port.Addresses(t, 6)
 	file := filepath.Join(t.TempDir(), "members.txt")
@@ -60,7 +55,7 @@ func TestRolling(t *testing.T) {
 		holds(c)
 	}
 	for i := range all {
-		if err := all[i].Send("stop"); err != nil {
+		if err := all[i].Terminate(); err != nil {
 			t.Fatal(err)
 		}
 		if err := all[i].Wait(); err != nil {
@@ -73,7 +68,7 @@ func TestRolling(t *testing.T) {
 		holds(all[i])
 	}
 	for i, c := range all {
-		if err := c.Send("stop"); err != nil {
+		if err := c.Terminate(); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.Wait(); err != nil && i == 0 { // the others end without a majority, and say so

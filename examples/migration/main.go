@@ -1,98 +1,77 @@
-// Command migration lets the replicas of a service bring the schema of their database up to date, all at the same
-// moment.
-//
-//	go run ./examples/migration
-//	go run ./examples/migration -unsafe
-//
-// Tier: correctness. A migration that runs twice corrupts data: euros become cents, and cents become hundredths of
-// cents. It cannot be one transaction, since the steps of a large one take hours, and since many databases commit at
-// each change of the schema. So the lock lets one replica work while the others wait, and find the work done; and every
-// step checks the token (package sqlguard), because a replica that was paused between two steps must not go on when
-// another has taken over. A step and the version that it leads to are one transaction: the next replica goes on where
-// the other stopped.
-//
-// With -unsafe there is no lock. All replicas see version 0, and all of them migrate.
+// Command migration brings a database's schema up to date on one of all replicas that start at the same time. The
+// others wait, and find the work done.
 package main
 
 import (
 	"context"
-	"errors"
+	"database/sql"
+	"flag"
 	"fmt"
-	"sync"
+	"log"
+
+	_ "modernc.org/sqlite" // the driver of your database
 
 	"github.com/fencelock/fencelock"
-	"github.com/fencelock/fencelock/examples/internal/story"
+	_ "github.com/fencelock/fencelock/backend/memory" // memory://, in this process, to try it out
+	_ "github.com/fencelock/fencelock/builtin"        // fencelock://: the driver of your lock service
+	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
-const (
-	schema   = "schema/shop" // the lock has the name of what it protects
-	replicas = 4
-)
-
-// steps lead from each version to the next.
 var steps = []string{
-	`CREATE TABLE IF NOT EXISTS currencies (code TEXT PRIMARY KEY)`,
-	`UPDATE products SET price = price * 100`, // from euros to cents
-	`INSERT INTO currencies VALUES ('EUR') ON CONFLICT DO NOTHING`,
+	`CREATE TABLE products (name TEXT, price INTEGER)`,
+	`UPDATE products SET price = price * 100`, // from euros to cents: a second run would corrupt it
 }
 
-func main() { story.Main(tell) }
+func main() {
+	url := flag.String("backend", "memory://", "`URL` of the lock service, such as fencelock://127.0.0.1:7480")
+	flag.Parse()
+	if err := run(context.Background(), *url); err != nil {
+		log.Fatal(err)
+	}
+}
 
-func tell(ctx context.Context, s *story.Story) error {
-	db, guard, err := s.GuardedDatabase(ctx)
+func run(ctx context.Context, url string) error {
+	db, err := sql.Open("sqlite", "file:shop?mode=memory&cache=shared&_txlock=immediate&_pragma=busy_timeout(30000)")
 	if err != nil {
 		return err
 	}
-	_, err = db.ExecContext(ctx, `CREATE TABLE products (price INTEGER); INSERT INTO products VALUES (20);
-		CREATE TABLE schema_version (version INTEGER); INSERT INTO schema_version VALUES (0)`)
+	defer db.Close()
+	guard, err := sqlguard.New(db, sqlguard.SQLite, nil)
 	if err != nil {
 		return err
 	}
-	s.Tell("a product costs 20 euros; %d replicas start at once, with a migration to cents", replicas)
-
-	tier := fencelock.Correctness
-	if s.Unsafe {
-		tier = fencelock.Efficiency // any driver: no lock is taken
+	if err := guard.Create(ctx); err != nil {
+		return err
 	}
-	var all []*replica
-	for i := range replicas {
-		locks, err := s.Open(ctx, tier, fmt.Sprintf("replica-%d", i))
+	locks, err := fencelock.OpenURL(ctx, url, fencelock.Correctness, nil)
+	if err != nil {
+		return err
+	}
+	defer locks.Close(ctx)
+	return locks.Do(ctx, "schema/shop", func(ctx context.Context, lease *fencelock.Lease) error {
+		return migrate(ctx, guard, lease)
+	})
+}
+
+// migrate executes the steps that are missing. Each is one transaction with the guard's check and the new version: a
+// replica that was paused between two steps is refused, and another one continues where it stopped.
+func migrate(ctx context.Context, guard *sqlguard.Guard, lease *fencelock.Lease) error {
+	for done := false; !done; {
+		err := guard.Tx(ctx, lease.Claim("schema/shop"), func(ctx context.Context, tx *sql.Tx) error {
+			var version int
+			if err := tx.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&version); err != nil {
+				return err
+			}
+			if done = version == len(steps); done {
+				return nil
+			}
+			fmt.Println("step", version+1)
+			_, err := tx.ExecContext(ctx, steps[version]+fmt.Sprintf(`; PRAGMA user_version = %d`, version+1))
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		all = append(all, &replica{story: s, number: i, locks: locks, db: db, guard: guard})
-	}
-	if err := startAll(ctx, all); err != nil {
-		return err
-	}
-	var price int
-	if err := db.QueryRowContext(ctx, `SELECT price FROM products`).Scan(&price); err != nil {
-		return err
-	}
-	if s.Unsafe {
-		s.Tell("it costs %d cents now: every replica multiplied by 100", price)
-	} else {
-		s.Tell("it costs %d cents now", price)
-	}
-	if (price == 2000) == s.Unsafe {
-		return fmt.Errorf("the price is %d with -unsafe=%t", price, s.Unsafe)
 	}
 	return nil
-}
-
-// startAll boots the replicas, and lets them meet in the worst moment.
-func startAll(ctx context.Context, replicas []*replica) error {
-	var all, start sync.WaitGroup
-	start.Add(len(replicas))
-	errs := make([]error, len(replicas))
-	for i, r := range replicas {
-		all.Go(func() {
-			errs[i] = r.boot(ctx, func() {
-				start.Done()
-				start.Wait()
-			})
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
 }

@@ -1,165 +1,167 @@
 // Package newdriver is where a driver of your own begins: copy it, put your service's steps in the place of Service,
-// and make the suite pass. It fences, waits by polling, and tells who holds a name; CONTRIBUTING.md says what comes
-// next.
+// and make the suite pass. It is a binding of backend/engine: it fences, waits by polling, and shows who holds a name.
+// CONTRIBUTING.md says what comes next.
 package newdriver
 
 import (
+	"bytes"
 	"context"
-	"math/rand/v2"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/fencing"
 )
 
-const driverName = "newdriver"
+// Driver is a backend.FencingDriver on a Service.
+type Driver struct{ *engine.Driver }
 
-// Driver is a backend.FencingDriver on a Service. All methods are safe for concurrent use.
-type Driver struct {
-	service *Service
-	clock   backend.Clock
-	gate    *kit.Gate
-}
+var _ backend.FencingDriver = (*Driver)(nil)
 
-var (
-	_ backend.FencingDriver = (*Driver)(nil)
-	_ backend.Inspector     = (*Driver)(nil)
-)
-
-// New returns a driver on a service. It does no I/O.
-func New(service *Service, clock backend.Clock) *Driver {
-	return &Driver{service: service, clock: clock, gate: kit.NewGate()}
+// New returns a driver for the service at a URL. It does no I/O.
+func New(url string) *Driver {
+	return &Driver{engine.New(&binding{url: url, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}})}
 }
 
 // IssuesFencingTokens promises what backend.FencingDriver says: the token is made in the step that grants, from a
 // counter that the service never loses.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe says what the driver can do.
-func (d *Driver) Describe() backend.Description {
+// binding says what one exchange with the service does. Everything else is the engine's.
+type binding struct {
+	url  string
+	http *http.Client
+
+	mu    sync.Mutex // protects the following field
+	space string     // of the first answer
+}
+
+func (b *binding) Describe() backend.Description {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	return backend.Description{
-		Name: driverName, Clock: d.clock, Exclusion: backend.ExclusionInProcess,
+		Name: "newdriver", Clock: backend.SystemClock(), Exclusion: backend.ExclusionDurableServer,
 		Capabilities: backend.CapFencing | backend.CapInspect,
-		MinTTL:       100 * time.Millisecond, TTLGranularity: time.Nanosecond, TokenSpace: driverName,
+		MinTTL:       100 * time.Millisecond, TTLGranularity: time.Nanosecond, TokenSpace: b.space,
+		Polling: 100 * time.Millisecond, // the service cannot notify
+		Shows:   backend.Shows{Look: backend.StateFields{ExpiresIn: true}},
 	}
 }
 
-// Acquire takes a name, or tries again until it is free.
-func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	g, err := d.acquire(ctx, r)
-	return g, kit.CallError(driverName, "acquire", r.Name, err, classOf)
+// Classify knows the errors that rule out any effect: the connection was never made. The effect of others is unknown.
+func (b *binding) Classify(err error) engine.Class {
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+		return engine.NotDone
+	}
+	return engine.Unknown
 }
 
-func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	if err := kit.Validate(d.Describe(), r); err != nil {
-		return backend.Grant{}, err
-	}
+func (b *binding) Ping(ctx context.Context) error {
+	_, err := b.send(ctx)
+	return err
+}
+
+// Enter takes the name, or finds who has it. The nonce is that of a new hold.
+func (b *binding) Enter(ctx context.Context, r engine.Entering) (p engine.Position, err error) {
 	if len(r.Metadata) > 0 {
-		return backend.Grant{}, backend.ErrUnsupported
+		return p, backend.ErrUnsupported
 	}
-	if err := d.gate.Enter(); err != nil {
-		return backend.Grant{}, err
+	mine := Entry{RequestID: r.RequestID, HoldID: r.HoldID, Owner: r.Owner, Nonce: fencing.NewNonce()}
+	all, err := b.send(ctx, step{Do: "take", Name: r.Name, Entry: mine, TTL: r.TTL})
+	switch {
+	case err != nil:
+		return p, err
+	case all[0].Done:
+		e := all[0].Entry
+		return engine.Position{
+			Held: true, Token: fencing.Token(e.Token), Nonce: e.Nonce, Incarnation: strconv.FormatUint(e.Token, 10),
+		}, nil
 	}
-	defer d.gate.Leave()
-	ctx, free := d.gate.Bind(ctx)
-	defer free()
-	for queued := false; ; queued = true {
-		if ctx.Err() != nil {
-			return backend.Grant{}, kit.Ended(ctx)
-		}
-		sent := d.clock.Now() // before anything is sent: the validity counts from here
-		e, taken := d.service.take(r.Name, Entry{RequestID: r.RequestID, HoldID: r.HoldID, Owner: r.Owner}, r.TTL)
-		if taken {
-			g := r.Grant()
-			g.Token, g.Incarnation = fencing.Token(e.Token), strconv.FormatUint(e.Token, 10)
-			g.SentAt, g.Queued = sent, queued
-			return g, nil
-		}
-		if !r.Wait {
-			return backend.Grant{}, &backend.HeldError{
-				Name: r.Name, Holder: e.Owner, HoldID: e.HoldID, RetryAfter: time.Until(e.Ends),
-			}
-		}
-		// A service that can tell when the name becomes free lets the waiter sleep until then; polls are the fallback.
-		if err := kit.Sleep(ctx, 10*time.Millisecond+rand.N(10*time.Millisecond)); err != nil {
-			return backend.Grant{}, err
-		}
-	}
+	p.Holder = &backend.HeldError{Holder: all[0].Entry.Owner, HoldID: all[0].Entry.HoldID, RetryAfter: all[0].Left}
+	return p, nil
 }
 
-// Renew prolongs holds. Over a network it takes one round trip for all of them, or for a hundred.
-func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
-	all := make([]backend.Renewal, len(grants))
-	err := d.gate.Enter()
-	if err == nil {
-		defer d.gate.Leave()
-		err = ctx.Err()
+func (b *binding) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	all, err := b.send(ctx, stepOf("remove", l.Grant))
+	return engine.Left{Was: err == nil && all[0].Done}, err
+}
+
+func (b *binding) Extend(ctx context.Context, _ engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
+	steps := make([]step, len(holds))
+	for i, h := range holds {
+		steps[i] = stepOf("prolong", h.Grant)
 	}
-	for i, g := range grants {
-		renewed, failed := backend.Renewal{SentAt: d.clock.Now(), TTL: g.TTL}, err
-		if failed == nil && !d.service.prolong(g.Name, g.RequestID, uint64(g.Token), g.TTL) {
-			failed = &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonExpired}
+	all, err := b.send(ctx, steps...)
+	out := make([]engine.Outcome, len(all))
+	for i := range all {
+		out[i] = engine.Outcome{Gone: !all[i].Done}
+	}
+	return out, err
+}
+
+func stepOf(do string, g backend.Grant) step {
+	token, _ := strconv.ParseUint(g.Incarnation, 10, 64) // without one: any entry of the request
+	return step{Do: do, Name: g.Name, Entry: Entry{RequestID: g.RequestID, Token: token}, TTL: g.TTL}
+}
+
+func (b *binding) Look(ctx context.Context, name string) (backend.State, error) {
+	state := backend.State{Name: name}
+	all, err := b.send(ctx, step{Do: "read", Name: name})
+	if err == nil && all[0].Done {
+		e := all[0].Entry
+		state.Held, state.Holders = true, []backend.Holder{
+			{Owner: e.Owner, HoldID: e.HoldID, Token: fencing.Token(e.Token), Nonce: e.Nonce, ExpiresIn: all[0].Left},
 		}
-		renewed.Err = kit.CallError(driverName, "renew", g.Name, failed, classOf)
-		all[i] = renewed
 	}
-	return all
+	return state, err
 }
 
-// Release gives a hold back, or what one request may have left.
-func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
-	return kit.CallError(driverName, "release", g.Name, d.release(ctx, g), classOf)
+func (b *binding) Names(context.Context, string, string) ([]backend.State, string, error) {
+	return nil, "", backend.ErrUnsupported
 }
 
-func (d *Driver) release(ctx context.Context, g backend.Grant) error {
-	if err := d.gate.Enter(); err != nil {
-		return err
-	}
-	defer d.gate.Leave()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if g.Kind != backend.KindExclusive {
-		return backend.ErrUnsupported
-	}
-	token, _ := strconv.ParseUint(g.Incarnation, 10, 64) // none: whatever the request left
-	if !d.service.remove(g.Name, g.RequestID, token) {
-		return &backend.NotHeldError{Name: g.Name}
-	}
+func (b *binding) Close(context.Context) error {
+	b.http.CloseIdleConnections()
 	return nil
 }
 
-// Look tells who holds a name.
-func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	state := backend.State{Name: name}
-	err := backend.ValidateName(name)
-	if err == nil {
-		err = d.gate.Enter()
-	}
-	if err == nil {
-		defer d.gate.Leave()
-		err = ctx.Err()
-	}
+// send is one exchange. net/http repeats no POST of which anything was written.
+func (b *binding) send(ctx context.Context, steps ...step) ([]answer, error) {
+	b.mu.Lock()
+	known := b.space
+	b.mu.Unlock()
+	body, err := json.Marshal(request{known, steps})
 	if err != nil {
-		return state, kit.CallError(driverName, "look", name, err, classOf)
+		return nil, err
 	}
-	if e, held := d.service.read(name); held {
-		state.Held = true
-		state.Holders = []backend.Holder{{
-			Owner: e.Owner, HoldID: e.HoldID, Token: fencing.Token(e.Token), ExpiresIn: time.Until(e.Ends),
-		}}
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, b.url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
 	}
-	return state, nil
+	response, err := b.http.Do(post)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	var out answers
+	if err := json.NewDecoder(response.Body).Decode(&out); err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.space != "" && b.space != out.Space {
+		return nil, &backend.HistoryError{What: "token space", Was: b.space, Now: out.Space}
+	}
+	if len(out.All) != len(steps) {
+		return nil, fmt.Errorf("%s, and %d answers to %d steps", response.Status, len(out.All), len(steps))
+	}
+	b.space = out.Space
+	return out.All, nil
 }
-
-// Close ends waiters with backend.ErrClosed, and waits for the calls in flight.
-func (d *Driver) Close(ctx context.Context) error {
-	d.gate.Close()
-	return kit.CallError(driverName, "close", "", d.gate.Wait(ctx), classOf)
-}
-
-// classOf gives the service's own errors their class: backend.ErrUnavailable if nothing was done,
-// backend.ErrMisconfigured if only an administrator can help. Of what it does not know nothing is certain.
-func classOf(error) error { return nil }

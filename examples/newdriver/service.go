@@ -1,87 +1,96 @@
 package newdriver
 
 import (
+	"encoding/json"
+	"net/http"
 	"sync"
 	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
 )
 
-// Service stands for the lock service: a map of entries that expire, and a counter that never goes back. Yours is
-// behind a network; each method here is one step that it takes as a whole, such as a script, a transaction or a
-// conditional write.
+// Service stands for the lock service: a map of entries that expire, and a counter that never goes back, behind HTTP.
+// It carries out the steps of a request as a whole. The zero value is an empty service.
 type Service struct {
 	mu      sync.Mutex // protects the following fields
-	entries map[string]Entry
+	space   string     // names this service, as a cluster id does; drawn with the first request
 	counter uint64
+	entries map[string]Entry
 }
 
-// Entry is what the service keeps for a name.
+// Entry is the service's entry for a name.
 type Entry struct {
 	RequestID, HoldID, Owner string
 	Token                    uint64
+	Nonce                    fencing.Nonce
 	Ends                     time.Time // by the service's own clock
 }
 
-// take makes an entry unless there is one, and returns the one that is there then. An entry of the same request counts
-// as made: its end moves, and its token stays.
-func (s *Service) take(name string, e Entry, ttl time.Duration) (there Entry, taken bool) {
+// request is a list of steps for the service with the client's space, if known; a service with another space ignores
+// it.
+type request struct {
+	Space string
+	Steps []step
+}
+
+// step is one step of a request, and answer the service's answer.
+type step struct {
+	Do, Name string // take, prolong, remove or read
+	Entry    Entry
+	TTL      time.Duration
+}
+
+type answer struct {
+	Done  bool
+	Entry Entry // that there is then, or was before it was removed
+	Left  time.Duration
+}
+
+type answers struct {
+	Space string
+	All   []answer
+}
+
+func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var in request
+	if err := json.NewDecoder(r.Body).Decode(&in); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	old, held := s.entries[name]
-	held = held && old.Ends.After(now)
-	if held && old.RequestID != e.RequestID {
-		return old, false
-	}
-	if held {
-		e.Token, e.Ends = old.Token, later(old.Ends, now.Add(ttl))
-	} else {
-		s.counter++
-		e.Token, e.Ends = s.counter, now.Add(ttl)
-	}
 	if s.entries == nil {
-		s.entries = map[string]Entry{}
+		s.space, s.entries = "newdriver-"+backend.NewRequestID(), map[string]Entry{}
 	}
-	s.entries[name] = e
-	return e, true
+	out := answers{Space: s.space}
+	for _, do := range in.Steps {
+		if in.Space != "" && in.Space != s.space {
+			break
+		}
+		out.All = append(out.All, s.carryOut(do, time.Now()))
+	}
+	_ = json.NewEncoder(w).Encode(out)
 }
 
-// prolong moves the end of an entry, never towards now. It is false if the entry is gone.
-func (s *Service) prolong(name, requestID string, token uint64, ttl time.Duration) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	e, held := s.entries[name]
-	if !held || !e.Ends.After(now) || e.RequestID != requestID || e.Token != token {
-		return false
+// carryOut is one step. The caller holds s.mu.
+func (s *Service) carryOut(do step, now time.Time) answer {
+	old, held := s.entries[do.Name]
+	held = held && old.Ends.After(now)
+	mine := held && old.RequestID == do.Entry.RequestID && (do.Entry.Token == 0 || do.Entry.Token == old.Token)
+	switch {
+	case do.Do == "take" && !held:
+		s.counter++
+		do.Entry.Token, do.Entry.Ends = s.counter, now.Add(do.TTL)
+		s.entries[do.Name] = do.Entry
+		return answer{true, do.Entry, do.TTL}
+	case mine && (do.Do == "take" || do.Do == "prolong"): // its end moves, never towards now; token and nonce stay
+		if ends := now.Add(do.TTL); ends.After(old.Ends) {
+			old.Ends = ends
+			s.entries[do.Name] = old
+		}
+	case mine && do.Do == "remove":
+		delete(s.entries, do.Name)
 	}
-	e.Ends = later(e.Ends, now.Add(ttl))
-	s.entries[name] = e
-	return true
-}
-
-// remove deletes what a request has, with any token if that is 0. It is false if that is nothing.
-func (s *Service) remove(name, requestID string, token uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e, held := s.entries[name]
-	if !held || e.RequestID != requestID || token != 0 && e.Token != token {
-		return false
-	}
-	delete(s.entries, name)
-	return e.Ends.After(time.Now())
-}
-
-// read returns the entry of a name.
-func (s *Service) read(name string) (e Entry, held bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e, held = s.entries[name]
-	return e, held && e.Ends.After(time.Now())
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
+	return answer{mine || held && do.Do == "read", old, old.Ends.Sub(now)}
 }

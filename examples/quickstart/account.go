@@ -7,7 +7,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// account is what the lock is for: data that two writers at once would damage. In earnest it is a row of a database.
+// account is the data under the lock: data that two writers at once would damage. In earnest it is a row of a database.
 type account struct {
 	guard fencing.Guard // nil: this store does not ask for tokens
 

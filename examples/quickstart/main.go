@@ -1,4 +1,4 @@
-// Command quickstart shows in a few seconds what a lock can do, what it cannot, and what to do about it.
+// Command quickstart shows in a few seconds the abilities and the limits of a lock, and the remedy.
 //
 //	go run ./examples/quickstart
 //	go run ./examples/quickstart -backend redis://127.0.0.1:6379
@@ -19,7 +19,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/fencelock/fencelock"
@@ -27,13 +29,15 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-const accountName = "accounts/7" // the lock has the name of what it protects
+const accountName = "accounts/7" // the lock is named for its resource
 
 func main() {
 	url := flag.String("backend", "",
 		"`URL` of the lock service, such as redis://127.0.0.1:6379. Default: one in this process")
 	flag.Parse()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := run(ctx, os.Stdout, *url); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
@@ -77,7 +81,7 @@ func (s *story) tellWith(
 		return err
 	}
 
-	// Each worker has a client of its own, as if it were a process of its own.
+	// Each worker has its own client, as if it were a separate process.
 	var workers []*worker
 	for _, name := range []string{"ann", "bob", "cat"} {
 		locks, failed := open(tier, &fencelock.Options{Owner: name})
@@ -111,7 +115,7 @@ type worker struct {
 	locks *fencelock.Client
 }
 
-// deposit is how to use a lock: read, compute and write under it, and pass the token with the write. Do renews the
+// deposit shows the use of a lock: read, compute and write under it, and pass the token with the write. Do renews the
 // lease meanwhile, ends ctx if the lock is lost, and releases.
 func (w *worker) deposit(ctx context.Context, acct *account, amount int) (token fencing.Token, err error) {
 	err = w.locks.Do(ctx, accountName, func(ctx context.Context, lease *fencelock.Lease) error {
@@ -150,7 +154,8 @@ func (s *story) takeTurns(ctx context.Context, workers []*worker, acct *account)
 func (s *story) overtake(ctx context.Context, paused, next *worker, acct *account, want error) error {
 	ttl := max(time.Second, paused.locks.Describe().MinTTL) // ZooKeeper's sessions are longer
 	before := acct.read()
-	// A paused process renews nothing. NoRenew is that part of a pause: a long garbage collection, a suspended machine.
+	// A paused process does not renew. NoRenew stands for that part of a pause: a long garbage collection, a suspended
+	// machine.
 	lease, err := paused.locks.Acquire(ctx, accountName, fencelock.TTL(ttl), fencelock.NoRenew())
 	if err != nil {
 		return fmt.Errorf("%s: %w", paused.name, err)

@@ -1,127 +1,75 @@
-// Command webhook books a payment once, although its provider delivers the news of it twice, to two replicas, at one
-// time.
-//
-//	go run ./examples/webhook
-//	go run ./examples/webhook -unsafe
-//
-// Tier: correctness. Money that is booked twice is wrong. Providers deliver at least once: a replica that answers late
-// is asked again, or another is. A replica looks whether the payment is booked, asks the provider for the amount, and
-// books. The lock keeps the other delivery out meanwhile. It does not wait: the answer 503 makes the provider come
-// again, and by then the payment is booked. Look and booking check the token (package sqlguard), so that a replica that
-// was paused for longer than its lease cannot book after another. A table with one row for each payment needs none of
-// this: its unique key is a guard, and the lock only spares work (efficiency). A ledger has several rows for each.
-//
-// With -unsafe there is no lock. Both replicas find nothing booked, and both book.
+// Command webhook books a payment once, although its provider may deliver the news to several replicas at a time.
 package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
+	"log"
 	"net/http"
-	"sync/atomic"
+	"net/http/httptest"
+	"sync"
 
 	"github.com/fencelock/fencelock"
-	"github.com/fencelock/fencelock/examples/internal/story"
+	_ "github.com/fencelock/fencelock/backend/memory" // memory://, in this process, to try it out
+	_ "github.com/fencelock/fencelock/builtin"        // fencelock://: the driver of your lock service
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/fencing/sqlguard"
 )
 
-const payment = "pay-77"
-
-func main() { story.Main(tell) }
-
-func tell(ctx context.Context, s *story.Story) error {
-	p := &provider{story: s, client: s.HTTPClient()}
-	db, err := open(ctx, s, p)
+func main() {
+	url := flag.String("backend", "memory://", "`URL` of the lock service, such as fencelock://127.0.0.1:7480")
+	flag.Parse()
+	ctx := context.Background()
+	locks, err := fencelock.OpenURL(ctx, *url, fencelock.Correctness, nil)
 	if err != nil {
-		return err
+		log.Fatal(err)
 	}
-	s.Tell("ann pays 50; the provider tells replica 0")
-	if err := p.deliver(ctx, 0); err != nil { // and, since the answer takes its time, replica 1
-		return err
+	defer locks.Close(ctx)
+	service := httptest.NewServer(&hook{locks: locks, booked: map[string]bool{}}) // your http.Server
+	defer service.Close()
+	for range 2 { // the provider repeats itself
+		resp, err := http.Post(service.URL+"?payment=77", "", nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(resp.Status)
+		resp.Body.Close()
 	}
-	if err := p.deliver(ctx, 1); err != nil {
-		return err
-	}
-	var booked int
-	if err := db.QueryRowContext(
-		ctx, `SELECT sum(amount) FROM ledger WHERE account = 'ann'`,
-	).Scan(&booked); err != nil {
-		return err
-	}
-	if s.Unsafe {
-		s.Tell("ann has %d: both replicas found nothing booked, and both booked", booked)
-	} else {
-		s.Tell("ann has %d", booked)
-	}
-	if (booked == 50) == s.Unsafe {
-		return fmt.Errorf("ann has %d with -unsafe=%t", booked, s.Unsafe)
-	}
-	return nil
 }
 
-// replica is one of those that serve the webhook.
-type replica struct {
-	locks    *fencelock.Client
-	db       *sql.DB
-	guard    *sqlguard.Guard // nil: nobody checks
-	provider *provider
+type hook struct {
+	locks  *fencelock.Client
+	guard  fencing.Memory // stands for the guard of the ledger's database, such as sqlguard.Guard
+	mu     sync.Mutex
+	booked map[string]bool // stands for the ledger
 }
 
-// ServeHTTP answers 200 only for what is booked. After any other answer the provider comes again.
-func (r *replica) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	answer, err := r.handle(req.Context(), req.PostFormValue("payment"))
+// ServeHTTP answers 200 for a booked payment. After any other answer the provider retries.
+func (h *hook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	payment := "payments/" + r.FormValue("payment")
+	lease, err := h.locks.TryAcquire(r.Context(), payment)
+	if err == nil {
+		err = errors.Join(h.book(lease.Context(), lease.Claim(payment)), lease.Release(r.Context()))
+	}
 	switch {
-	case errors.Is(err, fencelock.ErrHeld):
+	case errors.Is(err, fencelock.ErrHeld): // another replica books it now
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "another replica is on it", http.StatusServiceUnavailable)
-	case errors.Is(err, fencelock.ErrInvalidName):
-		http.Error(w, "no such payment", http.StatusBadRequest)
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
-	default:
-		fmt.Fprintln(w, answer)
 	}
 }
 
-func (r *replica) handle(ctx context.Context, payment string) (answer string, err error) {
-	if r.guard == nil {
-		return r.book(ctx, payment, fencing.Claim{})
-	}
-	lease, err := r.locks.TryAcquire(ctx, "payments/"+payment)
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, lease.Release(ctx)) }()
-	return r.book(lease.Context(), payment, lease.Claim("payments/"+payment))
-}
-
-// book enters a payment in the ledger, in two rows, unless it is there.
-func (r *replica) book(ctx context.Context, payment string, claim fencing.Claim) (answer string, err error) {
-	var booked bool
-	err = story.Guarded(ctx, r.db, r.guard, claim, func(tx *sql.Tx) error {
-		return tx.QueryRowContext(ctx, `SELECT count(*) > 0 FROM ledger WHERE payment = ?`, payment).Scan(&booked)
+// book checks and books in one step, which a holder that was paused for too long cannot make.
+func (h *hook) book(ctx context.Context, claim fencing.Claim) error {
+	return h.guard.Do(ctx, claim, func() error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if !h.booked[claim.Resource] {
+			h.booked[claim.Resource] = true
+			fmt.Println("booked", claim.Resource)
+		}
+		return nil
 	})
-	if err != nil || booked {
-		return "was booked before", err
-	}
-	amount, err := r.provider.amount(ctx)
-	if err != nil {
-		return "", err
-	}
-	return "booked", story.Guarded(ctx, r.db, r.guard, claim, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `INSERT INTO ledger VALUES ($1, 'ann', $2), ($1, 'provider', -$2)`,
-			payment, amount)
-		return err
-	})
-}
-
-// provider has taken the payment, and wants the shop to know.
-type provider struct {
-	story  *story.Story
-	client *http.Client
-	hooks  []string // the URLs of the replicas
-	asked  atomic.Int32
 }

@@ -71,13 +71,22 @@ func TestGolden(t *testing.T) {
 	title := func(text string) { fmt.Fprintf(&r.out, "\n# %s\n", text) }
 	r.out.WriteString("Revisions are those that a get before has told, 0 if there is no such key.\n")
 	title("a write with two claims, the first of all")
+	id, err := fencing.ParseNonce("5a2f19fbb6b44c5f8f7b1d3c9a0e6f21")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.keys = map[string]string{"fencing/terms": "2 0c9e7c3bd7fd44d5b1b3a0d1c3e2f405 0 0 -"}
 	claims := fencing.Set{
-		{Resource: "a", Token: 33, Space: "etcd-1", Sequence: 7}, {Resource: "b", Token: 34, Space: "etcd-1"},
+		{
+			Resource: "a", Token: 33, Space: "etcd-1", Sequence: 7, Generation: fencing.Generation{Number: 1, ID: id}, Nonce: id,
+		}, {Resource: "b", Token: 34, Space: "etcd-1"},
 	}
 	if _, err := guard.Do(t.Context(), claims, nil, clientv3.OpPut("config", "new")); err != nil {
 		t.Error(err)
 	}
-	r.keys = map[string]string{"fencing/terms": "0 0 etcd-1", "fencing/resources/a": "0 33 7"}
+	r.keys = map[string]string{
+		"fencing/terms": "2 0c9e7c3bd7fd44d5b1b3a0d1c3e2f405 0 0 =etcd-1", "fencing/resources/a": "0 0 33 - 7",
+	}
 	title("a check of a token that was seen before")
 	if err := guard.Check(t.Context(), fencing.Claim{Resource: "a", Token: 33, Space: "etcd-1"}); err != nil {
 		t.Error(err)

@@ -8,21 +8,27 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/memory"
 )
 
-// ErrCondition: the claims are admitted, and a condition that was given to Do does not hold. Nothing was written.
+// ErrCondition: the claims are admitted, but a condition that was given to Do does not hold. No key was written.
 var ErrCondition = errors.New("etcdguard: a condition does not hold")
 
 // Options of a guard. Nil is the same as the zero value.
 type Options struct {
 	// Prefix is in front of the guard's keys. Default "fencing/".
 	Prefix string
+
+	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID
+	// that this Guard sees first, so that keys that were deleted and created anew before that are not detected.
+	ID fencing.Nonce
 }
 
 // Guard guards the resources of one cluster. It is safe for concurrent use.
 type Guard struct {
 	kv     clientv3.KV
 	prefix string
+	memory *memory.Pin
 }
 
 var (
@@ -30,8 +36,8 @@ var (
 	_ fencing.Keeper = (*Guard)(nil)
 )
 
-// New returns a guard that uses the client, or a clientv3.KV of it. It does no I/O. The error is a
-// *fencing.InvalidError that names what cannot be used.
+// New returns a guard that uses the client, or a clientv3.KV of it. It does no I/O: Create comes before the first
+// check. The error is a *fencing.InvalidError that names the invalid argument.
 func New(kv clientv3.KV, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
@@ -39,7 +45,7 @@ func New(kv clientv3.KV, o *Options) (*Guard, error) {
 	if kv == nil {
 		return nil, fmt.Errorf("etcdguard: new: %w", &fencing.InvalidError{What: "client", Why: "it is nil"})
 	}
-	g := &Guard{kv: kv, prefix: o.Prefix}
+	g := &Guard{kv: kv, prefix: o.Prefix, memory: memory.NewPin(o.ID)}
 	if g.prefix == "" {
 		g.prefix = "fencing/"
 	}
@@ -55,13 +61,17 @@ func (g *Guard) TermsKey() string { return g.prefix + "terms" }
 // Check shows the claims: from then on lower tokens are refused. A write that follows is another step, which others may
 // overtake; see Update and Do.
 func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
-	_, err := g.txn(ctx, "check", claims, nil, nil)
+	list, err := fencing.Sorted(claims)
+	if err != nil {
+		return fmt.Errorf("etcdguard: check: %w", err)
+	}
+	_, err = g.txn(ctx, "check", fencing.Unordered(list), nil, nil)
 	return err
 }
 
 // Do checks the claims and, if they are admitted and the conditions hold, carries out ops, in one transaction; it
 // returns the responses to ops. They may be at most 125 by etcd's default, less one for each further claim, and write
-// to none of the guard's keys. ErrCondition: a condition does not hold. Where the hold has made the write before
+// to no key of the guard. ErrCondition: a condition does not hold. Where the hold has made the write before
 // (Claim.Sequence) the error is fencing.ErrRepeated: it is there.
 //
 //	guard.Do(ctx, claim, []clientv3.Cmp{driver.OwnerCmp(grant)}, clientv3.OpPut("config", "new"))
@@ -70,10 +80,10 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, conditions []clie
 	return g.txn(ctx, "do", claims, conditions, ops)
 }
 
-// Update shows the claims, reads the value of key, and writes what f makes of it, if the claims are still admitted and
-// the key was not changed; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a new
-// one of nil deletes the key. An error of f is Update's, and nothing is written. F may be called more than once, so it
-// has no effects of its own.
+// Update shows the claims, reads the value of key, and writes the result of f, if the claims are still admitted and
+// the key was not changed; otherwise it begins anew, until ctx ends. old is nil if the key does not exist, and a nil
+// result deletes the key. If f fails, Update returns its error and writes no key. f may be called more than once, so
+// it must have no side effects.
 func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	f func(old []byte) ([]byte, error)) error {
 	if f == nil {
@@ -83,10 +93,7 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	if err != nil {
 		return fmt.Errorf("etcdguard: update: %w", err)
 	}
-	looking := make(fencing.Set, len(list)) // the reading is no write of the hold, and needs no order
-	for i, c := range list {
-		looking[i] = c.At(0)
-	}
+	looking := fencing.Unordered(list) // the reading is no write of the hold, and needs no order
 	for {
 		if _, err := g.txn(ctx, "update", looking, nil, nil); err != nil {
 			return err
@@ -122,7 +129,7 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	}
 }
 
-// txn reads what the guard remembers, judges, and carries out ops if all of that is still so; otherwise it judges anew.
+// txn reads the guard's memory, judges, and carries out ops if the memory has not changed; otherwise it judges anew.
 func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, conditions []clientv3.Cmp,
 	ops []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {
@@ -138,26 +145,26 @@ func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, con
 		return fail(err)
 	}
 	for {
-		terms := m.terms
-		if m.termsAt == 0 {
-			if len(m.at) > 0 { // the first check of all has set them together with the resource's key
-				return fail(fencing.ErrTermsLost)
-			}
-			terms = fencing.First(list[0])
+		if err := g.memory.Check(m.terms); err != nil {
+			return fail(err)
 		}
+		terms := m.terms.Pin(list[0])
 		remember, err := fencing.JudgeAll(list, terms, func(resource string) (fencing.Seen, error) {
 			return m.seen[resource], nil
 		})
 		if err != nil {
+			if !fencing.Refusal(err) {
+				return fail(err)
+			}
 			return nil, err
 		}
 		writes := make([]clientv3.Op, 0, len(list)+1+len(ops))
-		if m.termsAt == 0 {
-			writes = append(writes, clientv3.OpPut(g.TermsKey(), termsText(terms)))
+		if terms != m.terms {
+			writes = append(writes, clientv3.OpPut(g.TermsKey(), terms.String()))
 		}
 		for i, c := range list {
 			if remember[i] != m.seen[c.Resource] || m.at[c.Resource] == 0 {
-				writes = append(writes, clientv3.OpPut(g.Key(c.Resource), seenText(remember[i])))
+				writes = append(writes, clientv3.OpPut(g.Key(c.Resource), remember[i].String()))
 			}
 		}
 		own := len(writes)

@@ -41,6 +41,25 @@ func open(_ context.Context, addr string) (*guardtest.Client, error) {
 	key := func(resource string) string { return "value/" + resource }
 	return &guardtest.Client{
 		Keeper: guard,
+		SetTerms: func(ctx context.Context, text string) (err error) {
+			if text == "" {
+				_, err = client.Delete(ctx, guard.TermsKey())
+			} else {
+				_, err = client.Put(ctx, guard.TermsKey(), text)
+			}
+			return err
+		},
+		Wipe: func(ctx context.Context) error {
+			_, err := client.Delete(ctx, "fencing/", clientv3.WithPrefix())
+			return err
+		},
+		Pinned: func(ctx context.Context, id fencing.Nonce, c fencing.Claim) error {
+			pinned, err := etcdguard.New(client, &etcdguard.Options{ID: id})
+			if err != nil {
+				return err
+			}
+			return pinned.Check(ctx, c)
+		},
 		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
 			return guard.Update(ctx, claims, key(resource), func(old []byte) ([]byte, error) {
 				value, err := f(ctx, string(old))
@@ -65,16 +84,19 @@ func open(_ context.Context, addr string) (*guardtest.Client, error) {
 
 func TestGuard(t *testing.T) {
 	// A kill of the server is no reason to wait for the disk.
-	server := containers.Etcd(t, containers.Args("--unsafe-no-fsync"))
-	guardtest.Run(t, guardtest.Harness{
-		Name: "etcd", Open: open, Address: server.Addr(), Space: space,
-		Restart: containers.Within(server.Restart),
-	})
+	server := containers.Etcd(t)
 	client, err := dial(server.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
+	if err := must(t, client, nil).Create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	guardtest.Run(t, guardtest.Harness{
+		Name: "etcd", Open: open, Address: server.Addr(), Space: space, Ordered: true,
+		Restart: containers.Within(server.Restart),
+	})
 	t.Run("owner", func(t *testing.T) { owner(t, client) })
 	t.Run("responses", func(t *testing.T) { responses(t, client) })
 }
@@ -123,25 +145,14 @@ func owner(t *testing.T, client *clientv3.Client) {
 
 func responses(t *testing.T, client *clientv3.Client) {
 	ctx, guard := t.Context(), must(t, client, &etcdguard.Options{Prefix: "guards/"})
+	if err := guard.Create(ctx); err != nil {
+		t.Fatal(err)
+	}
 	answer, err := guard.Do(ctx, fencing.Claim{Resource: "r", Token: 5}, nil,
 		clientv3.OpPut("r1", "x"), clientv3.OpGet("r1"))
 	if err != nil || len(answer.Responses) != 2 || answer.Header.Revision == 0 ||
 		string(answer.Responses[1].GetResponseRange().Kvs[0].Value) != "x" {
 		t.Errorf("the responses to the caller's operations: %v, %v", answer, err)
-	}
-	if _, err := client.Delete(ctx, guard.TermsKey()); err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Check(
-		ctx, fencing.Claim{Resource: "r", Token: 6, Space: "another"},
-	); !errors.Is(err, fencing.ErrTermsLost) {
-		t.Errorf("after the terms were deleted: %v, want ErrTermsLost", err)
-	}
-	if err := guard.Accept(ctx, "another", 6); err != nil {
-		t.Fatal(err)
-	}
-	if err := guard.Check(ctx, fencing.Claim{Resource: "r", Token: 6, Space: "another"}); err != nil {
-		t.Errorf("after an operator has accepted the space: %v", err)
 	}
 	token := guard.Key("r")
 	if _, err := client.Put(ctx, token, "many"); err != nil {

@@ -2,31 +2,33 @@ package etcdguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/memory"
 )
 
-// memory is what the guard's keys hold at one revision.
-type memory struct {
+// memoryAt is the state of the guard's keys at one revision.
+type memoryAt struct {
 	terms     fencing.Terms
-	termsAt   int64 // mod revision; zero: there are none
+	text      string // of the terms; empty without terms
 	seen      map[string]fencing.Seen
 	at        map[string]int64
 	look      []clientv3.Op  // reads all of it
 	unchanged []clientv3.Cmp // it is still so
 }
 
-// recall reads the terms, and what is remembered of the claims' resources.
-func (g *Guard) recall(ctx context.Context, claims []fencing.Claim) (memory, error) {
+// recall reads the terms, and the memory of the claims' resources. Without terms, or with terms of another format, it
+// returns an error, and the memory has their text.
+func (g *Guard) recall(ctx context.Context, claims []fencing.Claim) (memoryAt, error) {
 	answer, err := g.kv.Txn(ctx).Then(g.look(claims)...).Commit()
 	if err != nil {
-		return memory{}, err
+		return memoryAt{}, err
 	}
 	return g.parse(claims, answer.Responses)
 }
@@ -39,8 +41,9 @@ func (g *Guard) look(claims []fencing.Claim) []clientv3.Op {
 	return look
 }
 
-func (g *Guard) parse(claims []fencing.Claim, responses []*pb.ResponseOp) (memory, error) {
-	m := memory{look: g.look(claims), seen: map[string]fencing.Seen{}, at: map[string]int64{}}
+func (g *Guard) parse(claims []fencing.Claim, responses []*pb.ResponseOp) (m memoryAt, err error) {
+	m = memoryAt{look: g.look(claims), seen: map[string]fencing.Seen{}, at: map[string]int64{}}
+	failed := fencing.ErrTermsLost
 	for i, response := range responses {
 		key := g.TermsKey()
 		if i > 0 {
@@ -55,65 +58,95 @@ func (g *Guard) parse(claims []fencing.Claim, responses []*pb.ResponseOp) (memor
 		if revision == 0 {
 			continue
 		}
-		var err error
 		if i == 0 {
-			m.termsAt = revision
-			m.terms, err = parseTerms(value)
-		} else {
-			resource := claims[i-1].Resource
-			m.at[resource] = revision
-			m.seen[resource], err = parseSeen(value)
+			m.text = value
+			m.terms, failed = parseTerms(value)
+			continue
 		}
-		if err != nil {
-			return m, fmt.Errorf("the key %s holds %q, which no guard wrote", key, value)
+		resource := claims[i-1].Resource
+		m.at[resource] = revision
+		if m.seen[resource], err = parseSeen(value); err != nil {
+			return m, fmt.Errorf("the key %s: %w", key, err)
 		}
 	}
-	return m, nil
+	return m, failed
 }
 
-// The values are words of decimal digits: epoch, token and sequence of a resource; epoch, floor and space of the terms.
+// The values are the texts of package fencing. Format 1 had epoch, token and sequence of a resource, which keeps them
+// until it is written to, and epoch, floor and space of the terms, until they are migrated.
 
-func seenText(s fencing.Seen) string {
-	return fmt.Sprintf("%d %d %d", s.Epoch, uint64(s.Token), s.Sequence)
-}
-
-func parseSeen(text string) (s fencing.Seen, err error) {
-	number, rest, err := numbers(text, 3)
-	if err != nil || rest != "" {
-		return s, strconv.ErrSyntax
+func parseSeen(text string) (fencing.Seen, error) {
+	if words := strings.Split(text, " "); len(words) == 3 {
+		return memory.OlderSeen(words[0], words[1], words[2])
 	}
-	return fencing.Seen{Epoch: number[0], Token: fencing.Token(number[1]), Sequence: number[2]}, nil
+	return fencing.ParseSeen(text)
 }
 
-func termsText(t fencing.Terms) string {
-	return fmt.Sprintf("%d %d %s", t.Epoch, uint64(t.Floor), t.Space)
+func parseTerms(text string) (fencing.Terms, error) {
+	terms, err := fencing.ParseTerms(text)
+	if err == nil {
+		return terms, nil
+	}
+	if _, older := olderTerms(text); older == nil {
+		return terms, memory.Older()
+	}
+	return terms, err
 }
 
-func parseTerms(text string) (t fencing.Terms, err error) {
-	number, space, err := numbers(text, 2)
+func olderTerms(text string) (fencing.Terms, error) {
+	words := strings.SplitN(text, " ", 3)
+	if len(words) != 3 {
+		return fencing.Terms{}, &fencing.VersionError{Text: text, Want: fencing.Format}
+	}
+	return memory.OlderTerms(words[0], words[1], words[2])
+}
+
+// Create makes the guard's terms, with a random ID, before the first check. Existing terms stay unchanged; in another
+// format they are fencing.ErrGuardVersion, see Migrate. Without terms, but with a resource that the guard has seen,
+// the error is fencing.ErrTermsLost.
+func (g *Guard) Create(ctx context.Context) error {
+	m, err := g.recall(ctx, nil)
+	if errors.Is(err, fencing.ErrTermsLost) {
+		// The transaction writes only if no key has the prefix of resources. Another client may be faster.
+		nothing := clientv3.Compare(clientv3.CreateRevision(g.Key("")).WithPrefix(), "=", 0)
+		_, err = g.kv.Txn(ctx).If(append(m.unchanged, nothing)...).
+			Then(clientv3.OpPut(g.TermsKey(), fencing.NewTerms().String())).Commit()
+		if err == nil {
+			_, err = g.recall(ctx, nil)
+		}
+	}
 	if err != nil {
-		return t, err
+		return fmt.Errorf("etcdguard: create: %w", err)
 	}
-	return fencing.Terms{Epoch: number[0], Floor: fencing.Token(number[1]), Space: space}, nil
+	return nil
 }
 
-// numbers reads n of them, and returns what follows.
-func numbers(text string, n int) (list []uint64, rest string, _ error) {
-	words := strings.SplitN(text, " ", n+1)
-	if len(words) < n {
-		return nil, "", strconv.ErrSyntax
-	}
-	for _, word := range words[:n] {
-		number, err := strconv.ParseUint(word, 10, 63)
-		if err != nil {
-			return nil, "", err
+// Migrate converts the guard's terms from format 1 to the current format, with a new ID; earlier versions of this
+// package fail on each check from then on. The memory of resources is readable in both formats. Migrate has no effect
+// on terms of the current format.
+func (g *Guard) Migrate(ctx context.Context) error {
+	for {
+		m, err := g.recall(ctx, nil)
+		var version *fencing.VersionError
+		if errors.As(err, &version) && version.Found == 1 {
+			m.terms, err = olderTerms(m.text)
+		} else if err == nil {
+			return nil
 		}
-		list = append(list, number)
+		var done *clientv3.TxnResponse
+		if err == nil {
+			done, err = g.kv.Txn(ctx).If(m.unchanged...).Then(clientv3.OpPut(g.TermsKey(), m.terms.String())).Commit()
+		}
+		if err != nil {
+			return fmt.Errorf("etcdguard: migrate: %w", err)
+		}
+		if done.Succeeded {
+			return nil
+		}
 	}
-	return list, strings.Join(words[n:], ""), nil
 }
 
-// Terms returns what the guard remembers as a whole; see fencing.Keeper.
+// Terms returns the guard's terms; see fencing.Keeper.
 func (g *Guard) Terms(ctx context.Context) (fencing.Terms, error) {
 	m, err := g.recall(ctx, nil)
 	if err != nil {
@@ -122,7 +155,7 @@ func (g *Guard) Terms(ctx context.Context) (fencing.Terms, error) {
 	return m.terms, nil
 }
 
-// Seen returns what the guard remembers of a resource; see fencing.Keeper.
+// Seen returns the guard's memory of a resource; see fencing.Keeper.
 func (g *Guard) Seen(ctx context.Context, resource string) (fencing.Seen, error) {
 	m, err := g.recall(ctx, []fencing.Claim{{Resource: resource}})
 	if err != nil {
@@ -133,28 +166,40 @@ func (g *Guard) Seen(ctx context.Context, resource string) (fencing.Seen, error)
 
 // Accept makes the guard begin anew; see fencing.Keeper.
 func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
-	return g.change(ctx, "accept", func(t fencing.Terms) (fencing.Terms, error) { return t.Accept(space, floor) })
+	return g.change(ctx, "accept", func(t fencing.Terms, err error) (fencing.Terms, error) {
+		if errors.Is(err, fencing.ErrTermsLost) {
+			t, err = fencing.LostTerms(), nil
+		}
+		if err != nil {
+			return t, err
+		}
+		return t.Accept(space, floor)
+	})
 }
 
 // Raise raises the floor; see fencing.Keeper.
 func (g *Guard) Raise(ctx context.Context, floor fencing.Token) error {
-	return g.change(ctx, "raise", func(t fencing.Terms) (fencing.Terms, error) { return t.Raise(floor) })
+	return g.change(ctx, "raise", func(t fencing.Terms, err error) (fencing.Terms, error) {
+		if err != nil {
+			return t, err
+		}
+		return t.Raise(floor)
+	})
 }
 
-func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms) (fencing.Terms, error)) error {
-	fail := func(err error) error { return fmt.Errorf("etcdguard: %s: %w", call, err) }
+func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms, error) (fencing.Terms, error)) error {
 	for {
 		m, err := g.recall(ctx, nil)
-		if err != nil {
-			return fail(err)
+		if err == nil {
+			err = g.memory.Check(m.terms)
 		}
-		after, err := f(m.terms)
-		if err != nil {
-			return fail(err)
+		after, err := f(m.terms, err)
+		var answer *clientv3.TxnResponse
+		if err == nil {
+			answer, err = g.kv.Txn(ctx).If(m.unchanged...).Then(clientv3.OpPut(g.TermsKey(), after.String())).Commit()
 		}
-		answer, err := g.kv.Txn(ctx).If(m.unchanged...).Then(clientv3.OpPut(g.TermsKey(), termsText(after))).Commit()
 		if err != nil {
-			return fail(err)
+			return fmt.Errorf("etcdguard: %s: %w", call, err)
 		}
 		if answer.Succeeded {
 			return nil
@@ -162,10 +207,13 @@ func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms) (
 	}
 }
 
-// Clean forgets what the floor and the epoch make needless; see fencing.Keeper.
+// Clean removes entries that the floor and the epoch make needless; see fencing.Keeper.
 func (g *Guard) Clean(ctx context.Context) (removed int64, _ error) {
 	const page = 100
 	terms, err := g.Terms(ctx)
+	if err == nil {
+		err = g.memory.Check(terms)
+	}
 	if err != nil {
 		return 0, err
 	}

@@ -39,7 +39,8 @@ func StreamClient() grpc.StreamClientInterceptor {
 	}
 }
 
-// told is a stream whose errors tell of refusals. Those of SendMsg do not: gRPC gives the status to RecvMsg.
+// told is a stream that converts the errors of refusals. Errors of SendMsg are not converted: gRPC gives the status
+// to RecvMsg.
 type told struct{ grpc.ClientStream }
 
 func (s told) RecvMsg(m any) error { return errorFrom(s.ClientStream.RecvMsg(m)) }

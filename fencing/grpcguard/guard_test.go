@@ -128,7 +128,9 @@ func TestInterceptors(t *testing.T) {
 			}
 			return &guardtest.Client{
 				Check: func(ctx context.Context, c fencing.Claim) error {
-					call := fencing.NewOutgoingContext(ctx, fencing.Claim{Token: c.Token, Space: c.Space})
+					sent := c
+					sent.Resource = "" // the service knows it
+					call := fencing.NewOutgoingContext(ctx, sent)
 					err := conn.Invoke(call, touch, wrapperspb.String(c.Resource), &emptypb.Empty{})
 					if status.Code(err) == codes.Canceled {
 						return errors.Join(err, ctx.Err()) // gRPC does not keep the context's error in the chain
@@ -203,7 +205,7 @@ func TestStatusCarriesTheRefusal(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoClaim(t *testing.T) {
+func TestInvalidClaims(t *testing.T) {
 	conn := connect(t, service(t, new(fencing.Memory)))
 	for name, pairs := range map[string][]string{
 		"no number":              {grpcguard.Key, "seven"},
@@ -234,7 +236,7 @@ func (brokenGuard) Check(context.Context, fencing.Claims) error {
 	return errors.New("password=hunter2 refused")
 }
 
-func TestGuardThatFailsAdmitsNothing(t *testing.T) {
+func TestFailingGuardAdmitsNoWrite(t *testing.T) {
 	conn := connect(t, service(t, brokenGuard{}))
 	ctx := fencing.NewOutgoingContext(t.Context(), fencing.Claim{Token: 7})
 	err := conn.Invoke(ctx, touch, wrapperspb.String("a"), &emptypb.Empty{})
@@ -244,5 +246,19 @@ func TestGuardThatFailsAdmitsNothing(t *testing.T) {
 	other := errors.New("other")
 	if got := grpcguard.Status(other); !errors.Is(got, other) || got.Error() != "other" {
 		t.Error("Status changed an error that is no refusal")
+	}
+}
+
+// The same write again reaches the handler, which may have failed: only the step that writes records a sequence.
+func TestFailedWriteIsTriedAgain(t *testing.T) {
+	conn := connect(t, service(t, new(fencing.Memory)))
+	ctx := fencing.NewOutgoingContext(t.Context(), fencing.Claim{Token: 34}.At(1))
+	for range 2 {
+		if err := conn.Invoke(ctx, touch, wrapperspb.String("a"), &emptypb.Empty{}); err != nil {
+			t.Errorf("write 1: %v", err)
+		}
+		if err := upstream(ctx, conn); err != nil {
+			t.Errorf("write 1 as a stream: %v", err)
+		}
 	}
 }

@@ -14,16 +14,16 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/wire"
 )
 
-// Resources tells what a call writes to, as the guard knows it. Method is the full name, "/package.Service/Method";
-// request is nil for streams. None: the call writes nothing, and passes without a check. An error is answered as it is
-// if it is a status, and else with InvalidArgument.
+// Resources returns the resources that a call writes, by the guard's names. method is the full name,
+// "/package.Service/Method"; request is nil for streams. Without resources the call passes without a check. An error
+// is returned to the client unchanged if it is a status, and otherwise as InvalidArgument.
 type Resources func(ctx context.Context, method string, request any) ([]string, error)
 
 // UnaryServer returns an interceptor that reads the claims of each call that writes, asks the guard, and puts them into
-// the handler's context (fencing.FromIncomingContext). Without a guard it asks nobody: the handler does.
+// the handler's context (fencing.FromIncomingContext). Without a guard the handler has to check.
 //
-// A refused call is answered as by Status, one that cannot be understood with InvalidArgument. Where the guard itself
-// fails the answer is Unavailable, without a word about the cause, and the handler does not run.
+// A refused call returns the error of Status, a malformed one InvalidArgument. If the guard itself fails the error is
+// Unavailable, without the cause, and the handler does not run.
 func UnaryServer(guard fencing.Guard, resources Resources) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		ctx, err := admit(ctx, guard, resources, info.FullMethod, request)
@@ -45,7 +45,7 @@ func StreamServer(guard fencing.Guard, resources Resources) grpc.StreamServerInt
 	}
 }
 
-// claimed is a stream whose context carries the claim.
+// claimed is a stream with the claim in its context.
 type claimed struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -71,14 +71,14 @@ func admit(ctx context.Context, guard fencing.Guard, resources Resources, method
 		return nil, Status(err)
 	}
 	if guard != nil {
-		if err := guard.Check(ctx, claims); err != nil {
+		if err := guard.Check(ctx, fencing.Unordered(claims)); err != nil {
 			return nil, failed(ctx, err)
 		}
 	}
 	return fencing.NewIncomingContext(ctx, claims), nil
 }
 
-// failed is the answer to a check that admitted nothing.
+// failed returns the status for a failed check.
 func failed(ctx context.Context, err error) error {
 	if _, no := refusal.Of(err); no || errors.Is(err, fencing.ErrInvalid) {
 		return Status(err)
@@ -89,7 +89,7 @@ func failed(ctx context.Context, err error) error {
 	return status.Error(codes.Unavailable, "the fencing guard cannot tell")
 }
 
-// ClaimsFrom reads the claims of a call that is served, for the resources that it writes to, as httpguard.ClaimsFrom
+// ClaimsFrom reads the claims of a call being served, for the resources that it writes to, as httpguard.ClaimsFrom
 // does; for handlers that learn of them late, for example from the messages of a stream.
 func ClaimsFrom(ctx context.Context, resources ...string) (fencing.Set, error) {
 	md, _ := metadata.FromIncomingContext(ctx)

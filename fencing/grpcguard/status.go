@@ -2,7 +2,9 @@ package grpcguard
 
 import (
 	"errors"
+	"net/url"
 	"strconv"
+	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -13,7 +15,7 @@ import (
 )
 
 // Domain is the one of every ErrorInfo. The reasons are STALE_TOKEN, NO_TOKEN, NOT_EXCLUSIVE, ANOTHER_SPACE,
-// REPEATED_WRITE and REORDERED_WRITE.
+// ANOTHER_HOLD, REPEATED_WRITE and REORDERED_WRITE.
 const Domain = "fencelock"
 
 var reasons = map[refusal.Kind]string{
@@ -21,6 +23,7 @@ var reasons = map[refusal.Kind]string{
 	refusal.NoToken:      "NO_TOKEN",
 	refusal.NotExclusive: "NOT_EXCLUSIVE",
 	refusal.Space:        "ANOTHER_SPACE",
+	refusal.Hold:         "ANOTHER_HOLD",
 	refusal.Repeated:     "REPEATED_WRITE",
 	refusal.Reordered:    "REORDERED_WRITE",
 }
@@ -35,17 +38,42 @@ func Status(err error) error {
 	if !ok {
 		return err
 	}
-	s, failed := status.New(codes.FailedPrecondition, r.Err().Error()).WithDetails(&errdetails.ErrorInfo{
-		Reason: reasons[r.Kind], Domain: Domain, Metadata: map[string]string{
-			"resource": r.Resource, "token": r.Token.String(), "highest": r.Highest.String(), "space": r.Space,
-			"want":     r.Want,
-			"sequence": strconv.FormatUint(r.Sequence, 10), "last": strconv.FormatUint(r.Last, 10),
-		},
-	})
+	told := map[string]string{
+		"resource": r.Resource, "token": r.Token.String(), "highest": r.Highest.String(), "space": r.Space,
+		"want": r.Want, "sequence": strconv.FormatUint(r.Sequence, 10), "last": strconv.FormatUint(r.Last, 10),
+		"generation": r.Generation.String(), "highest_generation": r.HighestGeneration.String(),
+		"nonce": r.Nonce.String(), "want_nonce": r.WantNonce.String(), "mixed": mixedText(r.Mixed),
+	}
+	s, failed := status.New(codes.FailedPrecondition, r.Err().Error()).WithDetails(
+		&errdetails.ErrorInfo{Reason: reasons[r.Kind], Domain: Domain, Metadata: told})
 	if failed != nil { // text that is not UTF-8: a claim that was not validated
 		return status.Error(codes.FailedPrecondition, "fencing: refused")
 	}
 	return s.Err()
+}
+
+// mixedText joins resources by commas, percent-encoded.
+func mixedText(resources []string) string {
+	encoded := make([]string, len(resources))
+	for i, each := range resources {
+		encoded[i] = url.PathEscape(each)
+	}
+	return strings.Join(encoded, ",")
+}
+
+// parseMixed reads the text of mixedText. A text that cannot be read counts as one name: an empty list would say that
+// the write is repeated.
+func parseMixed(text string) []string {
+	if text == "" {
+		return nil
+	}
+	resources := strings.Split(text, ",")
+	for i, each := range resources {
+		if plain, err := url.PathUnescape(each); err == nil {
+			resources[i] = plain
+		}
+	}
+	return resources
 }
 
 // refused is a refusal that came as a status. It is both.
@@ -78,11 +106,12 @@ func errorFrom(err error) error {
 		last, _ := strconv.ParseUint(md["last"], 10, 64)
 		for kind, reason := range reasons {
 			if reason == info.GetReason() {
-				return &refused{refusal.Refusal{
+				r := refusal.Refusal{
 					Kind: kind, Resource: md["resource"], Token: token, Highest: highest, Space: md["space"],
-					Want:     md["want"],
-					Sequence: sequence, Last: last,
-				}.Err(), s}
+					Want: md["want"], Sequence: sequence, Last: last, Mixed: parseMixed(md["mixed"]),
+				}
+				r.ReadHold(md["generation"], md["highest_generation"], md["nonce"], md["want_nonce"])
+				return &refused{r.Err(), s}
 			}
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -37,8 +38,10 @@ func admitsEachResource(t *trial) {
 	c, base := t.client(), t.resource()
 	names := []string{
 		base, base + "/x", base + "/X", base + "/x ", " " + base + "/x", base + "/é", base + "/e\u0301", base + "/%",
-		base + "/_",
+		base + "/_", base + "/x/",
 	}
+	long := base + strings.Repeat("x", fencing.MaxResourceBytes-len(base)-1)
+	names = append(names, long, long+"x", long+"y") // they differ at the greatest length
 	for i, name := range names {
 		t.admit(c, name, fencing.Token(100-i)) // a name that was taken for one before it would be stale
 	}
@@ -78,7 +81,7 @@ var monotoneClauses = []Clause{
 func monotone(t *trial) {
 	const resources = 4
 	var names [resources]string
-	var known [resources]atomic.Uint64 // the highest one whose admission returned
+	var known [resources]atomic.Uint64 // the highest token with a returned admission
 	for i := range names {
 		names[i] = t.resource()
 	}
@@ -152,7 +155,7 @@ func monotoneFromTheFirst(t *trial) {
 	}
 }
 
-// together calls f in n goroutines, each with a client of its own, and waits for all.
+// together calls f in n goroutines, each with its own client, and waits for all.
 func (t *trial) together(n int, f func(*Client)) {
 	clients := make([]*Client, n)
 	for i := range clients {

@@ -32,7 +32,7 @@ var durableClauses = []Clause{
 	},
 }
 
-// role is what fault.StartRole calls the child of this package.
+// role is the name of this package's child for fault.StartRole.
 const role = "guardtest"
 
 var children struct {
@@ -61,7 +61,7 @@ func childReady(name string) bool {
 	return children.opens[name] != nil
 }
 
-// What a child does.
+// The behaviours of a child.
 const (
 	stopBetween = "between" // it writes once, and stops between check and write
 	writeOn     = "on"      // it writes with one token after the other
@@ -91,7 +91,7 @@ func write(in <-chan string, opens map[string]Open, args []string) error {
 	if mode == stopBetween {
 		between = func() {
 			fmt.Println("between")
-			<-in // nothing comes
+			<-in // blocks until the kill
 		}
 	}
 	for token := first; ; token++ {
@@ -163,7 +163,7 @@ func crashAnyTime(t *trial) {
 		if err := child.Kill(); err != nil {
 			t.fatalf("%v", err)
 		}
-		for { // what it said and nobody has heard yet
+		for { // the lines not read yet
 			line, err := child.Line(t.ctx)
 			if err != nil {
 				break
@@ -180,7 +180,7 @@ func crashAnyTime(t *trial) {
 	t.notef("killed %d times while it wrote, up to token %v", kills, last)
 }
 
-// wrote reads what a writing child says.
+// wrote reads a line of a writing child.
 func (t *trial) wrote(line string, last *fencing.Token) {
 	var text string
 	if _, err := fmt.Sscanf(line, "wrote %s", &text); err != nil {

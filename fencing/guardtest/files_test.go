@@ -22,7 +22,19 @@ import (
 // file that is replaced as a whole, under a lock that the kernel gives up for processes that die.
 type files struct {
 	dir string
+	id  fencing.Nonce // of the memory; zero until it is seen
 	break_
+}
+
+// known returns an error unless the terms are those of the memory of before.
+func (f *files) known(t fencing.Terms) error {
+	if f.id == (fencing.Nonce{}) || f.anyID {
+		f.id = t.ID
+	}
+	if f.id != t.ID {
+		return fencing.ErrGuardID
+	}
+	return nil
 }
 
 // break_ is what a mutant does otherwise. The zero value breaks nothing.
@@ -37,14 +49,23 @@ type break_ struct {
 	piecemeal bool                                       // claims are judged and remembered one after the other
 	ahead     bool                                       // a section reads before it shows its claim
 	heedless  bool                                       // a section calls its function, whatever is judged
+	mixes     bool                                       // a set of which some is repeated is repeated
+	hasty     bool                                       // a sequence is remembered before its write
 	naive     bool                                       // sections do not know of each other
 	oldView   bool                                       // a transaction reads what was true when it began
 	careless  bool                                       // a transaction goes on after a refusal
 	undone    bool                                       // a savepoint takes the check back, and not the transaction
+	trusted   guardtest.End                              // a section does not notice this end of its transaction
+	retried   bool                                       // a section that is unfenced is tried again
+	accused   bool                                       // a section that is unfenced is refused
 	steps     []step                                     // of a write, each saved by itself; nil: both at once
 	early     bool                                       // the write comes before the check
 	deaf      bool                                       // to the context
 	credulous bool                                       // it takes any claim for a valid one
+	mends     bool                                       // a check makes terms that are missing
+	heals     bool                                       // Create makes terms that were lost
+	anyID     bool                                       // any memory is the one of before
+	credits   bool                                       // any format is the present one
 	late      int                                        // how many answers go ahead of their saving
 	tokens    map[string]fencing.Token                   // what is remembered in the process only
 	buffered  map[string][]record
@@ -96,7 +117,12 @@ func opener(b break_) guardtest.Open {
 				r, err := f.load(f.name(resource))
 				return r.Value, err
 			},
-			Update: f.update, Hand: f.hand, Savepoint: f.savepoint, Keeper: f,
+			SetTerms: func(_ context.Context, text string) error { return f.setTerms(text) },
+			Wipe:     f.wipe,
+			Pinned: func(ctx context.Context, id fencing.Nonce, c fencing.Claim) error {
+				return (&files{dir: dir, id: id, break_: b}).do(ctx, c, nil, nil)
+			},
+			Update: f.update, Hand: f.hand, Savepoint: f.savepoint, Keeper: f, Ends: f.ends(),
 		}, nil
 	}
 }
@@ -108,6 +134,9 @@ func (f *files) do(ctx context.Context, c fencing.Claim, value *string, between 
 	}
 	if err := c.Validate(); err != nil && !f.credulous {
 		return err
+	}
+	if value == nil && !f.hasty {
+		c = c.At(0)
 	}
 	c.Resource = f.name(c.Resource)
 	unlock, err := f.lock(context.WithoutCancel(ctx), c.Resource)
@@ -216,6 +245,12 @@ func (f *files) load(resource string) (r record, err error) {
 		return r, err
 	}
 	r.terms, err = f.Terms(context.Background())
+	if errors.Is(err, fencing.ErrTermsLost) && f.mends {
+		return r, nil
+	}
+	if err == nil {
+		err = f.known(r.terms)
+	}
 	return r, err
 }
 
@@ -247,6 +282,10 @@ func (f *files) replace(path string, content any) error {
 	if err != nil {
 		return err
 	}
+	return f.replaceText(path, text)
+}
+
+func (f *files) replaceText(path string, text []byte) error {
 	t, err := os.CreateTemp(f.dir, "new-")
 	if err != nil {
 		return err

@@ -1,6 +1,5 @@
-// Package guardtest tests guards: those of this module, and anybody's own. A guard that passes keeps the promise of
-// fencing.Guard: it admits tokens in one order whatever happens at once, with the write or not at all, and never
-// forgets.
+// Package guardtest tests guards: this module's and your own. A guard that passes keeps the promise of
+// fencing.Guard: it admits tokens in one order under concurrent checks, checks and writes in one step, and never forgets.
 //
 //	func TestMain(m *testing.M) {
 //		guardtest.RunChild(map[string]guardtest.Open{"mine": open}) // for the clauses that kill a process
@@ -42,6 +41,11 @@
 //   - U3 refused-is-not-called
 //   - U4 nested
 //   - U5 one-hold
+//   - V1 deadlock
+//   - V2 implicit-commit
+//   - V3 interrupt
+//   - V4 lost-connection
+//   - V5 manual-commit
 //   - H1 old-view
 //   - H2 refused-is-rolled-back
 //   - H3 savepoint
@@ -49,9 +53,20 @@
 //   - S2 opposite-orders
 //   - Q1 repeated
 //   - Q2 reordered
+//   - Q3 failed-may-be-repeated
+//   - Q4 mixed-sets
+//   - N1 equal-token
+//   - N2 nonce-is-filled
+//   - N3 generations
 //   - K1 begins-anew
 //   - K2 floor
 //   - K3 clean
+//   - I1 terms-lost
+//   - I2 created-anew
+//   - I3 not-created
+//   - I4 another-format
+//   - I5 pinned-id
+//   - I6 terms-restored
 //   - C1 between-check-and-write
 //   - C2 at-any-time
 //   - D1 across-restart
@@ -67,25 +82,29 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Client is one client of a guarded resource, as a user of the guard is: with a connection of its own. Its functions
+// Client is one client of a guarded resource, as a user of the guard is: with its own connection. Its functions
 // may be called from one goroutine at a time.
 type Client struct {
-	// Check asks the guard, as a step of its own. Where the guard lives in transactions that is one which commits if
+	// Check asks the guard, as a separate step. If the guard lives in transactions, Check runs one, which commits if
 	// the claim is admitted, and rolls back otherwise.
 	Check func(ctx context.Context, c fencing.Claim) error
 
 	// Write checks the claim and writes value to the resource, in one step. Where the check is a step of a transaction
 	// that the caller drives, it calls between after the check and before the write; elsewhere never. Nil: the guard
-	// does not guard writes, only those who ask first, and the clauses W and C do not apply.
+	// does not guard writes, only callers that ask first, and the clauses W and C do not apply.
 	Write func(ctx context.Context, c fencing.Claim, value string, between func()) error
 
-	// Read returns what was written last, or "" if nothing was. Nil if Write is.
+	// Read returns the last value written, or "" before the first. Nil if Write is.
 	Read func(ctx context.Context, resource string) (string, error)
 
-	// Update is a guarded section: it shows the claims, reads the resource, and writes what f makes of it, or nothing
-	// if f fails. F may be called more than once. Its context is the one that the section gives, or else Update's. Nil:
+	// Update is a guarded section: it shows the claims, reads the resource, and writes the result of f, or nothing if f
+	// fails. F may be called more than once. Its context is the section's, or else Update's. Nil:
 	// the guard has no sections, and the clauses U, S and Q do not apply.
 	Update func(ctx context.Context, claims fencing.Claims, resource string, f Change) error
+
+	// Ends are guarded sections with transactions that end too early, in each way in which the resource can end one. A
+	// clause V applies if its end is there.
+	Ends map[End]Ended
 
 	// Hand drives a transaction by hand, with a check inside. Nil: there are no transactions, and H1, H2 and U4 do not
 	// apply.
@@ -95,19 +114,28 @@ type Client struct {
 	// the resource and commits. It gives up if the check does not admit the claim. Nil: H3 does not apply.
 	Savepoint func(ctx context.Context, c fencing.Claim, rival func(), value string) error
 
-	// Keeper is the operator's side of the guard. Nil: the clauses K do not apply.
+	// Keeper is the operator's side of the guard. Nil: the clauses K and I do not apply.
 	Keeper fencing.Keeper
 
-	// Close ends the client. Nil: there is nothing to end.
+	// SetTerms writes the text of the guard's terms behind its back, or deletes it if it is empty. Nil: I1, I4 and I6 do not
+	// apply.
+	SetTerms func(ctx context.Context, text string) error
+
+	// Wipe deletes all that the guard keeps, as if it had never been created. Nil: I2 and I3 do not apply.
+	Wipe func(ctx context.Context) error
+
+	// Pinned is Check by a guard with that Options.ID. Nil: I5 does not apply.
+	Pinned func(ctx context.Context, id fencing.Nonce, c fencing.Claim) error
+
+	// Close ends the client. Nil: no need to end it.
 	Close func() error
 }
 
-// Change makes a new value of the old one, "" if there was none.
+// Change makes a new value of the old one, "" without one.
 type Change func(ctx context.Context, old string) (string, error)
 
-// Hand is what happens in a transaction that is driven by hand: it begins, reads something else than the resource,
-// which may give it its view of the data, calls Early, shows the claim, reads the resource, writes what Change makes of
-// it, commits.
+// Hand is a transaction driven by hand: it begins, reads another resource, which may give it its view of the data,
+// calls Early, shows the claim, reads the resource, writes the result of Change, commits.
 type Hand struct {
 	Early  func()
 	Change func(old string) string
@@ -118,33 +146,40 @@ type Hand struct {
 // Open returns one more client of the resource at the address.
 type Open func(ctx context.Context, address string) (*Client, error)
 
-// Harness is what the clauses need to know about one guard and the resource behind it.
+// Harness describes one guard and the resource behind it for the clauses.
 type Harness struct {
-	// Open and Address give the clients. In child processes Open is the one that RunChild knows by Name.
+	// Open and Address give the clients of a guard that was created. In child processes Open is the function that RunChild
+	// knows by Name.
 	Open    Open
 	Address string
 	Name    string
 
-	// Space is told by all claims, so that the guard trusts it and no other. Empty: R4 does not apply.
+	// Space is in all claims, so that the guard trusts only this one. Empty: R4 does not apply.
 	Space string
 
-	// Restart ends the resource as by a crash and starts it again, with what it keeps on disk, at the same address. For
-	// one that lives in its clients' processes, such as a file, it does nothing: clients are closed before. Nil: D1 is
+	// Restart ends the resource as by a crash and restarts it, with its data on disk, at the same address. If the
+	// resource lives in its clients' processes, such as a file, it has no effect: clients are closed before. Nil: D1 is
 	// skipped by name, or fails with FENCELOCK_REQUIRE=all in the environment.
 	Restart func(t testing.TB)
 
 	// Volatile says that the guard remembers in memory and does not claim more: C1, C2 and D1 do not apply.
 	Volatile bool
 
-	// Again reports whether an error says that the database rolled back for reasons of its own, such as a deadlock, and
-	// that the same may be tried again. Nil: none does.
+	// Again reports whether an error says that the database rolled back for internal reasons, such as a deadlock, and
+	// that a retry may succeed. Nil: no error does.
 	Again func(error) bool
 
 	// Apart says that the claims of a set are judged one after the other, for want of a step that takes them all: S1
 	// does not apply.
 	Apart bool
 
-	// Checks is how many M1 makes, from Clients of them at once. Default 2000, from 8. FENCELOCK_CHECKS in the
+	// Blind says that the store does not list the guard's entries, so that Create cannot see that terms were lost.
+	Blind bool
+
+	// Ordered says that the guard remembers a sequence with the write only, and tells mixed sets: Q3 and Q4 apply.
+	Ordered bool
+
+	// Checks is the number of checks of M1, from Clients clients. Default 2000, from 8. FENCELOCK_CHECKS in the
 	// environment takes the place of the former. In U2 and U5 each writer writes once for 400 of them, at least 5
 	// times, and six times as often with FENCELOCK_DEEP.
 	Checks, Clients int
@@ -158,12 +193,13 @@ type Clause struct {
 	Rule  string // the obligation in words
 
 	needs need
+	end   End // what Client.Ends must have
 	run   func(t *trial)
 }
 
 func (c Clause) String() string { return c.ID + " " + c.Group + "/" + c.Slug }
 
-// need is what a guard must have for the clause to apply.
+// need lists the properties that a guard must have for the clause to apply.
 type need uint16
 
 const (
@@ -177,15 +213,19 @@ const (
 	needSavepoint                  // Client.Savepoint
 	needKeeper                     // Client.Keeper
 	needTogether                   // not Harness.Apart
+	needOrdered                    // Harness.Ordered
+	needSetTerms                   // Client.SetTerms
+	needWipe                       // Client.Wipe
+	needPinned                     // Client.Pinned
 )
 
 // Clauses returns all clauses in the order in which Run tries them.
 func Clauses() []Clause {
 	var all []Clause
 	for _, group := range [][]Clause{
-		refuseClauses, admitClauses, monotoneClauses, writeClauses, sectionClauses, handClauses, setClauses,
-		sequenceClauses,
-		keeperClauses, crashClauses, durableClauses, errorClauses,
+		refuseClauses, admitClauses, monotoneClauses, writeClauses, sectionClauses, endClauses, handClauses, setClauses,
+		sequenceClauses, holdClauses, keeperClauses, memoryClauses, crashClauses,
+		durableClauses, errorClauses,
 	} {
 		all = append(all, group...)
 	}
@@ -200,9 +240,9 @@ const (
 	Passed Outcome = iota + 1
 	// Failed: it breaks the clause.
 	Failed
-	// Skipped: the harness lacks what is needed to try. A failure under FENCELOCK_REQUIRE=all.
+	// Skipped: the harness lacks a requirement of the clause. A failure under FENCELOCK_REQUIRE=all.
 	Skipped
-	// NotApplicable: the guard does not promise what the clause is about.
+	// NotApplicable: the guard does not make the clause's promise.
 	NotApplicable
 )
 
@@ -215,8 +255,8 @@ func (o Outcome) String() string {
 type Result struct {
 	Clause   Clause
 	Outcome  Outcome
-	Messages []string // what was found, or why it was not tried
-	Notes    []string // what was counted
+	Messages []string // the findings, or the reason for the skip
+	Notes    []string // the counts
 }
 
 // Run tests a guard, one subtest for each clause: Test…/<group>/<clause>. A failure prints the clause's number and
@@ -248,8 +288,8 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// Check tests a guard and returns what it found without failing tb: for tests that expect failures. With only, it tries
-// just the clauses with those numbers; an unknown number fails tb.
+// Check tests a guard and returns its results without failing tb: for tests that expect failures. With only, it tries
+// only the clauses with these numbers; an unknown number fails tb.
 func Check(tb testing.TB, h Harness, only ...string) []Result {
 	tb.Helper()
 	var results []Result

@@ -14,7 +14,7 @@ var keeperClauses = []Clause{
 	},
 	{
 		ID: "K2", Group: "keeper", Slug: "floor", needs: needKeeper, run: floor,
-		Rule: "a floor refuses what is below it on every resource, and is never lowered by Raise",
+		Rule: "a floor refuses what is below it on every resource, is never lowered by Raise, and leaves the space as it is",
 	},
 	{
 		ID: "K3", Group: "keeper", Slug: "clean", needs: needKeeper, run: clean,
@@ -54,8 +54,10 @@ func beginsAnew(t *trial) {
 		}
 	}
 	after, err := c.Keeper.Terms(t.ctx)
-	if want := (fencing.Terms{Epoch: before.Epoch + 1, Space: "replaced", Floor: 1000}); after != want || err != nil {
-		t.errorf("Terms = %+v, %v, want %+v", after, err, want)
+	if after.ID != before.ID || after.Epoch != before.Epoch+1 || after.Space != "replaced" || after.Floor != 1000 ||
+		err != nil {
+		t.errorf("Terms = %+v, %v, want %+v in the next epoch, with the space replaced and the floor 1000", after, err,
+			before)
 	}
 }
 
@@ -72,6 +74,10 @@ func floor(t *trial) {
 	for _, name := range []string{known, fresh} {
 		t.refuse(c, t.claim(name, 49), fencing.ErrStale, "below the floor")
 		t.admit(c, name, 50)
+		if t.h.Space != "" {
+			other := fencing.Claim{Resource: name, Token: 60, Space: t.h.Space + "-restored"}
+			t.refuse(c, other, fencing.ErrSpace, "of another space, after Raise")
+		}
 	}
 }
 
@@ -79,6 +85,9 @@ func clean(t *trial) {
 	c, low, high := t.client(), t.resource(), t.resource()
 	t.admit(c, low, 5)
 	t.admit(c, high, 60)
+	at, restored, nonce := t.resource(), t.resource(), fencing.NewNonce()
+	t.take(c, t.held(at, 50, nonce, fencing.Generation{}), "at the later floor")
+	t.take(c, t.held(restored, 5, nonce, fencing.Generation{Number: 1, ID: nonce}), "of a generation")
 	defer t.anew(c)
 	if err := c.Keeper.Raise(t.ctx, 50); err != nil {
 		t.fatalf("Raise(50) = %v", err)
@@ -94,4 +103,6 @@ func clean(t *trial) {
 	t.refuse(c, t.claim(low, 49), fencing.ErrStale, "below the floor")
 	t.refuse(c, t.claim(high, 59), fencing.ErrStale, "below what was admitted")
 	t.admit(c, high, 60)
+	t.refuse(c, t.claim(at, 50), fencing.ErrHold, "of another hold, at the floor")
+	t.refuse(c, t.claim(restored, 60), fencing.ErrStale, "of an earlier generation, above the floor")
 }

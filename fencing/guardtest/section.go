@@ -39,7 +39,7 @@ var sectionClauses = []Clause{
 	},
 }
 
-// blocked is how long a section waits for a rival that may be unable to begin.
+// blocked bounds the wait of a section for a rival that may be unable to begin.
 const blocked = 100 * time.Millisecond
 
 func overtakenWriteSurvives(t *trial) {

@@ -75,6 +75,16 @@ var sequenceClauses = []Clause{
 		ID: "Q2", Group: "sequence", Slug: "reordered", needs: needUpdate | needWrite, run: reordered,
 		Rule: "a write whose sequence is below the last one's is ErrReordered; another hold counts anew",
 	},
+	{
+		ID: "Q3", Group: "sequence", Slug: "failed-may-be-repeated", needs: needUpdate | needWrite | needOrdered,
+		run: failedIsMadeAgain,
+		Rule: "only a write that was made remembers its sequence: after a section that failed, and after a check, " +
+			"the write is made",
+	},
+	{
+		ID: "Q4", Group: "sequence", Slug: "mixed-sets", needs: needUpdate | needWrite | needTogether | needOrdered, run: mixedSets,
+		Rule: "a set of which all sequences are repeated is the write that was made; where some are, it is ErrReordered",
+	},
 }
 
 func repeated(t *trial) {
@@ -110,4 +120,57 @@ func reordered(t *trial) {
 	}
 	t.update(c, t.claim(name, 7), name, "in no order")
 	t.update(c, t.claim(name, 8).At(1), name, "of the next hold")
+	t.update(c, t.claim(name, 9), name, "of the third hold")
+	t.update(c, t.claim(name, 9).At(1), name, "the first write of the third hold")
+	if value := t.read(c, name); value != "the first write of the third hold" {
+		t.errorf("the value is %q: the third hold's first write was not made", value)
+	}
+}
+
+func failedIsMadeAgain(t *trial) {
+	c, name := t.client(), t.resource()
+	failed := errors.New("the disk is full")
+	write := t.claim(name, 7).At(1)
+	err := c.Update(t.ctx, write, name, func(context.Context, string) (string, error) { return "", failed })
+	if !errors.Is(err, failed) {
+		t.errorf("section whose function fails = %v, want its error", err)
+	}
+	if err := t.check(c, write); err != nil {
+		t.errorf("check of a write that was not made = %v, want it admitted", err)
+	}
+	t.update(c, write, name, "made")
+	if value := t.read(c, name); value != "made" {
+		t.errorf("after a failure, a check and the write the value is %q, want made: its sequence was remembered before",
+			value)
+	}
+	if err := t.check(c, write); err != nil {
+		t.errorf("check of the hold after its write = %v, want it admitted: a check makes no write", err)
+	}
+}
+
+func mixedSets(t *trial) {
+	c, a, b := t.client(), t.resource(), t.resource()
+	n := 0
+	write := func(first, second uint64) (written bool, err error) {
+		n++
+		value, set := fmt.Sprint(n), fencing.Set{t.claim(a, 7).At(first), t.claim(b, 7).At(second)}
+		err = t.repeat(func(ctx context.Context) error {
+			return c.Update(ctx, set, a, func(context.Context, string) (string, error) { return value, nil })
+		})
+		return t.read(c, a) == value, err
+	}
+	for _, step := range []struct {
+		first, second uint64
+		want          error
+		written       bool
+	}{
+		{5, 5, nil, true}, {5, 5, nil, false}, {5, 9, fencing.ErrReordered, false}, {6, 5, fencing.ErrReordered, false},
+		{5, 0, nil, false}, {0, 5, nil, false}, {6, 0, nil, true}, {7, 9, nil, true},
+	} {
+		written, err := write(step.first, step.second)
+		if written != step.written || !errors.Is(err, step.want) || errors.Is(err, fencing.ErrRepeated) {
+			t.errorf("a set with the sequences %d and %d = %v, written: %v; want %v and %v", step.first, step.second, err,
+				written, step.want, step.written)
+		}
+	}
 }

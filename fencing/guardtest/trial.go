@@ -15,11 +15,11 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// patience bounds what should take no time at all, on a machine that is busy with other things.
+// patience bounds steps that should take no time at all, on a busy machine.
 const patience = 30 * time.Second
 
-// trial is what a clause runs with. Its methods may be called from any goroutine, except those that end the clause
-// (fatal and what is documented to end it), which belong to the clause's own.
+// trial is the context of a running clause. Its methods may be called from any goroutine, except for methods that end
+// the clause (fatal, and others so documented), which belong to the clause's goroutine.
 type trial struct {
 	tb    testing.TB
 	h     Harness
@@ -55,11 +55,11 @@ func try(tb testing.TB, h Harness, c Clause) Result {
 	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
 	defer cancel()
 	t := &trial{tb: tb, h: h, ctx: ctx, run: rand.Text()[:10]}
-	if outcome, why := t.applies(c.needs); outcome != Passed {
+	if outcome, why := t.applies(c); outcome != Passed {
 		return Result{Clause: c, Outcome: outcome, Messages: []string{why}}
 	}
 	ended := make(chan struct{})
-	go func() { // a goroutine of its own, so that fatal ends the clause and not the test
+	go func() { // a separate goroutine, so that fatal ends the clause and not the test
 		defer close(ended)
 		defer t.cleanup()
 		defer func() {
@@ -78,9 +78,9 @@ func try(tb testing.TB, h Harness, c Clause) Result {
 }
 
 // applies returns Passed if the clause can be tried.
-func (t *trial) applies(n need) (Outcome, string) {
-	c := &Client{}
-	if n&(needWrite|needUpdate|needHand|needSavepoint|needKeeper) != 0 {
+func (t *trial) applies(clause Clause) (Outcome, string) {
+	c, n := &Client{}, clause.needs
+	if n&(needWrite|needUpdate|needHand|needSavepoint|needKeeper|needSetTerms|needWipe|needPinned) != 0 {
 		var err error
 		if c, err = t.h.Open(t.ctx, t.h.Address); err != nil {
 			return Passed, "" // the clause itself will say so
@@ -97,10 +97,16 @@ func (t *trial) applies(n need) (Outcome, string) {
 		{needWrite, c.Write != nil && c.Read != nil, NotApplicable, "Client.Write is nil: the guard does not write"},
 		{needUpdate, c.Update != nil, NotApplicable, "Client.Update is nil: the guard has no sections"},
 		{needHand, c.Hand != nil, NotApplicable, "Client.Hand is nil: there are no transactions"},
+		{needUpdate, clause.end == "" || c.Ends[clause.end] != nil, NotApplicable,
+			"Client.Ends has no " + string(clause.end)},
 		{needSavepoint, c.Savepoint != nil, NotApplicable,
 			"Client.Savepoint is nil: there are none, or nobody sees them"},
 		{needKeeper, c.Keeper != nil, NotApplicable, "Client.Keeper is nil: the guard has no operator's side"},
+		{needSetTerms, c.SetTerms != nil, NotApplicable, "Client.SetTerms is nil: nobody can write the terms"},
+		{needWipe, c.Wipe != nil, NotApplicable, "Client.Wipe is nil: the memory cannot be dropped"},
+		{needPinned, c.Pinned != nil, NotApplicable, "Client.Pinned is nil: the guard takes no ID"},
 		{needTogether, !t.h.Apart, NotApplicable, "Harness.Apart: claims are judged one after the other"},
+		{needOrdered, t.h.Ordered, NotApplicable, "Harness.Ordered: sequences are remembered with the check"},
 		{needDurable, !t.h.Volatile, NotApplicable, "Harness.Volatile: the guard remembers in memory"},
 		{needChild, childReady(t.h.Name), Skipped, fmt.Sprintf("RunChild was not called with %q", t.h.Name)},
 		{needRestart, t.h.Restart != nil, Skipped, "Harness.Restart is nil"},
@@ -183,18 +189,18 @@ func (t *trial) close(c *Client) {
 	}
 }
 
-// resource returns a name that nothing else uses.
+// resource returns a unique name.
 func (t *trial) resource() string {
 	t.named++
 	return fmt.Sprintf("guardtest/%s/%d", t.run, t.named)
 }
 
-// claim is one that only its token can speak against.
+// claim returns a claim that can be refused only for its token.
 func (t *trial) claim(resource string, token fencing.Token) fencing.Claim {
 	return fencing.Claim{Resource: resource, Token: token, Space: t.h.Space}
 }
 
-// check asks the guard, and again where the database gave up.
+// check asks the guard, with retries if the database rolled back.
 func (t *trial) check(c *Client, claim fencing.Claim) error {
 	return t.repeat(func(ctx context.Context) error { return c.Check(ctx, claim) })
 }
@@ -241,7 +247,7 @@ func (t *trial) refuse(c *Client, claim fencing.Claim, want error, when string) 
 	}
 }
 
-// highest asks what the guard remembers, by a token below it. It ends the clause if there is no answer.
+// highest asks for the guard's highest token, by a token below it. It ends the clause if there is no answer.
 func (t *trial) highest(c *Client, resource string) fencing.Token {
 	err := t.check(c, t.claim(resource, 1))
 	var stale *fencing.StaleError

@@ -48,7 +48,7 @@ func refusedWritesNothing(t *trial) {
 func neverGoesBack(t *trial) {
 	const writers, writes = 6, 50
 	name := t.resource()
-	var known atomic.Uint64 // the highest one that was written or read
+	var known atomic.Uint64 // the highest token written or read
 	var left atomic.Int64
 	left.Store(writers * writes)
 	look := func(c *Client) {
@@ -99,9 +99,9 @@ func neverGoesBack(t *trial) {
 	t.agree(c, name, "after all writes")
 }
 
-// agree reports an error unless the value is of the token that the guard remembers, and returns the token. What a
-// killed process has sent may be carried out after its death, so what the guard remembers must be the same before and
-// after the value is read; otherwise agree looks again.
+// agree reports an error unless the value belongs to the guard's highest token, and returns the token. A killed
+// process's last request may be carried out after its death, so the guard's highest token must be the same before and
+// after the value is read; otherwise agree retries.
 func (t *trial) agree(c *Client, name, when string) fencing.Token {
 	for {
 		before := t.highest(c, name)

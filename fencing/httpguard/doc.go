@@ -8,24 +8,24 @@
 //	resp, err := client.Do(req)
 //	…
 //	if err := httpguard.ErrorFrom(resp); err != nil {
-//		return err // errors.Is(err, fencing.ErrStale): somebody else holds the lock by now
+//		return err // errors.Is(err, fencing.ErrStale): another client holds the lock
 //	}
 //
 //	// the service
 //	mux.Handle("/accounts/", httpguard.Middleware(guard, httpguard.Segments(2))(handler))
 //
-// The claims are in the header Fencing-Claim. What a guard refuses is answered with 409 and a problem document (RFC
-// 9457) that tells both tokens:
+// The claims are in the header Fencing-Claim. The answer to a refused request is 409 and a problem document (RFC 9457)
+// with both tokens:
 //
 //	{"type":"https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#stale-token",
 //	 "title":"Stale fencing token","status":409,"detail":"…","resource":"/accounts/42","token":"33","highest":"34"}
 //
-// The headers are no secret and no proof: whoever may call the service may send any token.
+// The headers are no secret and no proof: a client that may call the service may send any token.
 //
 // # Where the check belongs
 //
-// A check in the middleware is over before the handler writes, and in between another holder may write: it catches
-// holders who are late, not those who are overtaken just then. Where that matters, give the middleware no guard. It
+// A check in the middleware ends before the handler writes, and in between another holder may write: it refuses late
+// holders, but not a holder overtaken in that moment. Where that matters, give the middleware no guard. It
 // then only puts the claim into the request's context, and the handler checks it in the transaction in which it writes:
 //
 //	claims, _ := fencing.FromIncomingContext(r.Context()) // none: the guard refuses

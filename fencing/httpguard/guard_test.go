@@ -100,7 +100,7 @@ func TestMiddleware(t *testing.T) {
 }
 
 // A service whose handler checks the claim in the step that writes.
-func TestHandlerThatChecksWhereItWrites(t *testing.T) {
+func TestHandlerChecksInTheStepThatWrites(t *testing.T) {
 	guard, values := new(fencing.Memory), make(chan map[string]string, 1)
 	values <- map[string]string{}
 	service := httptest.NewServer(httpguard.Middleware(nil, decoded)(
@@ -176,7 +176,7 @@ func TestProblemDocument(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoClaim(t *testing.T) {
+func TestInvalidClaims(t *testing.T) {
 	for name, c := range map[string]struct {
 		method string
 		header http.Header
@@ -225,7 +225,7 @@ func (brokenGuard) Check(context.Context, fencing.Claims) error {
 	return errors.New("password=hunter2 refused")
 }
 
-func TestGuardThatFailsAdmitsNothing(t *testing.T) {
+func TestFailingGuardAdmitsNoWrite(t *testing.T) {
 	resp := serve(t, brokenGuard{}, http.MethodPut, http.Header{httpguard.Header: {"7"}})
 	text, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusServiceUnavailable || strings.Contains(string(text), "hunter2") {
@@ -305,7 +305,7 @@ func TestClaimsDoNotLeak(t *testing.T) {
 }
 
 // One account has one name, however its path is written, and all paths below it are the account's.
-func TestPathsThatNameOneResource(t *testing.T) {
+func TestPathsOfOneResource(t *testing.T) {
 	of := func(resources httpguard.Resources, target string) string {
 		names, err := resources(httptest.NewRequest(http.MethodPost, target, nil))
 		if err != nil || len(names) != 1 {
@@ -328,6 +328,54 @@ func TestPathsThatNameOneResource(t *testing.T) {
 	} {
 		if got := of(httpguard.Path, target); !strings.Contains(got, "another way") {
 			t.Errorf("Path of %s is %s, want it refused", target, got)
+		}
+	}
+}
+
+// An escaped slash belongs to its segment: the handler is given the whole id, and two ids are two resources.
+func TestSegmentsCountEscapedSlashes(t *testing.T) {
+	for target, want := range map[string]string{
+		"/accounts/42/debit":      "/accounts/42",
+		"/accounts/a%2Fb":         "/accounts/a%2Fb",
+		"/accounts/a%2fb/debit":   "/accounts/a%2Fb",
+		"/accounts/a%252Fb/debit": "/accounts/a%252Fb",
+		"/accounts/a%2Fc/":        "/accounts/a%2Fc",
+		"/accounts/a%20b/debit":   "/accounts/a b",
+		"/accounts/100%25/debit":  "/accounts/100%",
+	} {
+		names, err := httpguard.Segments(2)(httptest.NewRequest(http.MethodPut, target, nil))
+		if err != nil || len(names) != 1 || names[0] != want {
+			t.Errorf("PUT %s writes to %q (%v), want %q", target, names, err, want)
+		}
+	}
+}
+
+// A write that failed behind the middleware is made when it is tried again: only the step that writes records a
+// sequence.
+func TestFailedWriteIsTriedAgain(t *testing.T) {
+	calls := 0
+	service := httptest.NewServer(httpguard.Middleware(new(fencing.Memory), decoded)(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if calls++; calls == 1 {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+		})))
+	defer service.Close()
+	client := &http.Client{Transport: &httpguard.Transport{Base: &http.Transport{DisableKeepAlives: true}}}
+	claim := fencing.Claim{Resource: "a", Token: 34, Space: space}.At(1)
+	for _, want := range []int{http.StatusInternalServerError, http.StatusOK} {
+		req, err := http.NewRequestWithContext(
+			fencing.NewOutgoingContext(t.Context(), claim), http.MethodPut, service.URL+"/a", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("write 1 is answered with %s after %d calls of the handler, want %d", resp.Status, calls, want)
 		}
 	}
 }

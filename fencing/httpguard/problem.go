@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/refusal"
 )
 
-// TypeBase is what the types of problem documents begin with; the reason follows: stale-token, no-token, not-exclusive,
-// another-space, repeated-write, reordered-write or invalid-claim.
+// TypeBase is the prefix of the types of problem documents; the reason follows: stale-token, no-token, not-exclusive,
+// another-space, another-hold, repeated-write, reordered-write or invalid-claim.
 const TypeBase = "https://github.com/fencelock/fencelock/blob/main/docs/FENCING.md#"
 
 const contentType = "application/problem+json"
@@ -31,20 +31,30 @@ type problem struct {
 	Want     string        `json:"want,omitempty"`
 	Sequence uint64        `json:"sequence,omitzero,string"`
 	Last     uint64        `json:"last,omitzero,string"`
+	Mixed    []string      `json:"mixed,omitempty"`
+
+	Generation        string `json:"generation,omitempty"`
+	HighestGeneration string `json:"highestGeneration,omitempty"`
+	Nonce             string `json:"nonce,omitempty"`
+	WantNonce         string `json:"wantNonce,omitempty"`
 }
 
-// Refuse answers with 409 and a problem document if err is a guard's refusal, and reports whether it was. For any other
-// error, and nil, it does nothing.
+// Refuse answers with 409 and a problem document if err is a guard's refusal, and reports whether it was. For any
+// other error, and nil, it has no effect.
 func Refuse(w http.ResponseWriter, err error) bool {
 	r, ok := refusal.Of(err)
 	if !ok {
 		return false
 	}
-	answer(w, problem{
+	p := problem{
 		Type: TypeBase + string(r.Kind), Title: r.Title, Status: http.StatusConflict, Detail: r.Err().Error(),
 		Resource: r.Resource, Token: r.Token, Highest: r.Highest, Space: r.Space, Want: r.Want,
-		Sequence: r.Sequence, Last: r.Last,
-	})
+		Sequence: r.Sequence, Last: r.Last, Mixed: r.Mixed, Nonce: r.Nonce.String(), WantNonce: r.WantNonce.String(),
+	}
+	if r.Generation != r.HighestGeneration {
+		p.Generation, p.HighestGeneration = r.Generation.String(), r.HighestGeneration.String()
+	}
+	answer(w, p)
 	return true
 }
 
@@ -71,7 +81,7 @@ func answer(w http.ResponseWriter, p problem) {
 	w.Write(text) //nolint:errcheck // the client has gone
 }
 
-// most is how much of a problem document is read.
+// most bounds the bytes read of a problem document.
 const most = 64 << 10
 
 // ErrorFrom returns the refusal that the service has answered with, as the error that its guard returned, or nil for
@@ -92,11 +102,12 @@ func ErrorFrom(resp *http.Response) error {
 	if !ours {
 		return nil
 	}
-	return refusal.Refusal{
+	r := refusal.Refusal{
 		Kind: refusal.Kind(kind), Resource: p.Resource, Token: p.Token, Highest: p.Highest, Space: p.Space,
-		Want:     p.Want,
-		Sequence: p.Sequence, Last: p.Last,
-	}.Err()
+		Want: p.Want, Sequence: p.Sequence, Last: p.Last, Mixed: p.Mixed,
+	}
+	r.ReadHold(p.Generation, p.HighestGeneration, p.Nonce, p.WantNonce)
+	return r.Err()
 }
 
 // unread is a body that begins anew.

@@ -11,7 +11,7 @@ import (
 //
 //	Fencing-Claim: 33; space=etcd-d1cfaf99; resource=%2Faccounts%2F42; seq=7
 //
-// The token is what Token.String writes, the rest is there if it is told, percent-encoded.
+// The token is in the form of Token.String; the other fields are optional and percent-encoded.
 const Header = "Fencing-Claim"
 
 const fromHeader = "header " + Header
@@ -55,9 +55,9 @@ func SetHeader(h http.Header, claims fencing.Claims) {
 	}
 }
 
-// ClaimsFrom reads what SetHeader wrote, for the resources that the request writes to. If there is one of both, the
-// claim is about it, whatever it names; else each resource gets the claim that names it. A resource without a claim
-// gets one without a token, which guards refuse. A header that cannot be read is a *fencing.InvalidError.
+// ClaimsFrom reads the header that SetHeader wrote, for the resources that the request writes to. If there is one of
+// both, the claim is about it, under any name; else each resource gets the claim that names it. A resource without a
+// claim gets one without a token, which guards refuse. A header that cannot be read is a *fencing.InvalidError.
 func ClaimsFrom(h http.Header, resources ...string) (fencing.Set, error) {
 	claims, err := wire.Read(fromHeader, h.Values(Header))
 	if err != nil {

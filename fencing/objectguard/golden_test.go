@@ -59,8 +59,16 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	title := func(text string) { mu.Lock(); fmt.Fprintf(&out, "\n# %s\n", text); mu.Unlock() }
-	claim := fencing.Claim{Resource: "state", Token: 33, Space: "cluster 1"}
-	out.WriteString("NONCE is random, another one in each PUT of a guard; TAG is what the store gave.\n")
+	nonce, err := fencing.ParseNonce("5a2f19fbb6b44c5f8f7b1d3c9a0e6f21")
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := fencing.Claim{Resource: "state", Token: 33, Space: "cluster 1", Nonce: nonce}
+	out.WriteString("UNIQUE and ID are random, UNIQUE is another one in each PUT; TAG is what the store gave.\n")
+	title("create")
+	if err := guard.Create(t.Context()); err != nil {
+		t.Error(err)
+	}
 	title("the first claim of all, shown")
 	if err := guard.Check(t.Context(), claim); err != nil {
 		t.Error(err)
@@ -74,5 +82,6 @@ func TestGolden(t *testing.T) {
 		t.Error(err)
 	}
 	text := regexp.MustCompile(`"[0-9a-f]{32}"`).ReplaceAllString(out.String(), `"TAG"`)
-	golden.Compare(t, "object.txt", regexp.MustCompile(`\b[A-Z2-7]{26}\b`).ReplaceAllString(text, "NONCE"))
+	text = regexp.MustCompile(` 2 [0-9a-f]{32} `).ReplaceAllString(text, " 2 ID ")
+	golden.Compare(t, "object.txt", regexp.MustCompile(`\b[A-Z2-7]{26}\b`).ReplaceAllString(text, "UNIQUE"))
 }

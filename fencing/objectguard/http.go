@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// HTTP is a Store that speaks plain HTTP: GET with an ETag in the answer, PUT with If-Match or If-None-Match. That is
+// HTTP is a Store that speaks plain HTTP: GET with an ETag in the answer, PUT with If-Match or If-None-Match. This is
 // the language of S3 and its likes, of Azure Blob Storage with the header x-ms-blob-type, and of Google Cloud Storage's
 // XML API for objects that are not transcoded. It is safe for concurrent use.
 //
-// Whether the store heeds the conditions is worth a test: one that ignores If-Match admits everybody. See Probe.
+// Test whether the store heeds the conditions: a store that ignores If-Match admits everybody. See Probe.
 type HTTP struct {
 	// URL is that of the bucket; keys are appended after a slash.
 	URL string
@@ -22,7 +22,7 @@ type HTTP struct {
 	Client *http.Client
 	// Header is sent with each request.
 	Header http.Header
-	// MaxBytes bounds what Get reads. Default 16 MiB.
+	// MaxBytes bounds the bytes that Get reads. Default 16 MiB.
 	MaxBytes int64
 }
 
@@ -73,7 +73,7 @@ func (s *HTTP) Put(ctx context.Context, key string, content []byte, tag string) 
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	switch code := resp.StatusCode; {
 	case code == http.StatusOK || code == http.StatusCreated || code == http.StatusNoContent:
-		return nil // and whatever became of the rest of the answer
+		return nil // even if the rest of the answer is lost
 	case code == http.StatusPreconditionFailed, // the rule
 		code == http.StatusConflict,              // S3: two conditional writes meet; Azure: the object is there
 		code == http.StatusNotFound && tag != "": // S3: the object is gone

@@ -20,9 +20,9 @@ var (
 const probeRounds, probeWrites = 5, 8
 
 // Probe tries whether the store heeds conditions, with an object of the key: many servers that speak the language of S3
-// do not know If-Match, and say nothing, and others look at it and write in two steps. It answers ErrUnconditional or
+// ignore If-Match silently, and others look at it and write in two steps. It answers ErrUnconditional or
 // ErrNotAtomic if so; the latter is found by chance, as writes at once have to meet between the two steps. It takes
-// about 60 requests. Run it once for each store, before it is used, with a key that nothing else uses.
+// about 60 requests. Run it once for each store, before it is used, with an unused key.
 func Probe(ctx context.Context, s Store, key string) error {
 	fail := func(step string, err error) error { return fmt.Errorf("objectguard: probe %q: %s: %w", key, step, err) }
 	first := []byte(rand.Text())

@@ -39,8 +39,14 @@ func TestS3(t *testing.T) {
 	if err := objectguard.Probe(t.Context(), store, "probe"); err != nil {
 		t.Fatal(err)
 	}
+	guard, err := objectguard.New(store, &objectguard.Options{Prefix: "guarded/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, guard)
 	guardtest.Run(t, guardtest.Harness{
-		Name: "object", Open: open, Address: address, Space: space, Clients: 4, Checks: 500, Apart: true,
+		Name: "object", Open: open, Address: address, Space: space, Clients: 4, Checks: 500, Apart: true, Ordered: true,
+		Blind:   true,
 		Restart: func(testing.TB) {}, // whoever runs it knows whether it keeps what it has acknowledged
 	})
 }

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestGuard(t *testing.T) {
-	server := containers.Postgres(t)
+	server := containers.Postgres(t, containers.Args("-c", "max_prepared_transactions=8")) // one is inside a section
 	conn := connect(t, server.URL())
 	guard := must(t, conn, nil)
 	for range 2 { // the second time it is there
@@ -34,10 +34,13 @@ func TestGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	guardtest.Run(t, guardtest.Harness{
-		Name: "pgx", Open: open, Address: server.URL(), Space: space,
+		Name: "pgx", Open: open, Address: server.URL(), Space: space, Ordered: true,
 		Restart: containers.Within(server.Restart),
 	})
 	t.Run("by-hand", func(t *testing.T) { byHand(t, connect(t, server.URL())) })
+	t.Run("balance", func(t *testing.T) { balance(t, server.URL()) })
+	t.Run("section", func(t *testing.T) { sections(t, server.URL()) })
+	t.Run("cancelled-commit", func(t *testing.T) { cancelledCommit(t, server.URL()) })
 }
 
 func connect(t testing.TB, url string) *pgx.Conn {
@@ -105,8 +108,48 @@ func open(_ context.Context, url string) (*guardtest.Client, error) {
 		}
 		return tx.Commit(ctx)
 	}
+	ends := map[guardtest.End]guardtest.Ended{}
+	for end, query := range map[guardtest.End]string{
+		guardtest.Interrupt:      `SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(30)`,
+		guardtest.LostConnection: `SELECT pg_terminate_backend(pg_backend_pid())`,
+		guardtest.ManualCommit:   `COMMIT`,
+	} {
+		ends[end] = func(ctx context.Context, claims fencing.Claims, resource string, ended func(), f guardtest.Change) error {
+			return guard.Tx(ctx, claims, func(ctx context.Context, tx pgx.Tx) error {
+				old, err := read(ctx, tx, resource)
+				if err != nil {
+					return err
+				}
+				tx.Exec(ctx, query)
+				ended()
+				text, err := f(ctx, old)
+				write(ctx, tx, resource, text)
+				return err
+			})
+		}
+	}
 	return &guardtest.Client{
 		Keeper: guard,
+		Ends:   ends,
+		SetTerms: func(ctx context.Context, text string) error {
+			return by(ctx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `UPDATE fencing_tokens SET state = $1 WHERE resource = ''`, text)
+				if text == "" {
+					_, err = tx.Exec(ctx, `DELETE FROM fencing_tokens WHERE resource = ''`)
+				}
+				return err
+			})
+		},
+		Wipe: func(ctx context.Context) error {
+			return by(ctx, func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `DROP TABLE fencing_tokens`); return err })
+		},
+		Pinned: func(ctx context.Context, id fencing.Nonce, c fencing.Claim) error {
+			pinned, err := pgxguard.New(db, &pgxguard.Options{ID: id})
+			if err != nil {
+				return err
+			}
+			return pinned.Check(ctx, c)
+		},
 		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
 			return guard.Tx(ctx, claims, func(ctx context.Context, tx pgx.Tx) error {
 				old, err := read(ctx, tx, resource)
@@ -126,14 +169,18 @@ func open(_ context.Context, url string) (*guardtest.Client, error) {
 					return err
 				}
 				h.Early()
-				if err := guard.In(tx).Check(ctx, c); err != nil && !h.Careless {
+				in := guard.In(tx)
+				if err := in.Check(ctx, c); err != nil && !h.Careless {
 					return err
 				}
 				old, err := read(ctx, tx, c.Resource)
 				if err != nil && !h.Careless {
 					return err
 				}
-				if err := write(ctx, tx, c.Resource, h.Change(old)); !h.Careless {
+				if err := write(ctx, tx, c.Resource, h.Change(old)); err != nil && !h.Careless {
+					return err
+				}
+				if err := in.Verify(ctx); err != nil && !h.Careless {
 					return err
 				}
 				return nil

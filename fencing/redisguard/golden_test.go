@@ -60,7 +60,7 @@ func TestGolden(t *testing.T) {
 	for _, each := range []struct {
 		name   string
 		script *redis.Script
-	}{{"check", checkOnly.script}, {"look", look}, {"pin", pin}, {"change", change}, {"forget", forget}} {
+	}{{"check", checkOnly.script}, {"look at the terms", lookTerms}, {"look", look}, {"change", change}, {"forget", forget}} {
 		r.hash = each.script.Hash()
 		r.scripts[r.hash] = each.name
 		fmt.Fprintf(&r.out, "\n# %s\n", each.name)
@@ -69,11 +69,18 @@ func TestGolden(t *testing.T) {
 	r.scripts[write.script.Hash()] = "check, with a write"
 	r.out.WriteString("\n\nWhat is sent.\n")
 	title := func(text string) { fmt.Fprintf(&r.out, "\n# %s\n", text) }
+	id, err := fencing.ParseNonce("5a2f19fbb6b44c5f8f7b1d3c9a0e6f21")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pinned = "2 5a2f19fbb6b44c5f8f7b1d3c9a0e6f21 1 5 =etcd-1"
 	claims := fencing.Set{
-		{Resource: "a", Token: 33, Space: "etcd-1", Sequence: 7},
+		{
+			Resource: "a", Token: 33, Space: "etcd-1", Sequence: 7, Generation: fencing.Generation{Number: 1, ID: id}, Nonce: id,
+		},
 		{Resource: "b", Token: fencing.Token(9).NotExclusive(), Space: "etcd-1"},
 	}
-	g, err := New(client, nil)
+	g, err := New(client, &Options{ID: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,8 +96,8 @@ func TestGolden(t *testing.T) {
 	title("a check on Redis Cluster")
 	g.cluster = true
 	r.answer = func(script string) any {
-		if script == "look" {
-			return []any{"1", "etcd-1", "5", ""}
+		if script == "look at the terms" {
+			return pinned
 		}
 		return []any{int64(1)}
 	}
@@ -99,8 +106,8 @@ func TestGolden(t *testing.T) {
 	}
 	title("accept etcd-2 from token 6 on")
 	r.answer = func(script string) any {
-		if script == "look" {
-			return []any{"1", "etcd-1", "5", ""}
+		if script == "look at the terms" {
+			return pinned
 		}
 		return int64(1)
 	}

@@ -10,19 +10,25 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/memory"
 )
 
 // Options of a guard. Nil is the same as the zero value.
 type Options struct {
 	// Prefix is in front of the guard's keys. Default "fencing:".
 	Prefix string
+
+	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID
+	// that this Guard sees first, so that keys that were deleted and created anew before that are not detected.
+	ID fencing.Nonce
 }
 
 // Guard guards the resources of one Redis. It is safe for concurrent use.
 type Guard struct {
 	client  redis.UniversalClient
 	prefix  string
-	cluster bool // the terms are in a slot of their own
+	cluster bool // the terms are in a separate slot
+	memory  *memory.Pin
 }
 
 var (
@@ -30,8 +36,8 @@ var (
 	_ fencing.Keeper = (*Guard)(nil)
 )
 
-// New returns a guard that uses the client, any of go-redis. It does no I/O. The error is a *fencing.InvalidError that
-// names what cannot be used.
+// New returns a guard that uses the client, any of go-redis. It does no I/O: Create comes before the first check. The
+// error is a *fencing.InvalidError that names the invalid argument.
 func New(client redis.UniversalClient, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
@@ -44,7 +50,7 @@ func New(client redis.UniversalClient, o *Options) (*Guard, error) {
 			What: "prefix", Value: o.Prefix, Why: "{ would take the place of the resource in the choice of a slot",
 		})
 	}
-	g := &Guard{client: client, prefix: o.Prefix}
+	g := &Guard{client: client, prefix: o.Prefix, memory: memory.NewPin(o.ID)}
 	switch client.(type) {
 	case *redis.ClusterClient, *redis.Ring:
 		g.cluster = true
@@ -64,40 +70,33 @@ func (g *Guard) TermsKey() string { return g.prefix + "terms" }
 // Check shows the claims: from then on lower tokens are refused. A write that follows is another step, which others may
 // overtake; see Update and Do.
 func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
-	_, err := g.run(ctx, "check", claims, checkOnly, nil, nil)
+	_, err := g.run(ctx, "check", claims, true, checkOnly, nil, nil)
 	return err
 }
 
-// Do checks the claims and, if they are admitted, writes, in one step of the server; it returns what write returned, as
+// Do checks the claims and, if they are admitted, writes, in one step of the server. Values that were read before are
+// not part of that step: another holder may have written since; see Update. Do returns write's result, as
 // go-redis reads it, and nil for a nil. An error of the write, raised or returned, is Do's and no refusal; the tokens
-// are remembered all the same. Where the hold has made the write before (Claim.Sequence), Do returns what that
-// returned.
+// are remembered all the same. Where the hold has made the write before (Claim.Sequence), Do returns the result of
+// that write.
 func (g *Guard) Do(ctx context.Context, claims fencing.Claims, write *Write, keys []string, args ...any) (any, error) {
 	if write == nil {
 		return nil, fmt.Errorf("redisguard: do: %w", &fencing.InvalidError{What: "write", Why: "it is nil"})
 	}
-	return g.run(ctx, "do", claims, write, keys, args)
+	return g.run(ctx, "do", claims, false, write, keys, args)
 }
 
-// Update shows the claims, reads the value of key, and writes what f makes of it, if the claims are still admitted and
-// the value is still the same; otherwise it begins anew, until ctx ends. The old value is nil if there is none, and a
-// new one of nil deletes the key; an expiry stays as it is. An error of f is Update's, and nothing is written. F may be
-// called more than once, so it has no effects of its own.
+// Update shows the claims, reads the value of key, and writes the result of f, if the claims are still admitted and
+// the value is unchanged; otherwise it begins anew, until ctx ends. old is nil if the key does not exist, and a nil
+// result deletes the key; an expiry is kept. If f fails, Update returns its error and does not write. f may be called
+// more than once, so it must have no side effects.
 func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("redisguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
 	}
-	list, err := fencing.Sorted(claims)
-	if err != nil {
-		return fmt.Errorf("redisguard: update: %w", err)
-	}
-	looking := make(fencing.Set, len(list)) // the reading is no write of the hold, and needs no order
-	for i, c := range list {
-		looking[i] = c.At(0)
-	}
 	for {
-		answer, err := g.run(ctx, "update", looking, get, []string{key}, nil)
+		answer, err := g.run(ctx, "update", claims, true, get, []string{key}, nil)
 		if err != nil {
 			return err
 		}
@@ -114,7 +113,7 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 		if value != nil {
 			set = "1" + string(value)
 		}
-		_, err = g.run(ctx, "update", fencing.Set(list), swap, []string{key}, []any{condition, set})
+		_, err = g.run(ctx, "update", claims, false, swap, []string{key}, []any{condition, set})
 		var theirs redis.Error
 		if !errors.As(err, &theirs) || !strings.HasPrefix(theirs.Error(), changed) {
 			return err
@@ -122,28 +121,29 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	}
 }
 
-func (g *Guard) run(ctx context.Context, call string, claims fencing.Claims, write *Write, keys []string,
+// run checks the claims and writes. Unordered: it is no write of the hold, and needs no order.
+func (g *Guard) run(ctx context.Context, call string, claims fencing.Claims, unordered bool, write *Write, keys []string,
 	args []any) (any, error) {
 	list, err := fencing.Sorted(claims)
 	if err != nil {
 		return nil, fmt.Errorf("redisguard: %s: %w", call, err)
 	}
+	if unordered {
+		list = fencing.Unordered(list)
+	}
 	fail := func(err error) (any, error) {
 		return nil, fmt.Errorf("redisguard: %s %q: %w", call, list[0].Resource, err)
 	}
-	for {
+	for before := ""; ; {
 		if err := ctx.Err(); err != nil {
 			return fail(err)
 		}
-		allKeys, allArgs, err := g.arguments(ctx, list)
+		text, allKeys, allArgs, err := g.arguments(ctx, list)
 		if err != nil {
 			return fail(err)
 		}
 		answer, err := write.script.Run(ctx, g.client, append(allKeys, keys...), append(allArgs, args...)...).Slice()
 		if err != nil {
-			if theirs := redis.Error(nil); errors.As(err, &theirs) && strings.HasPrefix(theirs.Error(), termsLost) {
-				err = fencing.ErrTermsLost
-			}
 			return fail(err)
 		}
 		if code, _ := answer[0].(int64); code != 0 {
@@ -152,94 +152,86 @@ func (g *Guard) run(ctx context.Context, call string, claims fencing.Claims, wri
 			}
 			return answer[1], nil
 		}
-		err, old := refused(list, answer)
-		if old && g.cluster { // an operator has changed the terms since they were read
-			continue
-		}
-		if !fencing.Refusal(err) {
+		err = g.refused(list, answer[1:])
+		switch {
+		case fencing.Refusal(err):
+			return nil, err
+		case errors.Is(err, fencing.ErrTermsLost) && g.cluster && text != before:
+			before = text // an operator may have changed the terms since they were read
+		default:
 			return fail(err)
 		}
-		return nil, err
 	}
 }
 
-// arguments returns what the script is told of the guard and the claims.
-func (g *Guard) arguments(ctx context.Context, claims []fencing.Claim) (keys []string, args []any, _ error) {
+// arguments returns the script's arguments for the guard and the claims, and on Redis Cluster the text of the terms.
+func (g *Guard) arguments(ctx context.Context, claims []fencing.Claim) (text string, keys []string, args []any, _ error) {
 	for _, c := range claims {
 		keys = append(keys, g.Key(c.Resource))
 	}
-	args = []any{len(claims), "1", "", "", ""}
+	inSlot := "1"
 	if !g.cluster {
 		keys = append(keys, g.TermsKey())
-	} else {
-		terms, known, err := g.look(ctx, g.TermsKey())
-		if err == nil && !known {
-			err = g.neverSeen(ctx, claims)
+	}
+	if id := g.memory.ID(); g.cluster || id == (fencing.Nonce{}) {
+		terms, read, err := g.terms(ctx)
+		if err == nil {
+			err = g.memory.Check(terms)
 		}
-		if err == nil && !known {
-			if err = pin.Run(ctx, g.client, []string{g.TermsKey()}, claims[0].Space).Err(); err == nil {
-				terms, _, err = g.look(ctx, g.TermsKey())
+		if pinned := terms.Pin(claims[0]); err == nil && g.cluster && pinned != terms {
+			if err = change.Run(ctx, g.client, []string{g.TermsKey()}, read, pinned.String()).Err(); err == nil {
+				_, read, err = g.terms(ctx)
 			}
 		}
 		if err != nil {
-			return nil, nil, err
+			return "", nil, nil, err
 		}
-		args = []any{len(claims), "0", digits(terms.seen.Epoch), terms.space, digits(uint64(terms.seen.Token))}
+		if g.cluster {
+			inSlot, text = "0", read
+		}
 	}
+	args = []any{len(claims), inSlot, text, g.memory.ID().String()}
 	for _, c := range claims {
 		token := c.Token
 		if !token.Exclusive() {
-			token = 0 // is refused, and tells what was seen
+			token = 0 // is refused, and returns the memory
 		}
-		args = append(args, digits(uint64(token)), c.Space, digits(c.Sequence))
+		nonce := c.Nonce.String()
+		if nonce == "" {
+			nonce = "-"
+		}
+		args = append(args, digits(uint64(token)), c.Space, digits(c.Sequence), c.Generation.String(), nonce)
 	}
-	return keys, args, nil
-}
-
-// neverSeen returns fencing.ErrTermsLost if one of the resources is known, and the terms, which are set before, are
-// not.
-func (g *Guard) neverSeen(ctx context.Context, claims []fencing.Claim) error {
-	for _, c := range claims {
-		if _, known, err := g.look(ctx, g.Key(c.Resource)); err != nil || !known {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		_, known, err := g.look(ctx, g.TermsKey()) // somebody may have set them since
-		if err == nil && !known {
-			err = fencing.ErrTermsLost
-		}
-		return err
-	}
-	return nil
+	return text, keys, args, nil
 }
 
 func digits(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// refused returns why the script did not admit the claims. Old: it was told terms that are not those of now.
-func refused(claims []fencing.Claim, answer []any) (_ error, old bool) {
-	if len(answer) != 8 {
-		return fmt.Errorf("the server answers %q, which no guard wrote", answer), false
+// refused returns why the script did not admit the claims.
+func (g *Guard) refused(claims []fencing.Claim, answer []any) error {
+	texts := make([]string, len(answer))
+	for i := range answer {
+		texts[i], _ = answer[i].(string)
 	}
-	var number [5]uint64
-	for i, at := range []int{2, 4, 5, 6, 7} {
-		text, _ := answer[at].(string)
-		var err error
-		if number[i], err = strconv.ParseUint(text, 10, 63); err != nil {
-			return fmt.Errorf("the server answers %q, which no guard wrote", answer), false
+	if len(texts) == 0 {
+		return errors.New("the server gives an answer that no guard wrote")
+	}
+	terms, err := parseTerms(texts[0])
+	if err == nil {
+		err = g.memory.Check(terms)
+	}
+	if err != nil {
+		return err
+	}
+	next := 0
+	_, err = fencing.JudgeAll(claims, terms, func(string) (fencing.Seen, error) {
+		if next++; next < len(texts) {
+			return parseSeen(texts[next])
 		}
+		return fencing.Seen{}, errors.New("the server gives an answer that no guard wrote")
+	})
+	if err == nil {
+		err = fmt.Errorf("the server refused %v, and %q do not say why", claims, texts)
 	}
-	space, _ := answer[3].(string)
-	which, _ := answer[1].(int64)
-	terms := fencing.Terms{Epoch: number[0], Space: space, Floor: fencing.Token(number[1])}
-	seen := fencing.Seen{Epoch: number[2], Token: fencing.Token(number[3]), Sequence: number[4]}
-	if seen.Epoch > terms.Epoch {
-		return errors.New("the resource was seen in a later epoch than that of the terms, which were lost or restored"),
-			true
-	}
-	if _, err := fencing.Judge(claims[max(0, min(int(which), len(claims))-1)], terms, seen); err != nil {
-		return err, false
-	}
-	return fmt.Errorf("the server refused %v, and %+v, %+v do not say why", claims, terms, seen), false
+	return err
 }

@@ -34,6 +34,20 @@ func open(_ context.Context, addr string) (*guardtest.Client, error) {
 	key := func(resource string) string { return "value:{" + resource + "}" }
 	return &guardtest.Client{
 		Keeper: guard,
+		SetTerms: func(ctx context.Context, text string) error {
+			if text == "" {
+				return client.Del(ctx, guard.TermsKey()).Err()
+			}
+			return client.Set(ctx, guard.TermsKey(), text, 0).Err()
+		},
+		Wipe: func(ctx context.Context) error { return client.FlushAll(ctx).Err() },
+		Pinned: func(ctx context.Context, id fencing.Nonce, c fencing.Claim) error {
+			pinned, err := redisguard.New(client, &redisguard.Options{ID: id})
+			if err != nil {
+				return err
+			}
+			return pinned.Check(ctx, c)
+		},
 		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
 			return guard.Update(ctx, claims, key(resource), func(old []byte) ([]byte, error) {
 				value, err := f(ctx, string(old))
@@ -59,14 +73,17 @@ func open(_ context.Context, addr string) (*guardtest.Client, error) {
 func TestGuard(t *testing.T) {
 	// What was answered must be there after a crash, as on a server that is set up with care.
 	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
-	guardtest.Run(t, guardtest.Harness{
-		Name: "redis", Open: open, Address: server.Addr(), Space: space,
-		Restart: containers.Within(server.Restart),
-	})
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { client.Close() })
+	if err := must(t, client, nil).Create(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	guardtest.Run(t, guardtest.Harness{
+		Name: "redis", Open: open, Address: server.Addr(), Space: space, Ordered: true,
+		Restart: containers.Within(server.Restart),
+	})
 	t.Run("results", func(t *testing.T) { results(t, client) })
-	t.Run("terms-lost", func(t *testing.T) { termsLost(t, client) })
+	t.Run("ring", func(t *testing.T) { ringed(t, client) })
 	t.Run("probe", func(t *testing.T) { probe(t, client) })
 }
 
@@ -121,43 +138,65 @@ func results(t *testing.T, client *redis.Client) {
 	if _, err := guard.Do(ctx, claim, nil, nil); !errors.Is(err, fencing.ErrInvalid) {
 		t.Errorf("without a write: %v, want ErrInvalid", err)
 	}
+	if err := errors.Join(
+		client.HSet(ctx, guard.Key("foreign"), "epoch", "0", "token", "many").Err(),
+		client.Set(ctx, guard.Key("words"), "0 0 many - 0", 0).Err(), client.RPush(ctx, guard.Key("list"), "0").Err(),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, foreign := range []string{"foreign", "words", "list"} {
+		err := guard.Check(ctx, fencing.Claim{Resource: foreign, Token: 1, Space: space})
+		if err == nil || fencing.Refusal(err) {
+			t.Errorf("a key that no guard wrote: %v", err)
+		}
+	}
+}
+
+// On Redis Cluster the terms are in another slot, and read in a step of their own. A Ring takes the same way.
+func ringed(t *testing.T, client *redis.Client) {
+	ctx := t.Context()
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": client.Options().Addr}})
+	defer ring.Close()
+	options := &redisguard.Options{Prefix: "ring:"}
+	guard := must(t, ring, options)
+	claim := func(token fencing.Token, space string) fencing.Claim {
+		return fencing.Claim{Resource: "r", Token: token, Space: space}
+	}
+	if err := guard.Check(ctx, claim(5, space)); !errors.Is(err, fencing.ErrTermsLost) {
+		t.Errorf("before Create: %v, want ErrTermsLost", err)
+	}
+	if err := errors.Join(guard.Create(ctx), guard.Check(ctx, claim(5, space))); err != nil {
+		t.Fatal(err)
+	}
+	for c, want := range map[fencing.Claim]error{
+		claim(4, space): fencing.ErrStale, claim(9, "another"): fencing.ErrSpace, claim(5, space): nil,
+	} {
+		if err := guard.Check(ctx, c); !errors.Is(err, want) {
+			t.Errorf("check of %+v: %v, want %v", c, err, want)
+		}
+	}
+	if err := must(t, client, options).Accept(ctx, "another", 6); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Check(ctx, claim(6, "another")); err != nil {
+		t.Errorf("after an operator has accepted the space: %v", err)
+	}
 	terms, err := guard.Terms(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := client.HSet(ctx, guard.Key("foreign"), "epoch", terms.Epoch, "token", "many").Err(); err != nil {
+	terms.Epoch = 0 // as after a restore of this key
+	if err := client.Set(ctx, guard.TermsKey(), terms.String(), 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Check(ctx, fencing.Claim{Resource: "foreign", Token: 1, Space: space}); err == nil ||
-		errors.Is(err, fencing.ErrStale) {
-		t.Errorf("a key that no guard wrote: %v", err)
+	if err := guard.Check(ctx, claim(7, "another")); !errors.Is(err, fencing.ErrTermsLost) {
+		t.Errorf("after the terms went back: %v, want ErrTermsLost", err)
 	}
-}
-
-// A guard whose terms were deleted admits nobody until an operator has said what it should trust.
-func termsLost(t *testing.T, client *redis.Client) {
-	ctx := t.Context()
-	// A Ring takes the way of Redis Cluster, where the terms are in another slot.
-	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": client.Options().Addr}})
-	defer ring.Close()
-	for prefix, c := range map[string]redis.UniversalClient{"lost:": client, "lost-ring:": ring} {
-		guard := must(t, c, &redisguard.Options{Prefix: prefix})
-		if err := guard.Check(ctx, fencing.Claim{Resource: "r", Token: 5, Space: space}); err != nil {
-			t.Fatal(err)
-		}
-		if err := client.Del(ctx, guard.TermsKey()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		other := fencing.Claim{Resource: "r", Token: 6, Space: "another"}
-		if err := guard.Check(ctx, other); !errors.Is(err, fencing.ErrTermsLost) {
-			t.Errorf("%s after the terms were deleted: %v, want ErrTermsLost", prefix, err)
-		}
-		if err := guard.Accept(ctx, "another", 6); err != nil {
-			t.Fatal(err)
-		}
-		if err := guard.Check(ctx, other); err != nil {
-			t.Errorf("%s after an operator has accepted the space: %v", prefix, err)
-		}
+	if err := client.Del(ctx, guard.TermsKey()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Create(ctx); !errors.Is(err, fencing.ErrTermsLost) {
+		t.Errorf("create after the terms were deleted: %v, want ErrTermsLost", err)
 	}
 }
 
@@ -183,6 +222,11 @@ func probe(t *testing.T, client *redis.Client) {
 			t.Errorf("probe with %s and no limit: %v", policy, err)
 		}
 	}
+	set("appendfsync", "no")
+	if err := redisguard.Probe(ctx, client); !errors.Is(err, redisguard.ErrForgets) {
+		t.Errorf("probe of a server that does not write to its disk: %v, want ErrForgets", err)
+	}
+	set("appendfsync", "always")
 	set("appendonly", "no")
 	if err := redisguard.Probe(ctx, client); !errors.Is(err, redisguard.ErrForgets) {
 		t.Errorf("probe of a server without an append-only file: %v, want ErrForgets", err)

@@ -2,83 +2,82 @@ package redisguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/memory"
 )
 
-// hash is what one of the guard's keys holds.
-type hash struct {
-	seen  fencing.Seen
-	space string // of the terms
-}
-
-func (g *Guard) look(ctx context.Context, key string) (h hash, known bool, _ error) {
-	fields, err := look.Run(ctx, g.client, []string{key}).StringSlice()
-	if err != nil || len(fields) != 4 || fields[0] == "" {
-		return h, false, err
-	}
-	var number [3]uint64
-	for i, at := range []int{0, 2, 3} {
-		if fields[at] == "" {
-			continue
-		}
-		if number[i], err = strconv.ParseUint(fields[at], 10, 63); err != nil {
-			return h, false, fmt.Errorf("the key %s holds %q, which no guard wrote", key, fields)
-		}
-	}
-	return hash{fencing.Seen{Epoch: number[0], Token: fencing.Token(number[1]), Sequence: number[2]}, fields[1]}, true,
-		nil
-}
-
-// Terms returns what the guard remembers as a whole; see fencing.Keeper.
-func (g *Guard) Terms(ctx context.Context) (fencing.Terms, error) {
-	h, _, err := g.look(ctx, g.TermsKey())
+// terms reads the terms, and their text.
+func (g *Guard) terms(ctx context.Context) (fencing.Terms, string, error) {
+	text, err := lookTerms.Run(ctx, g.client, []string{g.TermsKey()}).Text()
 	if err != nil {
-		return fencing.Terms{}, fmt.Errorf("redisguard: terms: %w", err)
+		return fencing.Terms{}, "", err
 	}
-	return fencing.Terms{Epoch: h.seen.Epoch, Space: h.space, Floor: h.seen.Token}, nil
+	terms, err := parseTerms(text)
+	return terms, text, err
 }
 
-// Seen returns what the guard remembers of a resource; see fencing.Keeper.
-func (g *Guard) Seen(ctx context.Context, resource string) (fencing.Seen, error) {
-	h, _, err := g.look(ctx, g.Key(resource))
+// older is the prefix of the texts of the terms of format 1, as lookTerms makes them.
+const older = "1\n"
+
+func parseTerms(text string) (fencing.Terms, error) {
+	switch {
+	case text == "":
+		return fencing.Terms{}, fencing.ErrTermsLost
+	case strings.HasPrefix(text, older):
+		return fencing.Terms{}, memory.Older()
+	}
+	return fencing.ParseTerms(text)
+}
+
+func parseSeen(text string) (fencing.Seen, error) {
+	if text == "" {
+		return fencing.Seen{}, nil
+	}
+	return fencing.ParseSeen(text)
+}
+
+// Create makes the guard's terms, with a random ID, before the first check. Existing terms stay unchanged; in another
+// format they are fencing.ErrGuardVersion, see Migrate. Without terms it scans all keys of the server, a few at a
+// time; if the guard has seen a resource, the error is fencing.ErrTermsLost.
+func (g *Guard) Create(ctx context.Context) error {
+	_, _, err := g.terms(ctx)
+	if errors.Is(err, fencing.ErrTermsLost) {
+		err = g.each(ctx, func(string) error { return fencing.ErrTermsLost })
+		if err == nil {
+			// Somebody else may be faster.
+			err = change.Run(ctx, g.client, []string{g.TermsKey()}, "", fencing.NewTerms().String()).Err()
+		}
+	}
 	if err != nil {
-		return fencing.Seen{}, fmt.Errorf("redisguard: seen %q: %w", resource, err)
+		return fmt.Errorf("redisguard: create: %w", err)
 	}
-	return h.seen, nil
+	return nil
 }
 
-// Accept makes the guard begin anew; see fencing.Keeper.
-func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
-	return g.change(ctx, "accept", func(t fencing.Terms) (fencing.Terms, error) { return t.Accept(space, floor) })
-}
-
-// Raise raises the floor; see fencing.Keeper.
-func (g *Guard) Raise(ctx context.Context, floor fencing.Token) error {
-	return g.change(ctx, "raise", func(t fencing.Terms) (fencing.Terms, error) { return t.Raise(floor) })
-}
-
-func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms) (fencing.Terms, error)) error {
-	fail := func(err error) error { return fmt.Errorf("redisguard: %s: %w", call, err) }
+// Migrate converts the guard's terms from format 1 to the current format, with a new ID; earlier versions of this
+// package fail on each check from then on. The memory of resources is readable in both formats. Migrate has no effect
+// on terms of the current format.
+func (g *Guard) Migrate(ctx context.Context) error {
 	for {
-		before, err := g.Terms(ctx)
-		if err != nil {
-			return fail(err)
+		terms, text, err := g.terms(ctx)
+		if old, is := strings.CutPrefix(text, older); is {
+			parts := strings.SplitN(old, "\n", 3)
+			terms, err = memory.OlderTerms(parts[0], parts[1], parts[2])
+		} else if err == nil {
+			return nil
 		}
-		after, err := f(before)
-		if err != nil {
-			return fail(err)
+		var done bool
+		if err == nil {
+			done, err = change.Run(ctx, g.client, []string{g.TermsKey()}, text, terms.String()).Bool()
 		}
-		done, err := change.Run(ctx, g.client, []string{g.TermsKey()}, digits(before.Epoch),
-			digits(uint64(before.Floor)),
-			digits(after.Epoch), after.Space, digits(uint64(after.Floor))).Bool()
 		if err != nil {
-			return fail(err)
+			return fmt.Errorf("redisguard: migrate: %w", err)
 		}
 		if done {
 			return nil
@@ -86,41 +85,96 @@ func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms) (
 	}
 }
 
-// Clean forgets what the floor and the epoch make needless; see fencing.Keeper. It looks at every key of the server, a
-// few at a time.
-func (g *Guard) Clean(ctx context.Context) (removed int64, _ error) {
-	terms, err := g.Terms(ctx)
+// Terms returns the guard's terms; see fencing.Keeper.
+func (g *Guard) Terms(ctx context.Context) (fencing.Terms, error) {
+	terms, _, err := g.terms(ctx)
 	if err != nil {
-		return 0, err
+		return fencing.Terms{}, fmt.Errorf("redisguard: terms: %w", err)
 	}
-	sweep := func(ctx context.Context, client redis.Cmdable) error {
-		keys := client.Scan(ctx, 0, glob(g.prefix)+"{*}", 1000).Iterator()
-		for keys.Next(ctx) {
-			n, err := forget.Run(ctx, g.client, []string{keys.Val()}, digits(terms.Epoch),
-				digits(uint64(terms.Floor))).Int64()
-			if err != nil {
+	return terms, nil
+}
+
+// Seen returns the guard's memory of a resource; see fencing.Keeper.
+func (g *Guard) Seen(ctx context.Context, resource string) (fencing.Seen, error) {
+	_, _, err := g.terms(ctx)
+	var seen fencing.Seen
+	if err == nil {
+		seen, err = g.seen(ctx, g.Key(resource))
+	}
+	if err != nil {
+		return fencing.Seen{}, fmt.Errorf("redisguard: seen %q: %w", resource, err)
+	}
+	return seen, nil
+}
+
+func (g *Guard) seen(ctx context.Context, key string) (fencing.Seen, error) {
+	text, err := look.Run(ctx, g.client, []string{key}).Text()
+	if err != nil {
+		return fencing.Seen{}, err
+	}
+	return parseSeen(text)
+}
+
+// Accept makes the guard begin anew; see fencing.Keeper.
+func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
+	return g.change(ctx, "accept", func(t fencing.Terms, err error) (fencing.Terms, error) {
+		if errors.Is(err, fencing.ErrTermsLost) {
+			t, err = fencing.LostTerms(), nil
+		}
+		if err != nil {
+			return t, err
+		}
+		return t.Accept(space, floor)
+	})
+}
+
+// Raise raises the floor; see fencing.Keeper.
+func (g *Guard) Raise(ctx context.Context, floor fencing.Token) error {
+	return g.change(ctx, "raise", func(t fencing.Terms, err error) (fencing.Terms, error) {
+		if err != nil {
+			return t, err
+		}
+		return t.Raise(floor)
+	})
+}
+
+func (g *Guard) change(ctx context.Context, call string, f func(fencing.Terms, error) (fencing.Terms, error)) error {
+	for {
+		before, text, err := g.terms(ctx)
+		if err == nil {
+			err = g.memory.Check(before)
+		}
+		after, err := f(before, err)
+		var done bool
+		if err == nil {
+			done, err = change.Run(ctx, g.client, []string{g.TermsKey()}, text, after.String()).Bool()
+		}
+		if err != nil {
+			return fmt.Errorf("redisguard: %s: %w", call, err)
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
+// Clean removes entries that the floor and the epoch make needless; see fencing.Keeper. It scans all keys of the
+// server, a few at a time.
+func (g *Guard) Clean(ctx context.Context) (removed int64, _ error) {
+	terms, _, err := g.terms(ctx)
+	if err == nil {
+		err = g.memory.Check(terms)
+	}
+	if err == nil {
+		err = g.each(ctx, func(key string) error {
+			seen, err := g.seen(ctx, key)
+			if err != nil || !terms.Needless(seen) {
 				return err
 			}
+			n, err := forget.Run(ctx, g.client, []string{key}, seen.String()).Int64()
 			removed += n
-		}
-		return keys.Err()
-	}
-	if cluster, ok := g.client.(*redis.ClusterClient); ok {
-		var nodes []*redis.Client
-		one := make(chan struct{}, 1) // ForEachMaster calls its function in many goroutines
-		err = cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
-			one <- struct{}{}
-			nodes = append(nodes, node)
-			<-one
-			return nil
+			return err
 		})
-		for _, node := range nodes {
-			if err == nil {
-				err = sweep(ctx, node)
-			}
-		}
-	} else {
-		err = sweep(ctx, g.client)
 	}
 	if err != nil {
 		return removed, fmt.Errorf("redisguard: clean: %w", err)
@@ -128,7 +182,43 @@ func (g *Guard) Clean(ctx context.Context) (removed int64, _ error) {
 	return removed, nil
 }
 
-// glob returns a pattern that matches the text and nothing else.
+// each calls f with the key of every resource that the guard has seen, until it fails.
+func (g *Guard) each(ctx context.Context, f func(key string) error) error {
+	sweep := func(ctx context.Context, client redis.Cmdable) error {
+		keys := client.Scan(ctx, 0, glob(g.prefix)+"{*}", 1000).Iterator()
+		for keys.Next(ctx) {
+			if err := f(keys.Val()); err != nil {
+				return err
+			}
+		}
+		return keys.Err()
+	}
+	var nodes []*redis.Client
+	one := make(chan struct{}, 1) // the client calls its function in many goroutines
+	add := func(_ context.Context, node *redis.Client) error {
+		one <- struct{}{}
+		nodes = append(nodes, node)
+		<-one
+		return nil
+	}
+	var err error
+	switch client := g.client.(type) {
+	case *redis.ClusterClient:
+		err = client.ForEachMaster(ctx, add)
+	case *redis.Ring:
+		err = client.ForEachShard(ctx, add)
+	default:
+		return sweep(ctx, client)
+	}
+	for _, node := range nodes {
+		if err == nil {
+			err = sweep(ctx, node)
+		}
+	}
+	return err
+}
+
+// glob returns a pattern that matches only the text.
 func glob(text string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(text)
 }

@@ -10,16 +10,17 @@ import (
 )
 
 var (
-	// ErrEvicts: the server throws keys away that have no expiry, those of guards among them.
+	// ErrEvicts: the server may evict keys without an expiry, including the keys of guards.
 	ErrEvicts = errors.New("redisguard: the server may evict what a guard remembers")
-	// ErrForgets: the server forgets at a restart what it has acknowledged.
+	// ErrForgets: the server may lose acknowledged writes at a restart.
 	ErrForgets = errors.New("redisguard: the server forgets what a guard remembers when it restarts")
 	// ErrReplica: the server takes its data from another one, which may not have sent all.
 	ErrReplica = errors.New("redisguard: the server is a replica")
 )
 
 // Probe asks the server whether it may lose the keys of guards: ErrEvicts, ErrForgets or ErrReplica if so. It takes the
-// INFO command, and sees one server: of a cluster the one that answers. What a failover forgets it cannot tell.
+// INFO command, and CONFIG GET where the user may execute it, and checks one server: on a cluster the server that
+// answers. It cannot predict the losses of a failover.
 func Probe(ctx context.Context, client redis.Cmdable) error {
 	text, err := client.Info(ctx).Result()
 	if err != nil {
@@ -39,6 +40,10 @@ func Probe(ctx context.Context, client redis.Cmdable) error {
 		return fmt.Errorf("%w: appendonly is no, want yes", ErrForgets)
 	case info["role"] == "slave":
 		return fmt.Errorf("%w of %s:%s", ErrReplica, info["master_host"], info["master_port"])
+	}
+	// Managed services and many users may not.
+	if config, err := client.ConfigGet(ctx, "appendfsync").Result(); err == nil && config["appendfsync"] == "no" {
+		return fmt.Errorf("%w: appendfsync is no, want always or everysec", ErrForgets)
 	}
 	return nil
 }

@@ -2,95 +2,106 @@ package redisguard
 
 import "github.com/redis/go-redis/v9"
 
-// Write is what the caller does where a claim is admitted: a script in Lua. It is safe for concurrent use.
+// Write is the caller's write for an admitted claim: a script in Lua. It is safe for concurrent use.
 type Write struct{ script *redis.Script }
 
-// NewWrite returns a Write. The source sees the KEYS and ARGV that were given to Do, and what it returns is Do's
-// result. It must check what can be wrong before it changes anything: Redis does not undo what a script did before an
-// error.
+// NewWrite returns a Write. The source sees the KEYS and ARGV that were given to Do, and its result is the result of
+// Do. It must check its input before it makes a change: Redis does not undo the changes of a script before an error.
 func NewWrite(lua string) *Write {
 	return &Write{redis.NewScript("local function write(KEYS, ARGV)\n" + lua + "\nend\n" + check)}
 }
+
+// reading are the functions that read the guard's entries: the terms, and of a resource the text and the answer behind
+// it. They also read the hashes of format 1: resources keep them until they are written to, and terms until they are
+// migrated.
+const reading = `
+local function terms(key)
+	local got = redis.pcall('GET', key)
+	if type(got) ~= 'table' then return got or '' end
+	local old = redis.call('HMGET', key, 'epoch', 'token', 'space')
+	return table.concat({'1', old[1] or '', old[2] or '', old[3] or ''}, '\n')
+end
+local function seen(key)
+	local got = redis.pcall('GET', key)
+	if not got then return '', '' end
+	if type(got) == 'string' then return string.match(got, '^([^\n]*)\n?(.*)$') end
+	local old = redis.call('HMGET', key, 'epoch', 'token', 'sequence', 'answer')
+	return (old[1] or '0') .. ' 0 ' .. (old[2] or '0') .. ' - ' .. (old[3] or '0'), old[4] or ''
+end
+`
 
 // check is fencing.JudgeAll in Lua. Numbers are compared as digits: as numbers of Lua they would be exact up to 2⁵³
 // only.
 //
 // KEYS: one for each claim, that of the terms if ARGV[2] is 1, and the write's. ARGV: the number of claims; whether the
-// key of the terms is among the KEYS, and else epoch, space and floor; token, space and sequence of each claim; the
-// write's.
+// key of the terms is among the KEYS; else their text; the ID that they must have; token, space, sequence, generation
+// and nonce of each claim; the write's.
 //
-// It answers {1, what write returned}; {2, what it returned the first time} for a repeated write; or {0, the claim's
-// number, epoch, space and floor of the terms, epoch, token and sequence of what was seen}, which fencing.Judge turns
-// into the error. Tokens are remembered before the write: should that fail half-way, what is known is higher than what
-// was written, which is the safe side. Sequence and answer are remembered after it: a write that failed may be
-// repeated.
-const check = `
+// It answers {1, the write's result}; {2, the first result} for a repeated write; or {0, the terms, the memory of each
+// resource}, which fencing.JudgeAll turns into the error. Tokens are remembered before the write: should that fail
+// half-way, the known token is higher than the written one, which is the safe side. Sequence and answer are remembered
+// after it: a failed write may be repeated.
+const check = reading + `
 local n = tonumber(ARGV[1])
 local function less(a, b) return #a < #b or (#a == #b and a < b) end
-local function read(key, ...)
-	local got = redis.call('HMGET', key, ...)
-	for i = 1, #got do got[i] = got[i] or '' end
-	return got
-end
-local terms, first = {ARGV[3], ARGV[4], ARGV[5]}, n + 1
-if ARGV[2] == '1' then
-	terms, first = read(KEYS[n + 1], 'epoch', 'space', 'token'), n + 2
-end
-local fresh = terms[1] == ''
-if fresh then terms = {'0', ARGV[7], '0'} end
-local remember, repeated = {}, false
+local text, first = ARGV[3], n + 1
+if ARGV[2] == '1' then text, first = terms(KEYS[n + 1]), n + 2 end
+local id, epoch, floor, space = string.match(text, '^2 (%S+) (%d+) (%d+) (.+)$')
+if id ~= ARGV[4] then return {0, text} end
+local pinned = space == '-' and '=' .. ARGV[6] or space
+local texts, answers, remember, sequences, refused, repeated, news = {}, {}, {}, {}, false, false, false
 for i = 1, n do
-	local token, space, sequence = ARGV[3 * i + 3], ARGV[3 * i + 4], ARGV[3 * i + 5]
-	local seen = read(KEYS[i], 'epoch', 'token', 'sequence')
-	if fresh and seen[2] ~= '' then return redis.error_reply('` + termsLost + `') end
-	for j = 1, 3 do if seen[j] == '' then seen[j] = '0' end end
-	local refused = {0, i, terms[1], terms[2], terms[3], seen[1], seen[2], seen[3]}
-	if less(terms[1], seen[1]) then return refused end
-	if less(seen[1], terms[1]) then seen = {terms[1], '0', '0'} end
-	if token == '0' or (terms[2] ~= '' and space ~= terms[2]) or less(token, terms[3]) or less(token, seen[2]) then
-		return refused
+	local token, shown, sequence, generation, nonce = unpack(ARGV, 5 * i, 5 * i + 4)
+	texts[i], answers[i] = seen(KEYS[i])
+	local was = {string.match(texts[i], '^(%d+) (%S+) (%d+) (%S+) (%d+)$')}
+	if texts[i] == '' or (was[1] and less(was[1], epoch)) then was = {epoch, '0', '0', '-', '0'} end
+	local a, b = string.match(generation, '^%d+'), string.match(was[2] or '', '^%d+')
+	if was[1] ~= epoch or not b or token == '0' or (pinned ~= '=' and '=' .. shown ~= pinned) or less(token, floor)
+		or less(a, b) or (a == b and (generation ~= was[2] or less(token, was[3]))) then
+		refused = true
+	elseif a ~= b or token ~= was[3] then
+		was, answers[i] = {epoch, generation, token, nonce, '0'}, ''
+	elseif was[4] ~= '-' and nonce ~= was[4] then
+		refused = true
+	elseif sequence ~= '0' and less(sequence, was[5]) then
+		refused = true
+	elseif sequence ~= '0' and sequence == was[5] then
+		repeated = repeated or i
+	else
+		was[4] = nonce
 	end
-	if token ~= seen[2] then
-		seen = {terms[1], token, '0'}
-	elseif sequence ~= '0' and sequence == seen[3] then
-		repeated = i
-	elseif sequence ~= '0' and less(sequence, seen[3]) then
-		return refused
-	end
-	remember[i] = {seen[1], seen[2], seen[3], sequence}
+	if sequence ~= '0' and sequence ~= was[5] then news = true end
+	remember[i], sequences[i] = was, sequence
 end
-if repeated then
-	if not write then return {0, repeated, terms[1], terms[2], terms[3], unpack(remember[repeated], 1, 3)} end
-	local answer = redis.call('HGET', KEYS[repeated], 'answer')
-	return {2, answer and cmsgpack.unpack(answer)}
+if refused or (repeated and news) then return {0, text, unpack(texts)} end
+if repeated then return {2, answers[repeated] ~= '' and cmsgpack.unpack(answers[repeated])} end
+if ARGV[2] == '1' and pinned ~= space then
+	redis.call('SET', KEYS[n + 1], table.concat({'2', id, epoch, floor, pinned}, ' '))
 end
-if fresh and ARGV[2] == '1' then
-	redis.call('HSET', KEYS[n + 1], 'epoch', terms[1], 'space', terms[2], 'token', terms[3])
+local function save(i, answer)
+	local now = table.concat(remember[i], ' ')
+	if now ~= texts[i] then redis.call('SET', KEYS[i], answer == '' and now or now .. '\n' .. answer) end
 end
-for i = 1, n do
-	redis.call('HSET', KEYS[i], 'epoch', remember[i][1], 'token', remember[i][2], 'sequence', remember[i][3])
-end
+for i = 1, n do save(i, answers[i]) end
 local reply
 if write then
 	local keys, args = {}, {}
 	for i = first, #KEYS do keys[i - first + 1] = KEYS[i] end
-	for i = 3 * n + 6, #ARGV do args[i - 3 * n - 5] = ARGV[i] end
+	for i = 5 * n + 5, #ARGV do args[i - 5 * n - 4] = ARGV[i] end
 	reply = write(keys, args)
 	if type(reply) == 'table' and reply.err then return redis.error_reply(reply.err) end
 end
 for i = 1, n do
-	if remember[i][4] ~= '0' then
-		redis.call('HSET', KEYS[i], 'sequence', remember[i][4], 'answer', cmsgpack.pack(reply))
+	if sequences[i] ~= '0' then
+		remember[i][5] = sequences[i]
+		save(i, cmsgpack.pack(reply))
 	end
 end
 return {1, reply}
 `
 
-// Errors of the scripts. Without a word behind the code Redis 7 puts ERR before it.
-const (
-	changed   = "FENCELOCK_CHANGED the value was changed" // since Update has read it
-	termsLost = "FENCELOCK_TERMS_LOST the terms are gone" // fencing.ErrTermsLost
-)
+// changed is the error of swap. Without a word behind the code Redis 7 puts ERR before it.
+const changed = "FENCELOCK_CHANGED the value was changed" // since Update has read it
 
 var (
 	checkOnly = &Write{redis.NewScript("local write\n" + check)}
@@ -103,28 +114,18 @@ if (now and '1' .. now or '0') ~= ARGV[1] then return redis.error_reply('` + cha
 if ARGV[2] == '' then redis.call('DEL', KEYS[1]) else redis.call('SET', KEYS[1], string.sub(ARGV[2], 2), 'KEEPTTL') end
 return 1`)
 
-	// look answers with the fields of a hash, empty where there is none.
-	look = redis.NewScript(`
-local got = redis.call('HMGET', KEYS[1], 'epoch', 'space', 'token', 'sequence')
-for i = 1, 4 do got[i] = got[i] or '' end
-return got`)
+	// lookTerms and look answer with the terms, and with the memory of a resource; the empty text without one.
+	lookTerms = redis.NewScript(reading + `return terms(KEYS[1])`)
+	look      = redis.NewScript(reading + `return (seen(KEYS[1]))`)
 
-	// pin sets the terms unless they are set.
-	pin = redis.NewScript(`
-if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], 'epoch', '0', 'space', ARGV[1], 'token', '0') end
+	// change sets the terms if they are the ones that were read.
+	change = redis.NewScript(reading + `
+if terms(KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
 return 1`)
 
-	// change sets the terms if they are the ones that were read: epoch and floor before, then epoch, space and floor.
-	change = redis.NewScript(`
-local now = redis.call('HMGET', KEYS[1], 'epoch', 'token')
-if (now[1] or '0') ~= ARGV[1] or (now[2] or '0') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'space', ARGV[4], 'token', ARGV[5])
-return 1`)
-
-	// forget removes a resource's hash if the terms, epoch and floor, make it needless.
-	forget = redis.NewScript(`
-local function less(a, b) return #a < #b or (#a == #b and a < b) end
-local seen = redis.call('HMGET', KEYS[1], 'epoch', 'token')
-if not seen[1] or not seen[2] or not (less(seen[1], ARGV[1]) or less(seen[2], ARGV[2])) then return 0 end
+	// forget removes the memory of a resource if it is unchanged since it was read.
+	forget = redis.NewScript(reading + `
+if seen(KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])`)
 )

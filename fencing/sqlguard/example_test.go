@@ -44,7 +44,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if _, err := db.Exec(guard.Schema()); err != nil { // the migration
+	if err := guard.Create(ctx); err != nil { // or the statements of guard.Schema, in a migration
 		log.Fatal(err)
 	}
 	debit := func(token fencing.Token, amount int) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/memory"
 	"github.com/fencelock/fencelock/fencing/internal/statement"
 )
 
@@ -35,26 +36,40 @@ func (d Dialect) String() string {
 // Options of a guard. Nil is the same as the zero value.
 type Options struct {
 	// Table is where tokens are remembered, with or without a schema: letters, digits and _. Default fencing_tokens.
+	// Without a schema in PostgreSQL it is the only table of that name in the database, for any search_path, such
+	// as that of postgres.Migrate. Where there are two, or one with a schema beside that of postgres.Migrate, each call
+	// is an error that wraps fencing.ErrInvalid.
 	Table string
 
+	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID
+	// that this Guard sees first, so that an earlier re-creation of the table is not detected.
+	ID fencing.Nonce
+
 	// Isolation is the level of the transactions that Tx begins. Default read committed, and in SQLite the only one
-	// there is. Every level keeps the promise; at repeatable read and above the database gives up more often, and Tx
-	// tries again.
+	// there is. Every level keeps the promise; at repeatable read and above the database aborts more often, and Tx
+	// retries.
 	Isolation sql.IsolationLevel
 
-	// Again reports whether the database gave up for reasons of its own, so that Tx tries again. Nil: what the errors
-	// of pgx, lib/pq, go-sql-driver/mysql, modernc.org/sqlite and mattn/go-sqlite3 say.
+	// Again reports whether the database aborted the transaction, such as by a deadlock, so that Tx retries. Nil: by
+	// the errors of pgx, lib/pq, go-sql-driver/mysql, modernc.org/sqlite and mattn/go-sqlite3.
 	Again func(error) bool
 }
 
-// DB begins transactions: a *sql.DB, a *sql.Conn, or what wraps one.
+// DB begins transactions: a *sql.DB, a *sql.Conn, or a wrapper of one. For MySQL and MariaDB it has to be a *sql.Conn,
+// or to have the method Conn of a *sql.DB: sections change a setting of their connection, and close the connection
+// where they cannot change it back.
 type DB interface {
 	BeginTx(ctx context.Context, o *sql.TxOptions) (*sql.Tx, error)
+}
+
+type pool interface {
+	Conn(ctx context.Context) (*sql.Conn, error)
 }
 
 // Guard guards the resources of one database. It is safe for concurrent use if the DB is.
 type Guard struct {
 	db      DB
+	pool    pool // db, for MySQL and unless it is a *sql.Conn
 	dialect Dialect
 	level   sql.IsolationLevel
 	again   func(error) bool
@@ -67,7 +82,7 @@ var (
 )
 
 // New returns a guard. It does no I/O: the table must exist before the first check; see Schema and Create. The error is
-// a *fencing.InvalidError that names what cannot be used.
+// a *fencing.InvalidError that names the invalid argument.
 func New(db DB, d Dialect, o *Options) (*Guard, error) {
 	if o == nil {
 		o = &Options{}
@@ -88,11 +103,17 @@ func New(db DB, d Dialect, o *Options) (*Guard, error) {
 		g.sql = statement.PostgreSQL(table)
 	case MySQL:
 		g.sql = statement.MySQL(table)
+		if _, ok := db.(*sql.Conn); !ok {
+			if g.pool, ok = db.(pool); !ok {
+				return fail("database", fmt.Sprintf("%T", db), "want a *sql.DB or a *sql.Conn: it has no method Conn")
+			}
+		}
 	case SQLite:
 		g.sql = statement.SQLite(table)
 	default:
 		return fail("dialect", d.String(), "want PostgreSQL, MySQL or SQLite")
 	}
+	g.sql.Memory = memory.NewPin(o.ID)
 	if g.level == sql.LevelDefault && d != SQLite {
 		g.level = sql.LevelReadCommitted
 	}
@@ -102,41 +123,43 @@ func New(db DB, d Dialect, o *Options) (*Guard, error) {
 	return g, nil
 }
 
-// Schema returns the statement that creates the table unless it exists, for a migration.
-func (g *Guard) Schema() string { return g.sql.Schema }
+// Schema returns the statements that create the table unless it exists, and the guard's terms, with a random ID, if it
+// has no row: for a migration that runs once. They have no effect on a table that has lost its terms.
+func (g *Guard) Schema() []string { return g.sql.Schema }
 
-// Create executes Schema, for programs without migrations. In PostgreSQL it refuses to make a second table of that name
-// in another schema, where search_path would decide which one remembers.
+// Create executes Schema, before the first check, for programs without migrations. An existing table stays as it is:
+// without its terms it is fencing.ErrTermsLost, and in another format fencing.ErrGuardVersion; see Migrate.
 func (g *Guard) Create(ctx context.Context) error {
-	err := g.tx(ctx, func(tx *sql.Tx) error {
-		if g.dialect == PostgreSQL {
-			if err := statement.Elsewhere(ctx, conn{tx}, g.sql.Table); err != nil {
-				return err
-			}
-		}
-		_, err := tx.ExecContext(ctx, g.sql.Schema)
-		return err
+	return g.keep(ctx, "create the table", func(ctx context.Context, c conn) error { return g.sql.Create(ctx, c) })
+}
+
+// Migrate converts a table from format 1 to the current format, with a new ID; earlier versions of this package fail
+// on it from then on. It has no effect on a table of the current format. Afterwards execute the statements of Enforce
+// once more. It takes SQLite 3.35.
+func (g *Guard) Migrate(ctx context.Context) error {
+	err := g.sql.Migrate(ctx, func(f func(statement.Conn) error) error {
+		return g.tx(ctx, func(tx *sql.Tx) error { return f(conn{tx}) })
 	})
 	if err != nil {
-		return fmt.Errorf("sqlguard: create the table: %w", err)
+		return fmt.Errorf("sqlguard: migrate: %w", err)
 	}
 	return nil
 }
 
-// Check shows the claims in a transaction of its own: from then on lower tokens are refused. A write that follows is
-// another step, which others may overtake; see Tx.
+// Check shows the claims in a separate transaction: from then on lower tokens are refused. A later write is another
+// step, which other writers may overtake; see Tx.
 func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 	return g.section(ctx, "check", claims, nil)
 }
 
-// Terms returns what the guard remembers as a whole; see fencing.Keeper.
+// Terms returns the guard's terms; see fencing.Keeper.
 func (g *Guard) Terms(ctx context.Context) (t fencing.Terms, err error) {
 	err = g.keep(ctx, "terms",
 		func(ctx context.Context, c conn) (err error) { t, err = g.sql.ReadTerms(ctx, c); return err })
 	return t, err
 }
 
-// Seen returns what the guard remembers of a resource; see fencing.Keeper.
+// Seen returns the guard's memory of a resource; see fencing.Keeper.
 func (g *Guard) Seen(ctx context.Context, resource string) (s fencing.Seen, err error) {
 	err = g.keep(ctx, "seen",
 		func(ctx context.Context, c conn) (err error) { s, err = g.sql.ReadSeen(ctx, c, resource); return err })
@@ -145,19 +168,16 @@ func (g *Guard) Seen(ctx context.Context, resource string) (s fencing.Seen, err 
 
 // Accept makes the guard begin anew; see fencing.Keeper.
 func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
-	return g.keep(ctx, "accept", func(ctx context.Context, c conn) error {
-		return g.sql.Change(ctx, c, func(t fencing.Terms) (fencing.Terms, error) { return t.Accept(space, floor) })
-	})
+	return g.keep(ctx, "accept",
+		func(ctx context.Context, c conn) error { return g.sql.Accept(ctx, c, space, floor) })
 }
 
 // Raise raises the floor; see fencing.Keeper.
 func (g *Guard) Raise(ctx context.Context, floor fencing.Token) error {
-	return g.keep(ctx, "raise", func(ctx context.Context, c conn) error {
-		return g.sql.Change(ctx, c, func(t fencing.Terms) (fencing.Terms, error) { return t.Raise(floor) })
-	})
+	return g.keep(ctx, "raise", func(ctx context.Context, c conn) error { return g.sql.Raise(ctx, c, floor) })
 }
 
-// Clean forgets what the floor and the epoch make needless; see fencing.Keeper.
+// Clean removes entries that the floor and the epoch make needless; see fencing.Keeper.
 func (g *Guard) Clean(ctx context.Context) (n int64, err error) {
 	err = g.keep(ctx, "clean",
 		func(ctx context.Context, c conn) (err error) { n, err = g.sql.Sweep(ctx, c); return err })

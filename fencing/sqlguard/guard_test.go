@@ -46,53 +46,80 @@ func TestMain(m *testing.M) {
 
 func TestPostgreSQL(t *testing.T) {
 	t.Parallel()
-	server := containers.Postgres(t)
-	postgres.run(t, "postgres", server.URL(), containers.Within(server.Server.Restart))
-	postgres.levels(t, server.URL())
-	t.Run("enforced", func(t *testing.T) { postgres.enforced(t, server.URL(), "'enforced/' || row.id") })
-	t.Run("second-memory", func(t *testing.T) { secondMemory(t, server.URL()) })
-	postgres.races(t, "postgres", server.URL())
+	server := containers.Postgres(t, containers.Args("-c", "max_prepared_transactions=8")) // one is inside a section
+	dsn := server.URL()
+	postgres.run(t, "postgres", dsn, containers.Within(server.Server.Restart))
+	atOnce(t, map[string]func(*testing.T){
+		"levels":        func(t *testing.T) { postgres.levels(t, dsn) },
+		"enforced":      func(t *testing.T) { postgres.enforced(t, dsn, "'enforced/' || row.id") },
+		"covered":       func(t *testing.T) { postgres.coveredPostgreSQL(t, dsn) },
+		"second-memory": func(t *testing.T) { secondMemory(t, dsn) },
+		"races":         func(t *testing.T) { postgres.races(t, "postgres", dsn) },
+	})
 }
 
 func TestMariaDB(t *testing.T) {
 	t.Parallel()
-	server := containers.MariaDB(t)
-	mariaDB.run(t, "mariadb", server.DSN(), containers.Within(server.Server.Restart))
-	mariaDB.levels(t, server.DSN())
-	t.Run("enforced", func(t *testing.T) { mariaDB.enforced(t, server.DSN(), "CONCAT('enforced/', row.id)") })
-	mariaDB.races(t, "mariadb", server.DSN())
-
-	// Settings of the client that change how values travel, and what is answered to a statement.
-	t.Run("client-settings", func(t *testing.T) {
-		db := mariaDB.connect(t, server.DSN()+"?interpolateParams=true&clientFoundRows=true")
-		guard := must(t, db, sqlguard.MySQL, nil)
-		for _, step := range []struct {
-			token fencing.Token
-			want  error
-		}{
-			{fencing.MaxToken - 1, nil}, {fencing.MaxToken - 1, nil}, {fencing.MaxToken, nil},
-			{fencing.MaxToken - 1, fencing.ErrStale}, {fencing.MaxToken, nil},
-		} {
-			err := in(t, db, func(tx *sql.Tx) error {
-				return guard.In(tx).
-					Check(t.Context(), fencing.Claim{Resource: "client-settings", Token: step.token, Space: space})
-			})
-			if !errors.Is(err, step.want) {
-				t.Errorf("check of %v: %v, want %v", step.token, err, step.want)
-			}
-		}
+	server := containers.MariaDB(t, containers.Args("--innodb-rollback-on-timeout")) // one more way to end a section
+	dsn := server.DSN()
+	mariaDB.run(t, "mariadb", dsn, containers.Within(server.Server.Restart))
+	atOnce(t, map[string]func(*testing.T){
+		"levels": func(t *testing.T) { mariaDB.levels(t, dsn) },
+		"triggers": func(t *testing.T) { // installing them replaces a procedure that all of them call
+			t.Run("enforced", func(t *testing.T) { mariaDB.enforced(t, dsn, "CONCAT('enforced/', row.id)") })
+			t.Run("covered", func(t *testing.T) { mariaDB.coveredMySQL(t, dsn) })
+		},
+		"races":           func(t *testing.T) { mariaDB.races(t, "mariadb", dsn) },
+		"pool":            func(t *testing.T) { poolIsLeftAsItWas(t, dsn) },
+		"client-settings": func(t *testing.T) { clientSettings(t, dsn+"?interpolateParams=true&clientFoundRows=true") },
 	})
 }
 
+// atOnce runs the tests side by side.
+func atOnce(t *testing.T, tests map[string]func(*testing.T)) {
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
+	}
+}
+
+// Settings of the client that change how values travel, and what is answered to a statement.
+func clientSettings(t *testing.T, dsn string) {
+	db := mariaDB.connect(t, dsn)
+	guard := must(t, db, sqlguard.MySQL, nil)
+	for _, step := range []struct {
+		token fencing.Token
+		want  error
+	}{
+		{fencing.MaxToken - 1, nil}, {fencing.MaxToken - 1, nil}, {fencing.MaxToken, nil},
+		{fencing.MaxToken - 1, fencing.ErrStale}, {fencing.MaxToken, nil},
+	} {
+		err := in(t, db, func(tx *sql.Tx) error {
+			return guard.In(tx).
+				Check(t.Context(), fencing.Claim{Resource: "client-settings", Token: step.token, Space: space})
+		})
+		if !errors.Is(err, step.want) {
+			t.Errorf("check of %v: %v, want %v", step.token, err, step.want)
+		}
+	}
+}
+
 func TestSQLite(t *testing.T) {
+	t.Parallel()
 	for _, journal := range []string{"wal", "delete"} {
 		t.Run(journal, func(t *testing.T) {
+			t.Parallel()
 			// It does not wait for the disk, which a kill of a process is no reason for.
 			dsn := "file:" + filepath.Join(t.TempDir(), "guarded.db") +
 				"?_txlock=immediate&_pragma=journal_mode(" + journal +
 				")&_pragma=busy_timeout(30000)&_pragma=synchronous(off)"
 			// The file lives in its clients' processes, and clauses close those.
 			sqLite.run(t, "sqlite", dsn, func(testing.TB) {})
+			t.Run("enforced", func(t *testing.T) { sqLite.enforced(t, dsn, "'enforced/' || row.id") })
+			t.Run("covered", func(t *testing.T) { sqLite.coveredSQLite(t, dsn) })
+			t.Run("implicit", func(t *testing.T) { sqLiteImplicit(t, dsn) })
 		})
 	}
 }
@@ -113,15 +140,25 @@ func (d database) run(t *testing.T, name, dsn string, restart func(testing.TB)) 
 	if err := d.guard(t, db).Create(t.Context()); err != nil {
 		t.Errorf("to create the table again: %v", err)
 	}
-	if _, err := db.ExecContext(
-		t.Context(), `CREATE TABLE written (resource varchar(500) PRIMARY KEY, value varchar(100))`,
-	); err != nil {
-		t.Fatal(err)
+	for _, query := range []string{
+		`CREATE TABLE written (resource varchar(500) PRIMARY KEY, value varchar(100))`,
+		`CREATE TABLE balances (id int PRIMARY KEY, value int)`,
+		`CREATE TABLE scratch (id int PRIMARY KEY, value int)`, `CREATE TABLE scratch2 (id int)`,
+		`CREATE TABLE busy (id int PRIMARY KEY)`, `INSERT INTO busy VALUES (1)`, `INSERT INTO scratch VALUES (1, 0)`,
+		`INSERT INTO scratch SELECT id + 1, 0 FROM scratch`, `INSERT INTO scratch SELECT id + 2, 0 FROM scratch`,
+		`INSERT INTO scratch SELECT id + 4, 0 FROM scratch`, `INSERT INTO scratch SELECT id + 8, 0 FROM scratch`,
+		`INSERT INTO scratch SELECT id + 16, 0 FROM scratch`, `INSERT INTO scratch SELECT id + 32, 0 FROM scratch`,
+	} {
+		if _, err := db.ExecContext(t.Context(), query); err != nil {
+			t.Fatal(err)
+		}
 	}
 	guardtest.Run(t, guardtest.Harness{
-		Name: name, Open: d.open, Address: dsn, Space: space, Restart: restart, Again: again,
+		Name: name, Open: d.open, Address: dsn, Space: space, Restart: restart, Again: again, Ordered: true,
 	})
 	t.Run("rollback", func(t *testing.T) { d.rollback(t, d.connect(t, dsn)) })
+	t.Run("balance", func(t *testing.T) { d.balance(t, dsn) })
+	t.Run("sections", func(t *testing.T) { d.sections(t, dsn) })
 }
 
 func (d database) connect(t testing.TB, dsn string) *sql.DB {
@@ -151,7 +188,7 @@ func must(t testing.TB, db sqlguard.DB, d sqlguard.Dialect, o *sqlguard.Options)
 // races runs the clauses about racing writers at every level, and wants no deadlock: claims are shown in one order.
 func (d database) races(t *testing.T, name, dsn string) {
 	for _, level := range levels {
-		t.Run("races/"+strings.ReplaceAll(level.String(), " ", "-"), func(t *testing.T) {
+		t.Run(strings.ReplaceAll(level.String(), " ", "-"), func(t *testing.T) {
 			var deadlocks atomic.Int64
 			d := d
 			d.options = &sqlguard.Options{Isolation: level, Again: func(err error) bool {
@@ -196,8 +233,31 @@ func (d database) open(_ context.Context, dsn string) (*guardtest.Client, error)
 		}
 		return value, err
 	}
+	param := map[bool]string{true: "$1", false: "?"}[d.dialect == sqlguard.PostgreSQL]
 	return &guardtest.Client{
 		Keeper: guard,
+		SetTerms: func(ctx context.Context, text string) (err error) {
+			if text == "" {
+				_, err = db.ExecContext(ctx, `DELETE FROM fencing_tokens WHERE resource = ''`)
+			} else {
+				_, err = db.ExecContext(ctx, `UPDATE fencing_tokens SET state = `+param+` WHERE resource = ''`, text)
+			}
+			return err
+		},
+		Wipe: func(ctx context.Context) error {
+			_, err := db.ExecContext(ctx, `DROP TABLE fencing_tokens`)
+			return err
+		},
+		Pinned: func(ctx context.Context, id fencing.Nonce, c fencing.Claim) error {
+			pinned, err := sqlguard.New(db, d.dialect, &sqlguard.Options{ID: id})
+			if err != nil {
+				return err
+			}
+			return pinned.Check(ctx, c)
+		},
+		Ends: d.ends(dsn, guard, func(ctx context.Context, tx *sql.Tx, resource string) (string, error) {
+			return value(ctx, tx, resource)
+		}),
 		Update: func(ctx context.Context, claims fencing.Claims, resource string, f guardtest.Change) error {
 			return guard.Tx(ctx, claims, func(ctx context.Context, tx *sql.Tx) error {
 				old, err := value(ctx, tx, resource)
@@ -231,7 +291,8 @@ func (d database) open(_ context.Context, dsn string) (*guardtest.Client, error)
 				}
 			}
 			h.Early()
-			if err := guard.In(tx).Check(ctx, c); err != nil && !h.Careless {
+			in := guard.In(tx)
+			if err := in.Check(ctx, c); err != nil && !h.Careless {
 				return err
 			}
 			old, err := value(ctx, tx, c.Resource)
@@ -239,6 +300,9 @@ func (d database) open(_ context.Context, dsn string) (*guardtest.Client, error)
 				return err
 			}
 			if _, err := tx.ExecContext(ctx, d.value, c.Resource, h.Change(old)); err != nil && !h.Careless {
+				return err
+			}
+			if err := in.Verify(ctx); err != nil && !h.Careless {
 				return err
 			}
 			return tx.Commit()
@@ -373,9 +437,6 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 	}); err != nil {
 		t.Errorf("a token that was never committed is remembered: %v", err)
 	}
-	if err := d.termsLost(t, db); err != nil {
-		t.Error(err)
-	}
 	for _, bad := range []string{"", "a\x00b", "a\xffb", strings.Repeat("x", 513)} {
 		err := in(t, db, func(tx *sql.Tx) error {
 			return guard.In(tx).Check(t.Context(), fencing.Claim{Resource: bad, Token: 5, Space: space})
@@ -392,44 +453,40 @@ func (d database) rollback(t *testing.T, db *sql.DB) {
 	}
 }
 
-// termsLost tries a guard whose terms were deleted: it admits nobody until an operator has said what it should trust.
-func (d database) termsLost(t *testing.T, db *sql.DB) error {
-	ctx := t.Context()
-	guard := must(t, db, d.dialect, &sqlguard.Options{Table: "lost_tokens"})
-	other := fencing.Claim{Resource: "r", Token: 6, Space: "another"}
-	err := errors.Join(guard.Create(ctx), guard.Check(ctx, fencing.Claim{Resource: "r", Token: 5, Space: space}))
-	if _, failed := db.ExecContext(ctx, `DELETE FROM lost_tokens WHERE resource = ''`); err != nil || failed != nil {
-		return errors.Join(err, failed)
-	}
-	if err := guard.Check(ctx, other); !errors.Is(err, fencing.ErrTermsLost) {
-		return fmt.Errorf("after the terms were deleted: %w, want ErrTermsLost", err)
-	}
-	return errors.Join(guard.Accept(ctx, "another", 6), guard.Check(ctx, other))
-}
-
 // Where search_path finds a table in another schema, a second one would be a second memory.
 func secondMemory(t *testing.T, url string) {
 	ctx, db := t.Context(), postgres.connect(t, url)
 	if _, err := db.ExecContext(ctx, `CREATE SCHEMA tenant`); err != nil {
 		t.Fatal(err)
 	}
-	tenant := postgres.connect(t, url+"&search_path=tenant,public")
-	if err := must(t, tenant, sqlguard.PostgreSQL, nil).Create(ctx); !errors.Is(err, fencing.ErrInvalid) ||
-		!strings.Contains(err.Error(), "the schema public") {
-		t.Errorf("a second table of the name: %v, want ErrInvalid", err)
-	}
-	if err := must(
-		t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "tenant.fencing_tokens"},
-	).Create(ctx); err != nil {
-		t.Errorf("a second table by its schema: %v", err)
-	}
-	public := must(t, tenant, sqlguard.PostgreSQL, &sqlguard.Options{Table: "public.fencing_tokens"})
+	tenant := postgres.connect(t, url+"&search_path=tenant")
 	claim := fencing.Claim{Resource: "second-memory", Token: 34, Space: space}
 	if err := must(t, db, sqlguard.PostgreSQL, nil).Check(ctx, claim); err != nil {
 		t.Fatal(err)
 	}
-	if claim.Token = 33; !errors.Is(public.Check(ctx, claim), fencing.ErrStale) {
-		t.Error("the table named by its schema is another one")
+	one := must(t, tenant, sqlguard.PostgreSQL, nil)
+	if err := one.Create(ctx); err != nil {
+		t.Errorf("Create where search_path does not find the table: %v", err)
+	}
+	if claim.Token = 33; !errors.Is(one.Check(ctx, claim), fencing.ErrStale) {
+		t.Error("where search_path does not find the table the guard has another one")
+	}
+	named := &sqlguard.Options{Table: "tenant.tokens"}
+	if err := must(t, tenant, sqlguard.PostgreSQL, named).Create(ctx); err != nil {
+		t.Errorf("Create of a table by its schema: %v", err)
+	}
+	other := must(t, db, sqlguard.PostgreSQL, &sqlguard.Options{Table: "public.tokens"})
+	if err := other.Create(ctx); err != nil {
+		t.Errorf("Create of a second table by its schema: %v", err)
+	}
+	for _, c := range []*sqlguard.Options{named, {Table: "public.tokens"}} {
+		if err := must(t, db, sqlguard.PostgreSQL, c).Check(ctx, claim); err != nil {
+			t.Errorf("with two tables, %s: %v", c.Table, err)
+		}
+	}
+	unnamed := must(t, db, sqlguard.PostgreSQL, &sqlguard.Options{Table: "tokens"})
+	if err := errors.Join(unnamed.Create(ctx), unnamed.Check(ctx, claim)); !errors.Is(err, fencing.ErrInvalid) {
+		t.Errorf("with two tables, one without its schema: %v, want ErrInvalid", err)
 	}
 }
 
@@ -447,9 +504,9 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("New(%v, %+v) = %v, want an error about the %s", c.dialect, c.options, err, what)
 		}
 	}
-	if schema := must(
+	if schema := strings.Join(must(
 		t, new(sql.DB), sqlguard.PostgreSQL, &sqlguard.Options{Table: "locks.tokens"},
-	).Schema(); !strings.Contains(schema, " locks.tokens ") {
+	).Schema(), ""); strings.Count(schema, " locks.tokens") != 3 {
 		t.Errorf("the table's name is not in %q", schema)
 	}
 }

@@ -1,8 +1,8 @@
-// Package arrows asserts which package may import which. The house stays easy to read, and a program links only the
-// clients that it uses, as long as the arrows point one way:
+// Package arrows asserts which package may import which. The structure stays easy to read, and a program links only
+// the clients that it uses, as long as the arrows point one way:
 //
 //	examples, cmd → root → backend → fencing → standard library
-//	drivers → backend          conformance → root
+//	drivers → backend/engine → backend/kit → backend          conformance → root
 //	fencing/*guard → fencing   fencing/guardtest → conformance/fault
 //	conformance/containers → testcontainers
 //	cmd/fencelock → internal/gateway → huma
@@ -24,7 +24,7 @@ import (
 
 const module = "github.com/fencelock/fencelock"
 
-// pkg is what go list tells of one package.
+// pkg is the output of go list for one package.
 type pkg struct {
 	ImportPath   string
 	Standard     bool
@@ -33,7 +33,7 @@ type pkg struct {
 	XTestImports []string
 }
 
-// graph is every package of the module and all that they depend on outside of tests.
+// graph has every package of the module and all their dependencies outside of tests.
 type graph map[string]pkg
 
 func TestArrows(t *testing.T) {
@@ -68,7 +68,7 @@ func load(t *testing.T) graph {
 	}
 }
 
-// drivers are the folders of drivers. Each may link the clients whose import paths start so.
+// drivers are the folders of drivers. Each may link the clients whose import paths have these prefixes.
 var drivers = map[string][]string{
 	"backend/memory": nil,
 	"redis":          {"github.com/redis/"},
@@ -79,9 +79,8 @@ var drivers = map[string][]string{
 	"builtin":        {"github.com/hashicorp/", "google.golang.org/grpc", "go.etcd.io/bbolt"},
 }
 
-// guards are the folders of package fencing that need more than it does, and the clients that each may import: a
-// program that uses one guard links that guard's client only. They know package fencing, and nothing else of the
-// module.
+// guards are the folders of package fencing with further dependencies, and the clients that each may import: a
+// program that uses one guard links that guard's client only. Of the module they may import only package fencing.
 var guards = map[string][]string{
 	"fencing/internal":    nil,
 	"fencing/sqlguard":    nil,
@@ -93,15 +92,15 @@ var guards = map[string][]string{
 	"fencing/grpcguard":   {"google.golang.org/"},
 }
 
-// places are the other folders of the module. A package elsewhere is an error, so that a new driver is entered above.
+// places are the other folders of the module. A package elsewhere is an error, so that a new driver is added above.
 var places = []string{
-	".", "backend", "backend/kit", "fencing", "conformance", "locktest", "cmd", "examples", "internal",
+	".", "backend", "backend/engine", "backend/kit", "fencing", "conformance", "locktest", "cmd", "examples", "internal",
 }
 
-// testcontainers and what it brings along.
+// testcontainers and its dependencies.
 var testcontainers = []string{"github.com/testcontainers/", "github.com/moby/", "github.com/docker/"}
 
-// violations tells every arrow that points the wrong way.
+// violations returns every arrow that points the wrong way.
 func violations(g graph) []string {
 	var found []string
 	for _, path := range slices.Sorted(maps.Keys(g)) {
@@ -121,13 +120,14 @@ func violations(g graph) []string {
 		}
 		found = append(found, testOnly(g, path)...)
 		found = append(found, door(g, path)...)
+		found = append(found, exported(g, path)...)
 		found = append(found, layer(g, path)...)
 	}
 	return found
 }
 
-// layers are those of the bundled server, the lowest first. None depends on one above it, and raft is the second one's
-// alone: what a server serves and what a leader decides is said without it.
+// layers are the layers of the bundled server, the lowest first. No layer depends on one above it, and only the
+// second one depends on raft: the serving and the leading layer do not mention it.
 var layers = []string{
 	module + "/internal/machine", module + "/internal/server/replica", module + "/internal/server/lead",
 	module + "/internal/server",
@@ -152,7 +152,21 @@ func layer(g graph, path string) (found []string) {
 	return found
 }
 
-// door checks that nobody links what serves HTTP but the gateway itself and the binary.
+// exported checks that only the binary links the metrics of servers, and with them client_golang.
+func exported(g graph, path string) (found []string) {
+	const metrics = module + "/internal/metrics"
+	if path == metrics || path == module+"/cmd/fencelock" || path == module+"/internal/monitoring" {
+		return nil
+	}
+	for _, dep := range g.deps(path) {
+		if dep == metrics || strings.HasPrefix(dep, "github.com/prometheus/client_golang") {
+			found = append(found, fmt.Sprintf("%s depends on %s: only cmd/fencelock exports metrics", path, dep))
+		}
+	}
+	return found
+}
+
+// door checks that only the gateway itself and the binary link the HTTP server.
 func door(g graph, path string) (found []string) {
 	const gateway, binary = module + "/internal/gateway", module + "/cmd/fencelock"
 	if path == gateway || path == binary {
@@ -173,12 +187,19 @@ func core(g graph, path, place string) (found []string) {
 	case ".":
 		allowed = []string{
 			module + "/backend", module + "/fencing", module + "/internal/chance",
-			module + "/internal/history", "golang.org/x/sys",
+			module + "/internal/history", module + "/internal/poll", "golang.org/x/sys",
 		}
 	case "backend":
 		allowed = []string{module + "/fencing", "golang.org/x/sys"}
+	case "backend/engine":
+		allowed = []string{
+			module + "/backend", module + "/backend/kit", module + "/fencing", module + "/internal/chance",
+			module + "/internal/tlsfiles", "golang.org/x/sys", "C", // C: of package net
+		}
 	case "backend/kit":
-		allowed = []string{module + "/backend", module + "/fencing", "golang.org/x/sys", "C"} // C: of package net
+		allowed = []string{ // C: of package net
+			module + "/backend", module + "/fencing", module + "/internal/tlsfiles", "golang.org/x/sys", "C",
+		}
 	case "fencing":
 		if path != module+"/fencing" {
 			return nil // guards that need a client are sub-packages
@@ -247,10 +268,11 @@ func guard(g graph, path string) (found []string) {
 // guardtest is conformance for guards: it serves tests only, and breaks processes with the same tools.
 const guardtest = module + "/fencing/guardtest"
 
-// testOnly checks what serves tests only: nothing but tests imports the conformance suite, and only
-// conformance/containers, in tests too, imports testcontainers.
+// testOnly checks the packages for tests: only tests, and the program that reports on them, import the conformance
+// suite, and only conformance/containers, in tests too, imports testcontainers.
 func testOnly(g graph, path string) (found []string) {
 	const conformance, containers = module + "/conformance", module + "/conformance/containers"
+	const report = module + "/internal/testreport"
 	within := func(path, root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 	p := g[path]
 	if !within(path, containers) {
@@ -260,7 +282,7 @@ func testOnly(g graph, path string) (found []string) {
 			}
 		}
 	}
-	if within(path, conformance) || path == guardtest {
+	if within(path, conformance) || path == guardtest || path == report {
 		if path == conformance && slices.Contains(g.deps(path), containers) {
 			found = append(found, fmt.Sprintf("%s depends on containers: its users choose their servers", path))
 		}
@@ -292,7 +314,8 @@ func (g graph) deps(path string) []string {
 
 func ours(path string) bool { return path == module || strings.HasPrefix(path, module+"/") }
 
-// placeOf returns the entry of drivers or places that the package belongs to, the longest one; empty if none.
+// placeOf returns the entry of drivers or places that the package belongs to, the longest one; empty without an
+// entry.
 func placeOf(path string) (place string, driver bool) {
 	folder := strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
 	if folder == "" {

@@ -99,6 +99,11 @@ func TestEveryWrongArrowIsFound(t *testing.T) {
 			"a driver links what serves HTTP", "./redis", "github.com/danielgtaylor/huma/v2",
 			"only cmd/fencelock serves HTTP",
 		},
+		{
+			"a server links what exports metrics", "./internal/server", "github.com/prometheus/client_golang/prometheus",
+			"only cmd/fencelock exports metrics",
+		},
+		{"a driver links the metrics", "./redis", "./internal/metrics", "only cmd/fencelock exports metrics"},
 		{"an example links the gateway", "./examples/x", "./internal/gateway", "only cmd/fencelock serves HTTP"},
 		{
 			"raft's package imports the leadership", "./internal/server/replica",

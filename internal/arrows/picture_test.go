@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The list of ARCHITECTURE.md is the tree's: each package is named, and each file that is named is there, in the root
+// The list of ARCHITECTURE.md matches the tree: it names each package, and each named file exists, in the root
 // or in a package of its paragraph.
 func TestArchitectureNamesTheTree(t *testing.T) {
 	const root = "../.."

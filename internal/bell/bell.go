@@ -10,7 +10,7 @@ type Bell chan struct{}
 func New() Bell { return make(Bell, 1) }
 
 // Ring wakes the listener, now or when it listens next. It never blocks, and may be called under a mutex. Two rings
-// that nobody heard in between are one, so what the ring is about must be in its place before.
+// that nobody heard in between are one, so the news must be in its place before the ring.
 func (b Bell) Ring() {
 	select {
 	case b <- struct{}{}:

@@ -1,7 +1,7 @@
-// Command captable writes the table of what each driver can do into README.md, from what the drivers declare in their
-// default configuration. The conformance suite proves the declarations; a test here proves the table.
+// Command captable writes the table of the drivers' capabilities into docs/DRIVERS.md, from the drivers' declarations
+// in their default configuration. The conformance suite proves the declarations; a test here proves the table.
 //
-//	go run ./internal/captable README.md
+//	go run ./internal/captable docs/DRIVERS.md
 package main
 
 import (
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// described are the drivers in the order of the table's columns. Describe does no I/O, so nothing has to be there.
+// described are the drivers in the order of the table's columns. Describe does no I/O, so no server has to be there.
 func described() []backend.Description {
 	one := func() *goredis.Client { return goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"}) }
 	return []backend.Description{
@@ -48,7 +48,7 @@ func described() []backend.Description {
 	}
 }
 
-// rows say in a user's words what the capabilities are for.
+// rows explain the capabilities in a user's words.
 var rows = []struct {
 	what string
 	caps backend.Capabilities
@@ -70,14 +70,59 @@ var rows = []struct {
 	{"`ForceRelease`", backend.CapForceRelease},
 }
 
-func table() string {
+// shown are the rows of the fields that inspections fill in.
+var shown = []struct {
+	what string
+	is   func(s *backend.Shows) (look, list bool)
+}{
+	{"since when a holder holds", func(s *backend.Shows) (bool, bool) { return s.Look.Since, s.List.Since }},
+	{"when the hold expires", func(s *backend.Shows) (bool, bool) { return s.Look.ExpiresIn, s.List.ExpiresIn }},
+	{"limit and remaining permits", func(s *backend.Shows) (bool, bool) { return s.Look.Limit, s.List.Limit }},
+	{"number of waiters", func(s *backend.Shows) (bool, bool) { return s.Look.Waiters, s.List.Waiters }},
+	{"queue in order: owner, hold ID, kind", func(s *backend.Shows) (bool, bool) { return s.Look.Queue, s.List.Queue }},
+	{"since when each waits", func(s *backend.Shows) (bool, bool) { return s.Look.QueueSince, s.List.QueueSince }},
+	{"a refusal says when to retry", func(s *backend.Shows) (bool, bool) { return s.RetryAfter, s.RetryAfter }},
+	{"time of a change", func(s *backend.Shows) (bool, bool) { return s.ChangeTime, s.ChangeTime }},
+	{"author of a forced release in its change", func(s *backend.Shows) (bool, bool) { return s.ChangeAuthor, s.ChangeAuthor }},
+}
+
+// shows is the table of what inspections return.
+func shows() string {
 	drivers := described()
+	var b strings.Builder
+	b.WriteString(heading(drivers))
+	for _, row := range shown {
+		fmt.Fprintf(&b, "| %s |", row.what)
+		for _, d := range drivers {
+			switch look, list := row.is(&d.Shows); {
+			case look && list:
+				b.WriteString(" yes |")
+			case look && d.Capabilities.Has(backend.CapList):
+				b.WriteString(" `Look` |")
+			case look:
+				b.WriteString(" yes |")
+			default:
+				b.WriteString(" – |")
+			}
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func heading(drivers []backend.Description) string {
 	var b strings.Builder
 	b.WriteString("| |")
 	for _, d := range drivers {
 		fmt.Fprintf(&b, " %s |", d.Name)
 	}
-	b.WriteString("\n|---|" + strings.Repeat("---|", len(drivers)) + "\n")
+	return b.String() + "\n|---|" + strings.Repeat("---|", len(drivers)) + "\n"
+}
+
+func table() string {
+	drivers := described()
+	var b strings.Builder
+	b.WriteString(heading(drivers))
 	for _, row := range rows {
 		fmt.Fprintf(&b, "| %s |", row.what)
 		for _, d := range drivers {
@@ -92,19 +137,22 @@ func table() string {
 	return b.String()
 }
 
-const (
-	begin = "<!-- capabilities: go run ./internal/captable README.md -->\n"
-	end   = "<!-- end of capabilities -->\n"
-)
+// tables has the functions that write a table, by the name in the marks around it.
+var tables = map[string]func() string{"capabilities": table, "inspections": shows}
 
-// replaced returns text with the table between the marks.
+// replaced returns text with the tables between their marks.
 func replaced(text []byte) ([]byte, error) {
-	before, rest, found := bytes.Cut(text, []byte(begin))
-	_, after, closed := bytes.Cut(rest, []byte(end))
-	if !found || !closed {
-		return nil, fmt.Errorf("captable: the marks %q and %q are not there", begin, end)
+	for name, table := range tables {
+		begin := "<!-- " + name + ": go run ./internal/captable docs/DRIVERS.md -->\n"
+		end := "<!-- end of " + name + " -->\n"
+		before, rest, found := bytes.Cut(text, []byte(begin))
+		_, after, closed := bytes.Cut(rest, []byte(end))
+		if !found || !closed {
+			return nil, fmt.Errorf("captable: the marks %q and %q are not there", begin, end)
+		}
+		text = bytes.Join([][]byte{before, []byte(begin + table() + end), after}, nil)
 	}
-	return bytes.Join([][]byte{before, []byte(begin + table() + end), after}, nil), nil
+	return text, nil
 }
 
 func rewrite(file string) error {

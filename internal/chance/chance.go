@@ -1,4 +1,4 @@
-// Package chance lets a simulation decide what the core leaves to chance: how renewals, repetitions and elections are
+// Package chance lets a simulation make the core's random choices: how renewals, repetitions and elections are
 // spread.
 package chance
 

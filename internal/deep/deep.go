@@ -4,7 +4,7 @@
 //	go test ./...   every change, and the CI; five minutes
 //	make deep       FENCELOCK_DEEP=1: before an issue is closed, and every night; three quarters of an hour
 //
-// A test that is left out is a skip whose message begins with Mark. The CI lists these, and takes no other skip.
+// A test that is left out is a skip with a message that begins with Mark. The CI lists these, and takes no other skip.
 package deep
 
 import (
@@ -20,7 +20,7 @@ import (
 // time.
 const Env = "FENCELOCK_DEEP"
 
-// Mark is how the messages of tests that are left out begin.
+// Mark is the beginning of the messages of tests that are left out.
 const Mark = "left out: "
 
 // Wanted reports whether everything is to run.
@@ -55,10 +55,20 @@ func NotShort(t testing.TB) {
 	}
 }
 
+// Rounds returns few, and all if everything is to run.
+func Rounds(few, all int) int {
+	if Wanted() {
+		return all
+	}
+	return few
+}
+
 // Wide lets n tests that call t.Parallel run side by side, or as many as -parallel says. Go's default is the number of
-// processors, which is far too few for tests that wait for servers. It is for TestMain. If everything is to run it is
-// half as many: the suites are longer, and the race detector takes its share.
+// processors, which is far too few for tests that wait for servers, and n may be far too many for servers that share few
+// processors: it is three times their number at most. It is for TestMain. If everything is to run it is half as many: the
+// suites are longer, and the race detector takes its share.
 func Wide(n int) {
+	n = min(n, 3*runtime.NumCPU())
 	if Wanted() {
 		n /= 2
 	}

@@ -14,7 +14,7 @@ import (
 // Clauses is how one run of the conformance suite ended.
 type Clauses struct{ Passed, Failed, Inconclusive, Skipped, NotApplicable int }
 
-// ClusterFault is what the rounds of a directed fault have shown.
+// ClusterFault has the results of the rounds of a directed fault.
 type ClusterFault struct {
 	Slug                                          string
 	Rounds, Grants, Losses, Confirmed, Violations int
@@ -25,7 +25,7 @@ type ClusterFault struct {
 	MedianRecovery, LongestRecovery time.Duration
 }
 
-// Failover is what killing the primary under load and promoting its standby has shown.
+// Failover has the results of killing the primary under load and promoting its standby.
 type Failover struct {
 	Standby string // what was promised of it
 	// Disorder counts tokens out of order, Doubled holders beside whom a rival was granted.
@@ -33,7 +33,7 @@ type Failover struct {
 	Overrun                                   time.Duration // the longest of the latter
 }
 
-// Soak is what a run with drawn faults has shown.
+// Soak has the results of a run with drawn faults.
 type Soak struct {
 	Driver                                         string
 	Reported                                       bool // faults that no driver promises to survive
@@ -47,7 +47,15 @@ type Soak struct {
 	Found                    []Count // of violations
 }
 
-// SoakKind is what the faults of one kind have shown.
+// ServerSoak has the results of a run of package internal/soak, by its own checker.
+type ServerSoak struct {
+	Seed                              uint64
+	Took                              time.Duration
+	Faults, Kinds, Grants, Violations int
+	Longest                           time.Duration // without a grant
+}
+
+// SoakKind has the results of the faults of one kind.
 type SoakKind struct {
 	Slug            string
 	Count, Violated int
@@ -82,7 +90,7 @@ const prefix = "fencelock."
 var kinds = map[string]reflect.Type{}
 
 func init() {
-	for _, fact := range []any{Clauses{}, ClusterFault{}, Failover{}, Soak{}, Mutant{}, Simulation{}, Rate{}} {
+	for _, fact := range []any{Clauses{}, ClusterFault{}, Failover{}, Soak{}, ServerSoak{}, Mutant{}, Simulation{}, Rate{}} {
 		kinds[reflect.TypeOf(fact).Name()] = reflect.TypeOf(fact)
 	}
 }
@@ -101,7 +109,7 @@ func Write(t testing.TB, fact any) {
 	t.Attr(prefix+name, string(text))
 }
 
-// Read returns the fact of an attribute, and nil if it is none.
+// Read returns the fact of an attribute, and nil if it is not a fact.
 func Read(key, value string) (any, error) {
 	name, ours := strings.CutPrefix(key, prefix)
 	if !ours {

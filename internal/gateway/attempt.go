@@ -11,28 +11,31 @@ import (
 )
 
 // attempt is one acquire, of one name or of several in one step, from its first request until its holds have ended.
-// Requests that say the same with the same id meet in it: a poll for the place in the queue, and a repeat after a lost
-// answer.
+// Requests with the same content and the same id meet in it: a poll for the place in the queue, and a repetition
+// after a lost answer.
 //
 // The fields after done are protected by Gateway.mu.
 type attempt struct {
-	key      string
-	print    string // what was asked for; a request with the same id must ask for the same
-	named    bool   // the client gave a request id, and may come again
-	requests []backend.Request
-	cancel   context.CancelFunc
-	done     chan struct{} // closed when the driver has answered; holds and err are valid then
+	key       string
+	owner     ownedKey // of its holds, without a name
+	principal string
+	print     string // the content of the request; a request with the same id must have the same
+	named     bool   // the client gave a request id, and may repeat the request
+	requests  []backend.Request
+	cancel    context.CancelFunc
+	done      chan struct{} // closed when the driver has answered; holds and err are valid then
 
 	err       error
 	holds     []*hold
 	polls     int         // requests that wait for it
-	timer     *time.Timer // ends what nobody polls for; nil if there is none
-	abandoned bool        // nobody wants it any more
+	timer     *time.Timer // ends an attempt that nobody polls; nil without a timer
+	abandoned bool        // no client wants it any more
+	cancelled bool        // a DELETE removed it from the queue
 	claimed   bool        // the grant was delivered
 	over      bool        // its holds have ended
 }
 
-// hold is one grant that this replica looks after.
+// hold is one grant that this replica monitors.
 //
 // The fields are protected by Gateway.mu.
 type hold struct {
@@ -45,6 +48,9 @@ type hold struct {
 	busy    int // renewals and releases under way
 	ended   bool
 	freed   bool // it ended by a release
+	over    bool // the service has ended it, so no other replica has it
+	last    bool // the service extends it no more
+	counted bool // in Gateway.held
 }
 
 const (
@@ -52,9 +58,9 @@ const (
 	waitMost    = 24 * time.Hour   // bounds a wait over all of its polls
 )
 
-// join returns the attempt for what is asked, which it begins if there is none, with a poll more. carryOut asks the
-// driver; it is nil if somebody else does.
-func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []backend.Request) (
+// join returns the attempt for the request with one more poll; it begins a missing attempt. carryOut calls the
+// driver; it is nil if another request does.
+func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []backend.Request) (
 	a *attempt, carryOut func(), err error,
 ) {
 	var bound <-chan time.Time
@@ -66,7 +72,7 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 		case g.closing.Err() != nil:
 			g.mu.Unlock()
 			return nil, nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
-		case a == nil && g.finished.has(key):
+		case a == nil && g.finished.has(key, g.clock.Now()):
 			g.mu.Unlock()
 			return nil, nil, problem(codeDone, "acquire again with another requestId")
 		case a == nil && g.leftOf(rs) != nil:
@@ -77,7 +83,11 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 				g.mu.Unlock()
 				return nil, nil, lost
 			}
-			a, carryOut = g.begin(key, print, named, rs, seen)
+			if p := g.take(by, len(rs)); p != nil {
+				g.mu.Unlock()
+				return nil, nil, p
+			}
+			a, carryOut = g.begin(key, print, by, rs, seen)
 			a.polls++
 			g.mu.Unlock()
 			return a, carryOut, nil
@@ -89,7 +99,7 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 			a.stopTimer()
 			g.mu.Unlock()
 			return a, nil, nil
-		default: // its place is being given up
+		default: // its place is being released
 			gone = a.done
 		}
 		g.mu.Unlock()
@@ -110,22 +120,35 @@ func (g *Gateway) join(ctx context.Context, key, print string, named bool, rs []
 	}
 }
 
-// begin makes an attempt, which carryOut carries out: in the background if it may wait, else it is for the caller to
-// call. seen is the moment in the history before it. The caller holds g.mu.
-func (g *Gateway) begin(key, print string, named bool, rs []backend.Request,
+// take counts an attempt for n holds in. The caller holds g.mu.
+func (g *Gateway) take(by *ask, n int) *Problem {
+	if g.keeps {
+		if p := g.sessions.use(by.principal, by.ttl, false, g.clock.Now()); p != nil {
+			return p
+		}
+	}
+	return g.held.enter(by.principal, n)
+}
+
+// begin makes an attempt, which carryOut carries out: in the background if it may wait, else the caller calls it.
+// seen is the moment in the history before it. The caller holds g.mu.
+func (g *Gateway) begin(key, print string, by *ask, rs []backend.Request,
 	seen uint64) (a *attempt, carryOut func()) {
 	bound := attemptTime
 	if rs[0].Wait {
 		bound = waitMost
 	}
 	ctx, cancel := context.WithTimeout(g.closing, bound)
-	a = &attempt{key: key, print: print, named: named, requests: rs, cancel: cancel, done: make(chan struct{})}
+	a = &attempt{
+		key: key, print: print, named: by.requestID != "", requests: rs, cancel: cancel, done: make(chan struct{}),
+		owner: ownedKey{scope: by.scope, owner: by.owner}, principal: by.principal,
+	}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
-		h := &hold{a: a, key: keyOf(&rs[i]), minHold: rs[i].MinHold}
+		h := &hold{a: a, key: keyOf(&rs[i]), minHold: rs[i].MinHold, counted: true}
 		a.holds[i] = h
-		rs[i].Lost = func(backend.Reason) { g.lost(h) }
-		if !g.meets() { // no other replica needs to meet it, so that what is left of it meets no later one
+		rs[i].Lost = func(l backend.Loss) { g.lost(h, l) }
+		if !g.meets() { // no other replica needs to meet it, and its leftovers meet no later request
 			rs[i].RequestID = backend.NewRequestID()
 			rs[i].HoldID, rs[i].Fresh = backend.HoldID(rs[i].RequestID), true
 		}
@@ -158,8 +181,8 @@ func (g *Gateway) acquire(ctx context.Context, rs []backend.Request) ([]backend.
 	return []backend.Grant{grant}, err
 }
 
-// judge looks at tokens before anybody gets them. A service that grants one a second time, or a smaller one, has lost
-// its history: this replica grants nothing more.
+// judge checks tokens before anybody gets them. A service that issues a token twice, or a smaller one, has lost its
+// history: this replica stops granting locks.
 func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
 	space := g.driver.Describe().TokenSpace
 	var errs []error
@@ -178,7 +201,7 @@ func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
 	return errors.Join(errs...)
 }
 
-// answered takes the driver's answer. Grants with an error are given back.
+// answered handles the driver's answer. Grants with an error are released.
 func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,11 +210,14 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 		a.stopTimer()
 		a.over = true
 		delete(g.attempts, a.key) // the same request makes a new attempt
+		for _, h := range a.holds {
+			g.uncount(h)
+		}
 		for i := range grants {
 			g.giveBack(a.holds[i].key, grants[i], always)
 		}
-		// Where requests meet, what may be left ends by itself within a TTL: the same request may have been granted
-		// through another replica meanwhile.
+		// Where requests meet, leftovers expire within a TTL: the same request may have been granted through another
+		// replica meanwhile.
 		if errors.Is(err, backend.ErrUnknown) && !g.meets() {
 			for i, h := range a.holds {
 				g.giveBack(h.key, a.requests[i].Grant(), always)
@@ -204,6 +230,7 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 		h.grant = grants[i]
 		if !h.ended {
 			g.holds[holdKey{h.grant.Name, h.grant.RequestID}] = h
+			g.owned[a.owner.of(h.grant.Name)] = h
 			g.watch(h, now.Add(h.grant.TTL))
 		}
 	}
@@ -212,7 +239,8 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 	}
 }
 
-// leave takes a poll away. keep says for how long the place, or the grant, is kept for the next one; zero: not at all.
+// leave removes a poll. keep is the time for which the place, or the grant, is kept for the next one; zero: not at
+// all.
 func (g *Gateway) leave(a *attempt, keep time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -227,7 +255,7 @@ func (g *Gateway) leave(a *attempt, keep time.Duration) {
 	}
 }
 
-// unpolled ends an attempt for which nobody has come in time.
+// unpolled ends an attempt that no client has polled in time.
 func (g *Gateway) unpolled(a *attempt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -236,7 +264,7 @@ func (g *Gateway) unpolled(a *attempt) {
 	}
 }
 
-// abandon gives up a place, or a grant that nobody has seen. The caller holds g.mu.
+// abandon releases a place, or a grant that no client has seen. The caller holds g.mu.
 func (g *Gateway) abandon(a *attempt) {
 	if a.abandoned {
 		return
@@ -253,7 +281,7 @@ func (g *Gateway) abandon(a *attempt) {
 	}
 }
 
-// giveUp gives back all holds of a. The caller holds g.mu.
+// giveUp releases all holds of a. The caller holds g.mu.
 func (g *Gateway) giveUp(a *attempt) {
 	for _, h := range a.holds {
 		g.expire(h)
@@ -267,13 +295,21 @@ func (a *attempt) stopTimer() {
 	}
 }
 
-// holdKey names what a client's request gets of one name. Where holds do not wander, requestID is not the one that the
-// driver knows.
+// holdKey identifies a client's hold of one name. Where holds do not move between replicas, requestID is not the
+// driver's.
 type holdKey struct{ name, requestID string }
+
+// ownedKey identifies an owner's hold of one name.
+type ownedKey struct{ scope, owner, name string }
+
+func (k ownedKey) of(name string) ownedKey {
+	k.name = name
+	return k
+}
 
 func keyOf(r *backend.Request) holdKey { return holdKey{r.Name, r.RequestID} }
 
-// watch has the gateway end h at an instant, unless it ends or is renewed before. The caller holds g.mu.
+// watch makes the gateway end h at an instant, unless it ends or is renewed before. The caller holds g.mu.
 func (g *Gateway) watch(h *hold, until backend.Instant) {
 	h.until = max(h.until, until)
 	left := h.until.Sub(g.clock.Now())
@@ -284,7 +320,7 @@ func (g *Gateway) watch(h *hold, until backend.Instant) {
 	}
 }
 
-// retryTime is the pause before something that failed or was busy is tried again.
+// retryTime is the pause before a failed or refused operation is repeated.
 const retryTime = 100 * time.Millisecond
 
 // overdue ends a hold that was not renewed.
@@ -298,12 +334,20 @@ func (g *Gateway) overdue(h *hold) {
 	g.expire(h)
 }
 
-// expire ends a hold whose holder is gone. Where holds end by themselves that is only forgotten. The caller holds g.mu.
+// expire ends a hold whose holder is gone. Where holds expire in the service, expire only forgets it. The caller
+// holds g.mu.
 func (g *Gateway) expire(h *hold) {
 	if h.ended {
 		return
 	}
 	over := g.clock.Now() >= h.until
+	if over && g.keeps {
+		loss := backend.Loss{Reason: backend.ReasonExpired}
+		if h.last {
+			loss.Reason = backend.ReasonMaxHold
+		}
+		g.losses.add(g.memory(h, lossOf(&h.grant)), loss)
+	}
 	g.end(h)
 	if over && !g.keeps {
 		return
@@ -311,9 +355,9 @@ func (g *Gateway) expire(h *hold) {
 	g.giveBack(h.key, h.grant, func() bool { return g.keeps || g.clock.Now() < h.until })
 }
 
-// giveBack gives back, in the background, what an attempt got or may have got, as long as needed says so. Until that is
-// done no attempt begins with the same key: it could be answered with the very hold that is being given back. The
-// caller holds g.mu.
+// giveBack releases, in the background, the possible holds of an attempt while needed returns true. Until that is
+// done no attempt begins with the same key: its answer could be the very hold that is being released. The caller
+// holds g.mu.
 func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
 	done := make(chan struct{})
 	g.leaving[k] = done
@@ -342,7 +386,8 @@ func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
 
 func always() bool { return true }
 
-// leftOf returns what ends when something of rs has been given back; nil if nothing is. The caller holds g.mu.
+// leftOf returns a channel that is closed when a hold of rs has been released; nil without a release under way. The
+// caller holds g.mu.
 func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
 	for i := range rs {
 		if done := g.leaving[keyOf(&rs[i])]; done != nil {
@@ -352,7 +397,7 @@ func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
 	return nil
 }
 
-// drop gives back a grant that this replica has, unless another replica has it by now.
+// drop releases a grant of this replica, unless another replica has it by now.
 func (g *Gateway) drop(ctx context.Context, grant backend.Grant) error {
 	if g.expirer != nil {
 		return g.expirer.Expire(ctx, grant)
@@ -360,11 +405,61 @@ func (g *Gateway) drop(ctx context.Context, grant backend.Grant) error {
 	return g.driver.Release(ctx, grant)
 }
 
-// lost is the driver's news that a hold is gone from here.
-func (g *Gateway) lost(h *hold) {
+// lost handles the driver's notification that a hold is gone from here.
+func (g *Gateway) lost(h *hold, l backend.Loss) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.loss(h, l)
 	g.end(h)
+}
+
+// loss records why a hold ended, for its holder. The caller holds g.mu.
+func (g *Gateway) loss(h *hold, l backend.Loss) {
+	if h.ended || h.grant.Name == "" {
+		return
+	}
+	h.over = l.Reason == backend.ReasonExpired || l.Reason == backend.ReasonSessionExpired ||
+		l.Reason == backend.ReasonForceReleased || l.Reason == backend.ReasonMaxHold
+	g.losses.add(g.memory(h, lossOf(&h.grant)), l)
+}
+
+// memory returns the entry to remember about a hold, with its expiry.
+func (g *Gateway) memory(h *hold, key string) remembered {
+	r := remembered{key: key, until: g.clock.Now().Add(max(2*h.grant.TTL, finishedTime))}
+	if h.a != nil {
+		r.principal = h.a.principal
+	}
+	return r
+}
+
+func lossOf(g *backend.Grant) string { return g.Name + "\x00" + g.RequestID }
+
+// why adds the reason for a hold's end to an error, if the driver reported it earlier, or if its time was over.
+func (g *Gateway) why(grant *backend.Grant, err error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.whyLocked(grant, err)
+}
+
+// whyLocked is why for a caller that holds g.mu.
+func (g *Gateway) whyLocked(grant *backend.Grant, err error) error {
+	var told *backend.NotHeldError
+	if !errors.Is(err, backend.ErrNotHeld) || errors.As(err, &told) && told.Reason != "" {
+		return err
+	}
+	l, ok := g.losses.get(lossOf(grant), g.clock.Now())
+	if !ok {
+		return err
+	}
+	return &backend.NotHeldError{Name: grant.Name, Reason: l.Reason, Text: l.Text}
+}
+
+// uncount counts a hold of this replica out, once. The caller holds g.mu.
+func (g *Gateway) uncount(h *hold) {
+	if h.counted {
+		h.counted = false
+		g.held.leave(h.a.principal, 1)
+	}
 }
 
 // end forgets a hold. The caller holds g.mu.
@@ -373,8 +468,9 @@ func (g *Gateway) end(h *hold) {
 		return
 	}
 	h.ended = true
+	g.uncount(h)
 	if !g.wanders() {
-		g.finished.add(overOf(&h.grant))
+		g.finished.add(g.memory(h, overOf(&h.grant)), struct{}{})
 	}
 	if h.timer != nil {
 		h.timer.Stop()
@@ -386,6 +482,9 @@ func (g *Gateway) end(h *hold) {
 	if a == nil {
 		return
 	}
+	if owned := a.owner.of(h.grant.Name); g.owned[owned] == h {
+		delete(g.owned, owned)
+	}
 	for _, other := range a.holds {
 		if !other.ended {
 			return
@@ -395,43 +494,11 @@ func (g *Gateway) end(h *hold) {
 	a.stopTimer()
 	if g.attempts[a.key] == a {
 		delete(g.attempts, a.key)
-		if a.named && h.freed {
-			g.finished.add(a.key)
+		if a.named && (h.freed || a.claimed && (h.over || !g.wanders())) {
+			g.finished.add(g.memory(h, a.key), struct{}{})
 		}
 	}
 }
 
-// overOf is what a replica remembers of a hold that it had and that is over.
+// overOf is the key under which a replica remembers its ended hold.
 func overOf(g *backend.Grant) string { return "over " + g.Name + "\x00" + g.RequestID }
-
-// recent is a bounded set of the attempts that are over, so that a late repeat does not acquire again.
-type recent struct {
-	in   map[string]struct{}
-	ring []string
-	next int
-}
-
-// finishedMost bounds how many attempts that are over a replica remembers.
-const finishedMost = 1 << 16
-
-func (m *recent) has(key string) bool {
-	_, ok := m.in[key]
-	return ok
-}
-
-func (m *recent) add(key string) {
-	if m.has(key) {
-		return
-	}
-	if m.in == nil {
-		m.in = map[string]struct{}{}
-	}
-	if len(m.ring) < finishedMost {
-		m.ring = append(m.ring, key)
-	} else {
-		delete(m.in, m.ring[m.next])
-		m.ring[m.next] = key
-		m.next = (m.next + 1) % finishedMost
-	}
-	m.in[key] = struct{}{}
-}

@@ -1,34 +1,32 @@
 package gateway
 
-import (
-	"cmp"
-	"time"
-)
+import "cmp"
 
 // NameOf is the name of the lock in a path.
 type NameOf struct {
-	Path  string `path:"name" doc:"The name of the lock, one escaped segment: / is %2F. - if ?name= is given"`
-	Query string `query:"name" doc:"The name of the lock instead of the one in the path, for those that no path can have: . and .. and /"`
+	Path  string `path:"name" doc:"The name of the lock, one escaped segment: / is %2F. With ?name= it must be -"`
+	Query string `query:"name" doc:"The name of the lock where the path has -, for those that no path can have: . and .. and /"`
 }
 
 func (n NameOf) name() string { return cmp.Or(n.Query, n.Path) }
 
-// Terms are what one acquire says about its hold, of whichever names.
+// Terms are the common part of an acquire, for all its names.
 type Terms struct {
 	OwnerID       string `json:"ownerId" minLength:"1" maxLength:"256" example:"worker-1" doc:"Who holds the lock, for people, and the scope of requestId. It is shown to everybody"`
 	TTLMillis     int64  `json:"ttlMillis" minimum:"1" example:"30000" doc:"How long the hold lives unless it is renewed"`
 	Wait          bool   `json:"wait,omitempty" doc:"Wait until the lock is granted, 50 s at most; then 202"`
-	WaitMillis    int64  `json:"waitMillis,omitempty" minimum:"0" doc:"Wait at most that long, 50 s at most; then 202. The place in the queue is kept, also if the connection ends, for pollWithinMillis"`
-	RequestID     string `json:"requestId,omitempty" maxLength:"128" example:"req-12345" doc:"Makes a repeat of the request the same request: the same hold, or the same place. Scoped by ownerId and by the client's certificate"`
+	WaitMillis    int64  `json:"waitMillis,omitempty" minimum:"0" doc:"Wait at most that long; then 409, and nothing is left of the request. Above 50 s it is 202 after these: come again with the rest"`
+	KeepPlace     bool   `json:"keepPlace,omitempty" doc:"When waitMillis is over, and when the connection ends, the place in the queue is kept for pollWithinMillis: 202"`
+	RequestID     string `json:"requestId,omitempty" maxLength:"128" example:"b1946ac9-2f6e-4c0d-9f52-6c1c0e3d7a41" doc:"Makes a repeat of the request the same request: the same hold, or the same place. Scoped by ownerId and by the client's certificate"`
 	MinHoldMillis int64  `json:"minHoldMillis,omitempty" minimum:"0" doc:"Keep the name closed for at least that long, also if it is released earlier"`
 }
 
-// Idempotent is the header that says requestId, for clients and proxies that know it.
+// Idempotent is the header for requestId, for clients and proxies that know it.
 type Idempotent struct {
 	Key string `header:"Idempotency-Key" maxLength:"128" doc:"The same as requestId in the body, which may be missing then"`
 }
 
-// into makes the header the request's id.
+// into uses the header as the request's id.
 func (i *Idempotent) into(t *Terms) error {
 	if i.Key != "" && t.RequestID != "" && i.Key != t.RequestID {
 		return problem(codeRequest, "requestId and the header Idempotency-Key differ")
@@ -37,7 +35,7 @@ func (i *Idempotent) into(t *Terms) error {
 	return nil
 }
 
-// Item is what one acquire says about one name.
+// Item is the request for one name in an acquire.
 type Item struct {
 	Kind         string            `json:"kind,omitempty" enum:"exclusive,shared,permits" doc:"Default exclusive"`
 	Permits      int               `json:"permits,omitempty" minimum:"0" doc:"With kind permits: how many"`
@@ -61,14 +59,14 @@ type acquireAllBody struct {
 
 // Lock is a hold, for its holder.
 type Lock struct {
-	LockKey        string    `json:"lockKey" doc:"The name of the lock"`
-	LockToken      string    `json:"lockToken" doc:"Renews and releases the hold: a secret"`
-	OwnerID        string    `json:"ownerId"`
-	ExpiresAt      time.Time `json:"expiresAt" doc:"When the hold ends unless it is renewed, by the gateway's wall clock: for people"`
-	FencingToken   uint64    `json:"fencingToken,omitempty" maximum:"9007199254740991" doc:"Greater than that of every earlier exclusive hold of the name. Missing if the backend does not fence, and for shared holds and permits"`
-	TokenSpace     string    `json:"tokenSpace,omitempty" doc:"The cluster that issued fencingToken"`
-	TTLMillis      int64     `json:"ttlMillis" doc:"How long the hold lives unless it is renewed; not less than was asked for"`
-	ValidForMillis int64     `json:"validForMillis" doc:"For how long the hold may be relied on, from the instant at which the client sent this request, by a clock that is never set"`
+	LockKey        string `json:"lockKey" doc:"The name of the lock"`
+	LockToken      string `json:"lockToken" doc:"Renews and releases the hold: a secret"`
+	OwnerID        string `json:"ownerId"`
+	ExpiresAt      int64  `json:"expiresAt" doc:"When the hold ends unless it is renewed, by the gateway's wall clock, in milliseconds since 1970: for people"`
+	FencingToken   uint64 `json:"fencingToken,omitempty" maximum:"9007199254740991" doc:"Greater than that of every earlier exclusive hold of the name. Missing if the backend does not fence, and for shared holds and permits"`
+	TokenSpace     string `json:"tokenSpace,omitempty" doc:"The cluster that issued fencingToken"`
+	TTLMillis      int64  `json:"ttlMillis" doc:"How long the hold lives unless it is renewed; not less than was asked for"`
+	ValidForMillis int64  `json:"validForMillis" doc:"For how long the hold may be relied on, from the instant at which the client sent this request, by a clock that is never set"`
 }
 
 // Locks are several holds.
@@ -91,8 +89,9 @@ type renewBody struct {
 
 // Renewed is the answer to a renewal.
 type Renewed struct {
-	ExpiresAt      time.Time `json:"expiresAt"`
-	ValidForMillis int64     `json:"validForMillis" doc:"From the instant at which the client sent this request"`
+	LockKey        string `json:"lockKey"`
+	ExpiresAt      int64  `json:"expiresAt" doc:"In milliseconds since 1970"`
+	ValidForMillis int64  `json:"validForMillis" doc:"From the instant at which the client sent this request"`
 }
 
 type releaseBody struct {
@@ -103,6 +102,7 @@ type releaseBody struct {
 // Released is the answer to a release.
 type Released struct {
 	Status          string `json:"status" enum:"RELEASED"`
+	LockKey         string `json:"lockKey"`
 	AlreadyReleased bool   `json:"alreadyReleased,omitempty" doc:"It was released before, by the same lock token"`
 }
 
@@ -116,28 +116,42 @@ type Forced struct {
 	Status string `json:"status" enum:"FORCE_RELEASED"`
 }
 
-// State is what anybody sees of a lock.
+// State is the public state of a lock.
 type State struct {
-	Locked       bool       `json:"locked"`
-	LockKey      string     `json:"lockKey,omitempty"`
-	OwnerID      string     `json:"ownerId,omitempty" doc:"The first holder's"`
-	FencingToken uint64     `json:"fencingToken,omitempty" doc:"The first holder's, if it is exclusive"`
-	ExpiresAt    *time.Time `json:"expiresAt,omitempty" doc:"When the first hold ends unless it is renewed: for people"`
-	Waiters      int        `json:"waiters,omitempty"`
-	Revision     uint64     `json:"revision,omitempty" doc:"Of its last change, where the backend tells one; a watch since it goes on behind it"`
-	Holders      []Holder   `json:"holders,omitempty"`
+	Locked       bool     `json:"locked"`
+	LockKey      string   `json:"lockKey,omitempty"`
+	OwnerID      string   `json:"ownerId,omitempty" doc:"The first holder's"`
+	FencingToken uint64   `json:"fencingToken,omitempty" doc:"The first holder's, if it is exclusive"`
+	ExpiresAt    int64    `json:"expiresAt,omitempty" doc:"When the first hold ends unless it is renewed, in milliseconds since 1970: for people"`
+	Since        int64    `json:"since,omitempty" doc:"When the first holder got it, by the backend's clock, in milliseconds since 1970: for people"`
+	Waiters      int      `json:"waiters,omitempty"`
+	Queue        []Waiter `json:"queue,omitempty" doc:"The first hundred who wait, in their order, where the backend tells it; not in a list"`
+	Remaining    *int     `json:"remainingPermits,omitempty" doc:"How many permits are free, where the backend tells the limit"`
+	Limit        int      `json:"limit,omitempty" doc:"Of how many permits, where the backend tells it"`
+	Revision     uint64   `json:"revision,omitempty" doc:"Of its last change, where the backend tells one; a watch since it goes on behind it"`
+	Holders      []Holder `json:"holders,omitempty"`
 }
 
-// Holder is one of those who hold a lock.
+// Holder is one holder of a lock.
 type Holder struct {
 	OwnerID         string            `json:"ownerId"`
 	HoldID          string            `json:"holdId,omitempty" doc:"Names the hold, and moves nothing"`
+	Nonce           string            `json:"nonce,omitempty" doc:"Tells the hold from every other one, for its life"`
 	Kind            string            `json:"kind"`
 	Permits         int               `json:"permits,omitempty"`
 	FencingToken    uint64            `json:"fencingToken,omitempty"`
-	Since           *time.Time        `json:"since,omitempty"`
+	Since           int64             `json:"since,omitempty" doc:"In milliseconds since 1970"`
 	ExpiresInMillis int64             `json:"expiresInMillis,omitempty"`
 	Metadata        map[string]string `json:"metadata,omitempty"`
+}
+
+// Waiter is one waiter of a lock.
+type Waiter struct {
+	OwnerID string `json:"ownerId"`
+	HoldID  string `json:"holdId,omitempty" doc:"Names the hold that it will have"`
+	Kind    string `json:"kind"`
+	Permits int    `json:"permits,omitempty"`
+	Since   int64  `json:"since,omitempty" doc:"When the wait began, in milliseconds since 1970, where the backend tells it"`
 }
 
 // List is one page of the locks that are held.

@@ -9,22 +9,28 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/front"
 )
 
 func typeOf[T any]() reflect.Type { return reflect.TypeFor[T]() }
 
-// Ready says what the gateway stands before, and what a client of several replicas may expect.
+// Ready describes the backend, and the guarantees for a client of several replicas.
 type Ready struct {
-	Ready        bool   `json:"ready"`
-	Backend      string `json:"backend" doc:"The driver"`
-	Exclusion    string `json:"exclusion" doc:"What the exclusion rests on, such as quorum"`
-	Fencing      bool   `json:"fencing" doc:"Whether grants have fencing tokens"`
-	HoldsOutlive bool   `json:"holdsOutliveReplica" doc:"Whether a hold that one replica was granted is renewed by another one, also if the first has died. Otherwise it ends one TTL after its replica"`
-	Detail       string `json:"detail,omitempty"`
+	Ready        bool    `json:"ready"`
+	Backend      string  `json:"backend" doc:"The driver"`
+	Exclusion    string  `json:"exclusion" doc:"What the exclusion rests on, such as quorum"`
+	Fencing      bool    `json:"fencing" doc:"Whether grants have fencing tokens"`
+	HoldsOutlive bool    `json:"holdsOutliveReplica" doc:"Whether a hold that one replica was granted is renewed by another one, also if the first has died. Otherwise it ends one TTL after its replica"`
+	MinTTLMillis float64 `json:"minTtlMillis" doc:"The shortest TTL that the backend takes"`
+	MaxTTLMillis float64 `json:"maxTtlMillis,omitempty" doc:"The longest; missing if there is none"`
+	TTLStep      float64 `json:"ttlStepMillis" doc:"TTLs are multiples of it"`
+	Detail       string  `json:"detail,omitempty"`
 }
 
 // Live says that the process serves.
@@ -33,10 +39,10 @@ type Live struct {
 }
 
 func (g *Gateway) probes(api huma.API) {
-	huma.Register(api, operation(api, http.MethodGet, "/livez", "livez", "Tell whether the process serves", nil),
+	huma.Register(api, operation(api, http.MethodGet, livePath, "livez", "Tell whether the process serves", nil),
 		func(context.Context, *struct{}) (*body[Live], error) { return &body[Live]{Live{true}}, nil })
 	huma.Register(api,
-		operation(api, http.MethodGet, "/readyz", "readyz", "Tell whether the lock service can be reached",
+		operation(api, http.MethodGet, readyPath, "readyz", "Tell whether the lock service can be reached",
 			map[int]any{200: Ready{}, 503: Ready{}}),
 		func(ctx context.Context, _ *struct{}) (*answer, error) {
 			out := g.ready(ctx)
@@ -45,6 +51,16 @@ func (g *Gateway) probes(api huma.API) {
 			}
 			return &answer{Status: http.StatusOK, Body: out}, nil
 		})
+}
+
+// draining reports whether the process is about to stop.
+func (g *Gateway) draining() bool {
+	select {
+	case <-g.o.Draining:
+		return true
+	default: // even without a channel
+		return false
+	}
 }
 
 func (g *Gateway) ready(ctx context.Context) Ready {
@@ -58,12 +74,14 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 	out := Ready{
 		Ready: err == nil, Backend: about.Name, Exclusion: about.Exclusion.String(),
 		Fencing: about.Capabilities.Has(backend.CapFencing), HoldsOutlive: g.wanders(),
+		MinTTLMillis: inMillis(about.MinTTL), MaxTTLMillis: inMillis(about.MaxTTL),
+		TTLStep: max(inMillis(about.TTLGranularity), 1),
 	}
 	switch {
 	case err != nil:
 		out.Detail = err.Error()
-	case g.closing.Err() != nil:
-		out.Ready, out.Detail = false, "the gateway ends"
+	case g.closing.Err() != nil, g.draining():
+		out.Ready, out.Detail = false, "the gateway is about to stop"
 	default:
 		if _, lost := g.history.Now(); lost != nil {
 			out.Ready, out.Detail = false, lost.Error()
@@ -72,8 +90,61 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 	return out
 }
 
-// documents serves the specification, and a page made of it that needs nothing from elsewhere.
-func (g *Gateway) documents(mux *http.ServeMux, spec *huma.OpenAPI) {
+// Unready answers while there is no driver yet: the process is live, but serves no locks. why is
+// never nil.
+func Unready(why func() error) http.Handler {
+	mux := front.Probes(func(context.Context) error { return why() })
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		write(w, problem(codeUnavailable, why().Error()).retry(comeAgain))
+	})
+	return mux
+}
+
+// inMillis returns a duration in milliseconds, with fractions.
+func inMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// trueHeaders makes the specification show the headers that each answer has, and leave responses open: a client
+// ignores members that it does not know.
+func trueHeaders(spec *huma.OpenAPI) {
+	for _, item := range spec.Paths {
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Delete} {
+			if op == nil {
+				continue
+			}
+			for status, r := range op.Responses {
+				retry := r.Headers[headerRetry]
+				r.Headers = map[string]*huma.Header{
+					requestIDHeader: inHeader(huma.TypeString, "The request's in the gateway's log"),
+				}
+				switch {
+				case status == "202":
+					r.Headers[headerRetry] = inHeader(huma.TypeInteger, "0: come again at once")
+				case status[0] == '4' || status[0] == '5':
+					if retry != nil {
+						r.Headers[headerRetry] = retry
+					}
+				}
+				if op.OperationID == "acquire" && status == "200" {
+					r.Headers[headerToken] = inHeader(huma.TypeInteger, "fencingToken of the body")
+				}
+				if op.OperationID == "watch" && status == "200" {
+					r.Headers[headerReplay] = inHeader(huma.TypeString, "none: events have no ids, and since is refused")
+				}
+				if op.OperationID == "get" && (status == "200" || status == "304" || status == "404") {
+					r.Headers[headerETag] = inHeader(huma.TypeString, "Names the state, for If-None-Match and If-Match")
+				}
+			}
+		}
+	}
+	for name, schema := range spec.Components.Schemas.Map() {
+		if !strings.HasSuffix(name, "Body") && name != "Item" { // of acquireAll's body
+			schema.AdditionalProperties = nil
+		}
+	}
+}
+
+// documents serves the specification, and a self-contained page made of it.
+func (g *Gateway) documents(mux *table, spec *huma.OpenAPI) {
 	text, err := specification(spec)
 	if err != nil {
 		panic(err) // of types in this package
@@ -83,14 +154,14 @@ func (g *Gateway) documents(mux *http.ServeMux, spec *huma.OpenAPI) {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", contentType)
 			w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-			_, _ = w.Write(text) // nobody is left to tell
+			_, _ = w.Write(text) // the client is gone
 		}
 	}
-	mux.HandleFunc("GET /openapi.json", serve("application/openapi+json", text))
-	mux.HandleFunc("GET /docs", serve("text/html; charset=utf-8", page))
+	mux.HandleFunc("GET "+specificationPath, serve("application/openapi+json", text))
+	mux.HandleFunc("GET "+docsPath, serve("text/html; charset=utf-8", page))
 }
 
-// specification is the OpenAPI document, indented.
+// specification returns the OpenAPI document, indented.
 func specification(spec *huma.OpenAPI) ([]byte, error) {
 	raw, err := json.Marshal(spec)
 	if err != nil {

@@ -4,87 +4,100 @@
 // A gateway keeps no locks. A lock token is the driver's grant, encrypted with a key that all replicas share, so that
 // any replica renews and releases what another one was granted, as far as the driver allows it:
 //
-//   - Where holds end by themselves in the service (Redis, Redlock) a replica that dies takes nothing with it. If the
-//     driver is a backend.Expirer (Redis), the same request gets the same hold through every replica.
+//   - Where holds expire in the service (Redis, Redlock) a dead replica takes no hold with it. If the driver is a
+//     backend.Expirer (Redis), the same request gets the same hold through every replica.
 //   - Where the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through
 //     another replica brings the hold there. Until then it lives for one TTL after its replica died.
 //   - Where it is not an Expirer (etcd, ZooKeeper, PostgreSQL), only the replica that was granted a hold renews it
 //     (HELD_ELSEWHERE from the others), and any releases it.
 //
-// In both latter cases the replica itself ends a hold that its client has not renewed for one TTL.
+// In the latter two cases the replica itself ends a hold that its client has not renewed for one TTL.
 //
-// Time. What a client may rely on is validForMillis, which counts from the instant at which it sent the request:
-// earlier than any instant that the service counts from. No wall clock decides anything.
+// Time. A client may rely on validForMillis, which counts from the instant at which it sent the request: earlier than
+// any instant from which the service counts. No decision uses a wall clock.
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/history"
 )
 
 // Options configure a Gateway. All but Driver have defaults.
 type Options struct {
-	// Driver is what the gateway stands before. Its owner closes it, after the gateway.
+	// Driver is the gateway's backend. Its owner closes it, after the gateway.
 	Driver backend.Driver
 
-	// Key is what all replicas share, at least MinKeyBytes. Nil: random, so that the tokens are this replica's alone.
-	Key []byte
+	// Key is the secret that all replicas share, at least MinKeyBytes: it seals lock tokens. Nil: random, so that
+	// only this replica can open its tokens. OldKeys open lock tokens that were sealed with them. The ids of requests
+	// are derived from Identity, or from Key if it is nil; it must stay while Key changes.
+	Key, Identity []byte
+	OldKeys       [][]byte
 
-	// Authorizer decides who may force-release. Default TrustListener.
-	Authorizer Authorizer
+	// Access has the rights. Nil: everybody may do everything, but force-release requires a client on this machine,
+	// or a verified certificate.
+	Access *Access
 
-	// Waits bounds the requests that wait at one time; WaitsPerPrincipal those of one principal: a client certificate,
-	// or else an address. Defaults 10,000 and 1,000.
-	Waits, WaitsPerPrincipal int
+	// Shut returns the reason why everything but probes is denied at present, or "". Nil: never.
+	Shut func() string
 
-	// Metrics writes those of the process, in the text format of Prometheus, at /metrics. Nil: there are none.
-	Metrics func(io.Writer) error
+	// Limits bound the gateway's state.
+	Limits Limits
 
-	// Version is told in the specification.
+	// TrustedProxies are networks of proxies whose X-Forwarded-For has the address of the client.
+	TrustedProxies []netip.Prefix
+
+	// Draining is closed when the process is about to stop: /readyz answers 503 from then on, and everything else as
+	// before. Nil: never.
+	Draining <-chan struct{}
+
+	// Observe gets each request that was answered: its method, the pattern of the route that served it, empty if it
+	// was refused before, the status and the time. It is called by many goroutines. May be nil.
+	Observe func(method, route string, status int, took time.Duration)
+
+	// NoPage switches the web page off.
+	NoPage bool
+	// Service returns the members and limits that the web page shows. Nil: unknown.
+	Service func(context.Context) Service
+
+	// Version is the version in the specification.
 	Version string
+
+	// Hosts are names under which requests without a certificate may address the gateway, beside localhost, addresses and
+	// the names of its certificate: host names without port, whose first label may be *.
+	Hosts []string
+	// Certificate returns the gateway's own certificate. Nil: no certificate.
+	Certificate func() *x509.Certificate
+
+	// AccessLog writes a line to Log for each request.
+	AccessLog bool
+
+	// Audit gets who did what, as of the server AuditAs. Nil: no audit log.
+	Audit   *audit.Log
+	AuditAs string
 
 	// Log is told what went wrong. Default slog.Default.
 	Log *slog.Logger
 }
 
-// Authorizer decides who may do what not everybody may.
-type Authorizer interface {
-	// ForceRelease returns nil if the sender of r may take the lock name away from its holder.
-	ForceRelease(r *http.Request, name string) error
-}
-
-// TrustListener trusts those whom only the listener's owner can have let in: clients on this machine, and those with a
-// certificate that was verified.
-type TrustListener struct{}
-
-// ForceRelease implements Authorizer.
-func (TrustListener) ForceRelease(r *http.Request, _ string) error {
-	if certificateOf(r) != "" {
-		return nil
-	}
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsLoopback() {
-		return nil
-	}
-	return errors.New("force-release takes a client on the same machine, or one with a certificate")
-}
-
-// certificateOf names the client's verified certificate; empty if it has none.
+// certificateOf names the client's verified certificate; empty without one.
 func certificateOf(r *http.Request) string {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return ""
@@ -94,43 +107,50 @@ func certificateOf(r *http.Request) string {
 	return "certificate " + hex.EncodeToString(sum[:])
 }
 
-// principalOf is who sent r, as far as the connection tells.
+// principalOf returns the sender of r, as far as its token and the connection show.
 func principalOf(r *http.Request) string {
-	if c := certificateOf(r); c != "" {
-		return c
+	if of := scopeOf(r); of != "" {
+		return of
 	}
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return "address " + host
+	return "address " + front.ClientOf(front.HostOf(r.RemoteAddr))
 }
 
 // Gateway serves the calls of docs/HTTP.md. Make it with New; its Handler, or Serve, is safe for concurrent use.
 type Gateway struct {
 	o       Options
 	driver  backend.Driver
-	multi   backend.MultiAcquirer // nil if the driver is none
-	expirer backend.Expirer       // nil if the driver is none
+	multi   backend.MultiAcquirer // nil if the driver does not implement it
+	expirer backend.Expirer       // nil if the driver does not implement it
 	keeps   bool                  // Description.KeepsHolds
 	clock   backend.Clock
 	sealer  *Sealer
 	handler http.Handler
-	history history.Tokens // what the service has acknowledged to this replica
+	// patterns are the patterns of all routes.
+	patterns []string
+	hosts    hosts
+	bodies   bodies
+	rates    *rates
+	named    sync.Once      // guards the warning about Hosts
+	history  history.Tokens // acknowledged by the service to this replica
 
 	closing  context.Context // ends when Close begins: waits and watches
 	close    context.CancelFunc
-	stopping context.Context // ends with Close: what is given back
+	stopping context.Context // ends with Close: releases
 	stop     context.CancelFunc
 	work     sync.WaitGroup
 
-	mu       sync.Mutex // protects the following fields, and those of attempts and holds
+	mu       sync.Mutex // protects the following fields, and the fields of attempts and holds
 	attempts map[string]*attempt
-	holds    map[holdKey]*hold         // by what the driver was granted
-	leaving  map[holdKey]chan struct{} // what is being given back, each closed when that is done
-	finished recent
-	waits    int
-	waiting  map[string]int // by principal
+	holds    map[holdKey]*hold         // by the driver's key
+	leaving  map[holdKey]chan struct{} // holds that are being released, each closed when that is done
+	owned    map[ownedKey]*hold
+	finished recent[struct{}]
+	losses   recent[backend.Loss] // why holds ended
+	waits    share
+	watches  share
+	held     share // holds of this replica, and attempts
+	sessions sessions
+	feeds    map[string]*feed // by the watched name
 }
 
 // New returns a gateway. It does no I/O.
@@ -142,27 +162,25 @@ func New(o Options) (*Gateway, error) {
 		o.Key = make([]byte, 32)
 		rand.Read(o.Key) // never fails
 	}
-	sealer, err := NewSealer(o.Key)
+	if o.Identity == nil {
+		o.Identity = o.Key
+	}
+	sealer, err := NewSealer(o.Identity, append([][]byte{o.Key}, o.OldKeys...)...)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
-	}
-	if o.Authorizer == nil {
-		o.Authorizer = TrustListener{}
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if o.Waits == 0 {
-		o.Waits = 10_000
-	}
-	if o.WaitsPerPrincipal == 0 {
-		o.WaitsPerPrincipal = 1_000
-	}
+	o.Limits = o.Limits.withDefaults()
+	l := &o.Limits
 	about := o.Driver.Describe()
 	g := &Gateway{
 		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds, clock: about.Clock,
 		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]chan struct{}{},
-		waiting: map[string]int{},
+		owned: map[ownedKey]*hold{}, feeds: map[string]*feed{}, rates: newRates(l), sessions: sessions{most: l.ClientSessions},
+		waits: newShare("waits", l.Waits, l.ClientWaits), watches: newShare("watches", l.Watches, l.ClientWatches),
+		held: newShare("holds", l.Holds, l.ClientHolds),
 	}
 	g.multi, _ = backend.As[backend.MultiAcquirer](o.Driver)
 	g.expirer, _ = backend.As[backend.Expirer](o.Driver)
@@ -171,16 +189,24 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.closing, g.close = context.WithCancel(context.Background())
 	g.stopping, g.stop = context.WithCancel(context.Background())
-	g.handler = g.guarded(g.routes())
+	g.hosts = hosts{o.Certificate, x509.Certificate{DNSNames: o.Hosts}}
+	g.bodies.of = map[string]int64{}
+	g.handler = g.logged(g.guarded(g.routes()))
 	return g, nil
 }
 
-// wanders reports whether another replica can renew what this one was granted.
+// wanders reports whether another replica can renew this one's grants.
 func (g *Gateway) wanders() bool { return !g.keeps || g.expirer != nil }
 
-// meets reports whether the same request through another replica gets the same hold. It takes an Expirer: without one,
-// what a replica sends late, or gives back for a client that has gone, would end what another one was granted since.
+// meets reports whether the same request through another replica gets the same hold. It takes an Expirer: otherwise a
+// replica's late request, or its release for a client that has gone, would end a hold that another replica was
+// granted since.
 func (g *Gateway) meets() bool { return g.expirer != nil }
+
+// SetKeys replaces Options.Key and Options.OldKeys.
+func (g *Gateway) SetKeys(key []byte, old ...[]byte) error {
+	return g.sealer.SetKeys(append([][]byte{key}, old...)...)
+}
 
 // Handler serves all paths.
 func (g *Gateway) Handler() http.Handler { return g.handler }
@@ -188,11 +214,13 @@ func (g *Gateway) Handler() http.Handler { return g.handler }
 // End ends waits and watches with an answer, so that a server can be shut down. New ones are refused.
 func (g *Gateway) End() { g.close() }
 
-// Close ends the gateway. Holds stay: other replicas renew them, or they end with their TTL. It gives back what was
-// granted and never delivered, as far as ctx allows. It returns how many holds the driver still keeps alive: if there
+// Close ends the gateway. Holds stay: other replicas renew them, or they end with their TTL. It releases grants that
+// were never delivered, as far as ctx allows. It returns how many holds the driver still keeps alive: if there
 // are any, closing the driver would end them.
 func (g *Gateway) Close(ctx context.Context) (held int) {
+	g.mu.Lock() // no feed begins after this
 	g.close()
+	g.mu.Unlock()
 	defer g.stop()
 	defer context.AfterFunc(ctx, g.stop)()
 	g.work.Wait()
@@ -219,12 +247,12 @@ const (
 
 var origins = http.NewCrossOriginProtection()
 
-// guarded bounds what a client can cost before its request is understood.
+// guarded bounds the cost of a client before its request is understood.
 func (g *Gateway) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			if x := recover(); x != nil {
-				if x == http.ErrAbortHandler { //nolint:errorlint // the value itself is the protocol
+				if x == http.ErrAbortHandler { //nolint:errorlint // the value itself has the meaning
 					panic(x)
 				}
 				g.o.Log.Error("a request panicked", "method", r.Method, "path", r.URL.Path, "panic", fmt.Sprint(x))
@@ -234,27 +262,74 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 		control := http.NewResponseController(w)
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if err := origins.Check(r); err != nil { // pages in a browser on this machine must not break locks
-			write(w, problem(codeDenied, err.Error()))
+		hasBody := r.Body != nil && r.Body != http.NoBody
+		if hasBody { // the server reads the body even of a refused request
+			_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // not all writers have it
+		}
+		if p := g.ofBrowser(r); p != nil {
+			write(w, p)
 			return
 		}
-		if r.Body != nil && r.Body != http.NoBody {
-			_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // not all writers have it
-			body, p := readBody(w, r)
+		if r.URL.Path != livePath && r.URL.Path != readyPath {
+			if p := g.rates.enter(principalOf(r)); p != nil {
+				write(w, p)
+				return
+			}
+		}
+		if p := g.credential(r); p != nil {
+			write(w, p)
+			return
+		}
+		if p := g.shut(r); p != nil {
+			write(w, p)
+			return
+		}
+		var body []byte
+		if hasBody {
+			out, p := g.bodies.enter(r)
+			if p == nil {
+				body, p = readBody(w, r)
+				out()
+			}
 			if p != nil {
 				write(w, p)
 				return
 			}
 			_ = control.SetReadDeadline(time.Time{})
-			r.Body = body
+			r.Body = &readOnce{bytes.NewReader(body)}
+		}
+		if p := misread(r, body); p != nil {
+			write(w, p)
+			return
 		}
 		_ = control.SetWriteDeadline(time.Now().Add(pollMost + answerTime))
 		next.ServeHTTP(w, r)
 	})
 }
 
-// write answers with a problem.
+// ofBrowser refuses requests that a browser sends for a page of another origin: such pages must not break locks.
+func (g *Gateway) ofBrowser(r *http.Request) *Problem {
+	if !g.hosts.permits(r) {
+		g.named.Do(func() {
+			g.o.Log.Warn("requests without a credential are refused that name a host which --http-host does not permit",
+				logID(r.Context()), "host", r.Host, "client", principalOf(r))
+		})
+		return problem(codeMisdirected, "requests without a credential are answered at an address, at localhost, "+
+			"at the names of the certificate and at those of the option --http-host, which "+strconv.Quote(r.Host)+
+			" is none of")
+	}
+	if err := origins.Check(r); err != nil {
+		return problem(codeDenied, err.Error())
+	}
+	if crossSite(r) {
+		return problem(codeDenied, "a browser sent it for a page of another origin; "+docsPath+" alone is open to those")
+	}
+	return nil
+}
+
+// write sends a problem as the answer.
 func write(w http.ResponseWriter, p *Problem) {
+	refusing(w, "request", p)
 	for name, values := range p.headers {
 		w.Header()[name] = values
 	}
@@ -262,26 +337,19 @@ func write(w http.ResponseWriter, p *Problem) {
 	w.WriteHeader(p.Status)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(p) // nobody is left to tell
+	_ = enc.Encode(p) // the client is gone
 }
 
-// admit counts a waiting request in. The returned function counts it out.
-func (g *Gateway) admit(principal string) (func(), error) {
+// admit counts a lasting request in. The returned function counts it out.
+func (g *Gateway) admit(s *share, principal string) (func(), error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.waits >= g.o.Waits || g.waiting[principal] >= g.o.WaitsPerPrincipal {
-		return nil, problem(codeQuota,
-			"at most "+strconv.Itoa(g.o.WaitsPerPrincipal)+" requests of one principal wait, and "+
-				strconv.Itoa(g.o.Waits)+" in all").retry(comeAgain)
+	if p := s.enter(principal, 1); p != nil {
+		return nil, p
 	}
-	g.waits++
-	g.waiting[principal]++
 	return func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		g.waits--
-		if g.waiting[principal]--; g.waiting[principal] == 0 {
-			delete(g.waiting, principal)
-		}
+		s.leave(principal, 1)
 	}, nil
 }

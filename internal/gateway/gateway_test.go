@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -32,7 +34,7 @@ var testKey = []byte("a key that all replicas share...")
 
 func newDoor(t *testing.T, d backend.Driver) *door {
 	t.Helper()
-	g, err := New(Options{Driver: d, Key: testKey, WaitsPerPrincipal: 3})
+	g, err := New(Options{Driver: d, Key: testKey, Limits: Limits{ClientWaits: 3, ClientWatches: 3}, Hosts: []string{"door"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,13 +65,74 @@ type reply struct {
 func (d *door) send(ctx context.Context, method, path, body string, change ...func(*http.Request)) reply {
 	d.t.Helper()
 	r := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(body))
-	r.RemoteAddr = "127.0.0.1:9"
+	r.Host = "localhost"
+	r.RemoteAddr, r.Host = "127.0.0.1:9", "localhost:7481"
 	for _, f := range change {
 		f(r)
 	}
 	w := httptest.NewRecorder()
 	d.g.Handler().ServeHTTP(w, r)
-	return reply{w.Code, w.Result().Header, w.Body.String()}
+	got := reply{w.Code, w.Result().Header, w.Body.String()}
+	d.specified(r, got)
+	return got
+}
+
+// specified checks that the specification has an answer: its status, and the code of a problem.
+func (d *door) specified(r *http.Request, got reply) {
+	d.t.Helper()
+	var spec struct {
+		Paths map[string]map[string]struct {
+			Responses map[string]struct {
+				Headers map[string]any
+				Content map[string]struct {
+					Schema struct {
+						AllOf []struct {
+							Properties struct{ Error struct{ Enum []string } }
+						}
+					}
+				}
+			}
+		}
+	}
+	text, err := os.ReadFile("openapi.json")
+	if err == nil {
+		err = json.Unmarshal(text, &spec)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	segments := strings.Split(r.URL.EscapedPath(), "/")
+	for path, calls := range spec.Paths {
+		template := strings.Split(path, "/")
+		call, ok := calls[strings.ToLower(r.Method)]
+		fits := ok && len(template) == len(segments)
+		for i := range template {
+			fits = fits && (segments[i] == template[i] || strings.HasPrefix(template[i], "{"))
+		}
+		if !fits {
+			continue
+		}
+		answer, ok := call.Responses[strconv.Itoa(got.status)]
+		if !ok {
+			d.t.Errorf("%s %s: the specification has no status %d: %s", r.Method, path, got.status, got.text)
+		}
+		for _, name := range []string{headerRetry, headerETag, headerToken, requestIDHeader} {
+			if _, ok := answer.Headers[name]; !ok && got.header.Get(name) != "" {
+				d.t.Errorf("%s %s %d: the specification has no header %s", r.Method, path, got.status, name)
+			}
+		}
+		if got.header.Get("Content-Type") != contentProblem {
+			continue
+		}
+		var p Problem
+		if err := json.Unmarshal([]byte(got.text), &p); err != nil {
+			d.t.Fatal(err)
+		}
+		all := answer.Content[contentProblem].Schema.AllOf
+		if len(all) != 2 || !slices.Contains(all[1].Properties.Error.Enum, p.Code) {
+			d.t.Errorf("%s %s: the specification has no code %s", r.Method, path, p.Code)
+		}
+	}
 }
 
 func (d *door) post(path, body string) reply {
@@ -128,7 +191,7 @@ func TestBodies(t *testing.T) {
 			`{"ownerId":"worker-1","ttlMillis":30000,"wait":false,"requestId":"req-12345"}`)
 		first := d.granted(got)
 		d.is(got, 200, `{"lockKey":"inventory:sku-42","lockToken":"`+first.LockToken+`","ownerId":"worker-1",`+
-			`"expiresAt":"2000-01-01T00:00:30Z","fencingToken":2,"tokenSpace":"`+first.TokenSpace+
+			`"expiresAt":946684830000,"fencingToken":2,"tokenSpace":"`+first.TokenSpace+
 			`","ttlMillis":30000,"validForMillis":29650}`)
 		if got.header.Get("Fencing-Token") != "2" {
 			t.Errorf("Fencing-Token: %q", got.header.Get("Fencing-Token"))
@@ -148,20 +211,20 @@ func TestBodies(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.is(got, 200, `{"locked":true,"lockKey":"inventory:sku-42","ownerId":"worker-1","fencingToken":2,`+
-			`"expiresAt":"2000-01-01T00:00:30Z","revision":2,"holders":[{"ownerId":"worker-1","holdId":"`+state.Holders[0].HoldID+`",`+
-			`"kind":"exclusive","fencingToken":2,"since":"2000-01-01T00:00:00Z","expiresInMillis":30000}]}`)
+			`"expiresAt":946684830000,"since":946684800000,"revision":2,"holders":[{"ownerId":"worker-1","holdId":"`+state.Holders[0].HoldID+`",`+
+			`"nonce":"`+state.Holders[0].Nonce+`","kind":"exclusive","fencingToken":2,"since":946684800000,"expiresInMillis":30000}]}`)
 		d.is(d.get("/v1/locks?prefix=inventory"), 200, `{"locks":[`+strings.TrimSpace(got.text)+`]}`)
 
 		time.Sleep(10 * time.Second)
 		d.is(d.post(orders+"/renew", `{"lockToken":"`+first.LockToken+`","ownerId":"worker-1","ttlMillis":30000}`), 200,
-			`{"expiresAt":"2000-01-01T00:00:40Z","validForMillis":29650}`)
+			`{"lockKey":"inventory:sku-42","expiresAt":946684840000,"validForMillis":29650}`)
 
 		d.is(d.post(orders+"/release", `{"lockToken":"`+first.LockToken+`","ownerId":"worker-2"}`), 403,
 			`{"error":"NOT_LOCK_OWNER","type":"urn:fencelock:problem:NOT_LOCK_OWNER",`+
 				`"title":"The lock token is not one of this lock and owner","status":403,`+
 				`"detail":"the lock token is of another owner"}`)
-		d.is(d.post(orders+"/release", released(first)), 200, `{"status":"RELEASED"}`)
-		d.is(d.post(orders+"/release", released(first)), 200, `{"status":"RELEASED","alreadyReleased":true}`)
+		d.is(d.post(orders+"/release", released(first)), 200, `{"status":"RELEASED","lockKey":"inventory:sku-42"}`)
+		d.is(d.post(orders+"/release", released(first)), 200, `{"status":"RELEASED","lockKey":"inventory:sku-42","alreadyReleased":true}`)
 		d.is(d.post(orders+"/renew", `{"lockToken":"`+first.LockToken+`","ownerId":"worker-1","ttlMillis":30000}`), 409,
 			`{"error":"LOCK_EXPIRED","type":"urn:fencelock:problem:LOCK_EXPIRED","title":"The hold is over","status":409,`+
 				`"detail":"memory: renew \"inventory:sku-42\": lock is not held by this request"}`)
@@ -177,7 +240,7 @@ func TestBodies(t *testing.T) {
 	})
 }
 
-// A repeat after the release must not acquire anew, and the id of one owner means nothing to another.
+// A repeat after the release must not acquire again, and the request id of one owner is meaningless for another.
 func TestARequestIsCarriedOutOnce(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		l := d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1"`)))
@@ -189,7 +252,7 @@ func TestARequestIsCarriedOutOnce(t *testing.T) {
 		if again.LockToken != l.LockToken || again.FencingToken != l.FencingToken || again.ValidForMillis < 20_000 {
 			t.Errorf("a repeat got %+v after %+v", again, l)
 		}
-		d.is(d.post("/v1/locks/x/release", released(l)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post("/v1/locks/x/release", released(l)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		d.refuses(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1"`)), 409, codeDone)
 		d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-2"`)))
 	})
@@ -220,7 +283,7 @@ func TestIdempotencyKey(t *testing.T) {
 	})
 }
 
-// bound is a driver that keeps holds alive by itself, and lets none wander.
+// bound is a driver that keeps holds alive by itself, so that only the replica that acquired a hold can renew it.
 type bound struct{ *memory.Driver }
 
 func (d bound) Describe() backend.Description {
@@ -229,7 +292,7 @@ func (d bound) Describe() backend.Description {
 	return about
 }
 
-// Where holds do not wander, a replica knows of those that it had that they are over, and of others nothing.
+// With such a driver, a replica knows which of its former holds have ended, and knows nothing about other holds.
 func TestHoldsOfAnotherReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
@@ -267,10 +330,10 @@ func (d *forgetful) Acquire(ctx context.Context, r backend.Request) (backend.Gra
 
 // Release knows the hold by another token.
 func (d *forgetful) Release(ctx context.Context, g backend.Grant) error {
-	return d.ForceRelease(ctx, g.Name, "release")
+	return d.ForceRelease(ctx, backend.ForceRequest{Name: g.Name, Reason: "release"})
 }
 
-// A token that is not greater than an earlier one is handed out by no replica that has seen that one.
+// A replica never hands out a token that is not greater than one it has seen.
 func TestAServiceThatForgotIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := &forgetful{memory.New(&memory.Options{Clock: backend.GoClock()}), []fencing.Token{7, 3, 7}}
@@ -279,13 +342,13 @@ func TestAServiceThatForgotIsNoticed(t *testing.T) {
 		defer d.g.Close(t.Context())
 		const x, y = "/v1/locks/x", "/v1/locks/y"
 		d.is(d.post(x+"/release", released(d.granted(d.post(x+"/acquire", acquireOf("a", ""))))),
-			200, `{"status":"RELEASED"}`)
-		kept := d.granted(d.post(y+"/acquire", acquireOf("a", ""))) // of another name: nothing to compare it with
+			200, `{"status":"RELEASED","lockKey":"x"}`)
+		kept := d.granted(d.post(y+"/acquire", acquireOf("a", ""))) // no earlier token of this name to compare it with
 		d.refuses(d.post(x+"/acquire", acquireOf("a", "")), 503, codeHistory)
 		synctest.Wait()
 		d.is(d.get(x), 404, `{"locked":false}`)
 		d.refuses(d.post("/v1/locks/z/acquire", acquireOf("a", "")), 503, codeHistory)
-		d.is(d.post(y+"/release", released(kept)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(y+"/release", released(kept)), 200, `{"status":"RELEASED","lockKey":"y"}`)
 		if got := d.get("/readyz"); got.status != 503 || !strings.Contains(got.text, "restart this process") {
 			t.Errorf("readyz: %d %s", got.status, got.text)
 		}
@@ -314,7 +377,7 @@ func TestReplicasShareHolds(t *testing.T) {
 			}
 		}
 		two.is(two.get("/v1/locks/x"), 200, strings.TrimSpace(one.get("/v1/locks/x").text))
-		two.is(two.post("/v1/locks/x/release", released(l)), 200, `{"status":"RELEASED"}`)
+		two.is(two.post("/v1/locks/x/release", released(l)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		one.refuses(one.post("/v1/locks/x/renew", released(l)), 409, codeExpired)
 	})
 }
@@ -326,11 +389,11 @@ func TestForgedTokens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grant, _, err := d.g.sealer.Open(l.LockToken)
+		grant, _, _, err := d.g.sealer.Open(l.LockToken)
 		if err != nil {
 			t.Fatal(err)
 		}
-		forged := []string{"", "x", "AAAA", l.LockToken[:len(l.LockToken)-1], l.LockToken + "A", sealer.Seal(&grant, 0)}
+		forged := []string{"", "x", "AAAA", l.LockToken[:len(l.LockToken)-1], l.LockToken + "A", sealer.Seal(&grant, 0, "")}
 		flipped := []byte(l.LockToken)
 		flipped[40] ^= 1
 		for _, token := range append(forged[1:], string(flipped)) {
@@ -338,7 +401,7 @@ func TestForgedTokens(t *testing.T) {
 			d.refuses(d.post("/v1/locks/x/renew", `{"lockToken":"`+token+`"}`), 403, codeNotOwner)
 		}
 		d.refuses(d.post("/v1/locks/y/release", released(l)), 403, codeNotOwner)
-		d.is(d.post("/v1/locks/x/release", `{"lockToken":"`+l.LockToken+`"}`), 200, `{"status":"RELEASED"}`)
+		d.is(d.post("/v1/locks/x/release", `{"lockToken":"`+l.LockToken+`"}`), 200, `{"status":"RELEASED","lockKey":"x"}`)
 	})
 }
 
@@ -366,7 +429,9 @@ func TestNames(t *testing.T) {
 			if l.LockKey != name {
 				t.Errorf("%s is %q", query, l.LockKey)
 			}
-			d.is(d.post("/v1/locks/-/release"+query, released(l)), 200, `{"status":"RELEASED"}`)
+			d.is(d.post("/v1/locks/-/release"+query, released(l)), 200, `{"status":"RELEASED","lockKey":"`+name+`"}`)
+			d.refuses(d.post("/v1/locks/public/force-release"+query, `{"reason":"r"}`), 400, codeName)
+			d.refuses(d.get("/v1/locks/-"+query+"&name=other"), 400, codeName)
 		}
 	})
 }
@@ -417,7 +482,7 @@ func TestForceReleaseAsksFirst(t *testing.T) {
 		far := d.send(t.Context(), http.MethodPost, force, `{"reason":"r"}`,
 			func(r *http.Request) { r.RemoteAddr = "192.0.2.1:9" })
 		d.refuses(far, 403, codeDenied)
-		d.is(d.post("/v1/locks/x/release", released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post("/v1/locks/x/release", released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		next := d.granted(d.post("/v1/locks/x/acquire", acquireOf("b", "")))
 		with := func(tag string) func(*http.Request) {
 			return func(r *http.Request) { r.Header.Set("If-Match", tag) }
@@ -470,7 +535,8 @@ func TestProbesAndDocuments(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.is(d.get("/livez"), 200, `{"live":true}`)
 		d.is(d.get("/readyz"), 200,
-			`{"ready":true,"backend":"memory","exclusion":"in-process","fencing":true,"holdsOutliveReplica":true}`)
+			`{"ready":true,"backend":"memory","exclusion":"in-process","fencing":true,"holdsOutliveReplica":true,`+
+				`"minTtlMillis":100,"maxTtlMillis":31536000000,"ttlStepMillis":1}`)
 		page := d.get("/docs")
 		for _, want := range []string{"POST /v1/locks/{name}/acquire", "ttlMillis", "lockToken"} {
 			if !strings.Contains(page.text, want) {
@@ -514,6 +580,6 @@ func TestOtherOriginsAreRefused(t *testing.T) {
 		d.refuses(d.send(t.Context(), http.MethodPost, "/v1/locks/x/acquire", acquireOf("b", ""),
 			func(r *http.Request) {
 				r.Header.Set("Content-Type", "text/plain")
-			}), 400, codeRequest)
+			}), 415, codeMedia)
 	})
 }

@@ -28,12 +28,12 @@ func ofRedis(t *testing.T, addr string) *redis.Driver {
 	return d
 }
 
-// A request that comes late to the lock service, through a replica whose client has gone, neither takes over nor ends
-// what the same request was granted meanwhile through another replica.
+// A request that reaches the lock service late, through a replica whose client has gone, neither takes over nor ends
+// the hold that the same request got meanwhile through another replica.
 func TestALateRequestChangesNothing(t *testing.T) {
 	t.Parallel()
 	for what, more := range map[string]string{
-		"try": "", "wait": `,"wait":true`, "kept": `,"waitMillis":50000`, "shared": `,"kind":"shared"`,
+		"try": "", "wait": `,"wait":true`, "kept": `,"waitMillis":50000,"keepPlace":true`, "shared": `,"kind":"shared"`,
 		"permits": `,"kind":"permits","permits":1,"limit":1`,
 		"several": `,"requests":[{"lockKey":"x"},{"lockKey":"y"}]`,
 	} {
@@ -74,7 +74,7 @@ func TestALateRequestChangesNothing(t *testing.T) {
 
 			lock := two.lockIn(two.near(path, ask))
 			link.Pass()
-			// What the first replica has under way is over when its driver ends.
+			// All calls of the first replica end with its driver.
 			one.g.End()
 			bounded, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()

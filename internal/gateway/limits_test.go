@@ -76,7 +76,7 @@ func socketed(t *testing.T, config *tls.Config, test func(t *testing.T, l pipes,
 	})
 }
 
-// ends returns how long it takes until the gateway closes a connection, and what it says before.
+// ends returns how long the gateway takes to close a connection, and what the gateway writes before.
 func ends(t *testing.T, c net.Conn) (time.Duration, string) {
 	t.Helper()
 	began := time.Now()
@@ -90,9 +90,9 @@ func ends(t *testing.T, c net.Conn) (time.Duration, string) {
 // tell writes what a client says. The gateway may have closed the connection.
 func tell(c net.Conn, text string) { _, _ = io.WriteString(c, text) }
 
-const postX = "POST /v1/locks/x/acquire HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+const postX = "POST /v1/locks/x/acquire HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
-// Who sends slowly, or nothing, or reads nothing, keeps no connection.
+// A client that sends slowly, sends nothing, or reads nothing keeps no connection.
 func TestSlowClients(t *testing.T) {
 	body := acquireOf("a", "")
 	request := fmt.Sprintf(postX+"Content-Length: %d\r\n\r\n%s", len(body), body)
@@ -102,9 +102,10 @@ func TestSlowClients(t *testing.T) {
 		answer     string
 	}{
 		{"silence", "", headerTime, ""},
-		{"half a header", "POST /v1/locks/x/acquire HTTP/1.1\r\nHost: h\r\nX-", headerTime, ""},
+		{"half a header", "POST /v1/locks/x/acquire HTTP/1.1\r\nHost: localhost\r\nX-", headerTime, ""},
 		{"half a body", postX + "Content-Length: 50\r\n\r\n{\"ownerId\"", bodyTime, "the body did not arrive"},
 		{"half a chunk", postX + "Transfer-Encoding: chunked\r\n\r\n32\r\n{", bodyTime, "the body did not arrive"},
+		{"half a refused body", "POST / HTTP/1.1\r\nHost: evil.test\r\nContent-Length: 50\r\n\r\n{", bodyTime, "MISDIRECTED"},
 		{"idle", request, idleTime, "lockToken"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -118,7 +119,7 @@ func TestSlowClients(t *testing.T) {
 			})
 		})
 	}
-	t.Run("drops", func(t *testing.T) { // each in time for the one before, and none for all
+	t.Run("drops", func(t *testing.T) { // each byte comes soon after the last one, but the whole body takes too long
 		socketed(t, nil, func(t *testing.T, l pipes, _ *door) {
 			conn := l.dial("127.0.0.1")
 			var dripping sync.WaitGroup
@@ -148,12 +149,12 @@ func TestSlowClients(t *testing.T) {
 	t.Run("watches and reads nothing", func(t *testing.T) {
 		socketed(t, nil, func(t *testing.T, l pipes, d *door) {
 			conn := l.dial("127.0.0.1")
-			tell(conn, "GET /v1/locks/x/watch HTTP/1.1\r\nHost: h\r\n\r\n")
+			tell(conn, "GET /v1/locks/x/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
 			time.Sleep(beatTime + sendTime + time.Second)
 			synctest.Wait()
 			d.g.mu.Lock()
 			defer d.g.mu.Unlock()
-			if d.g.waits != 0 {
+			if d.g.watches.all != 0 {
 				t.Error("the watch is still counted")
 			}
 		})
@@ -197,7 +198,8 @@ func (l from) Accept() (net.Conn, error) {
 	return piped{c, &net.TCPAddr{IP: net.ParseIP(l.host), Port: 9}}, err
 }
 
-// identified returns the settings of clients whose certificates have these names; the empty name has none.
+// identified returns a TLS configuration for each name, with a certificate of that name; the empty name has no
+// certificate.
 func identified(t *testing.T, a *testcert.Authority, names ...string) map[string]*tls.Config {
 	t.Helper()
 	text, err := os.ReadFile(a.File)
@@ -233,7 +235,8 @@ func TestClientCertificates(t *testing.T) {
 	lax.ClientAuth = tls.NoClientCert
 	driver := memory.New(nil)
 	defer driver.Close(context.WithoutCancel(t.Context()))
-	g, err := New(Options{Driver: driver, Key: testKey})
+	own := func() *x509.Certificate { return strict.Certificates[0].Leaf }
+	g, err := New(Options{Driver: driver, Key: testKey, Certificate: own})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +357,8 @@ func (f *flood) ask(owner string) (stream uint32, err error) {
 	return stream, err
 }
 
-// What one connection of HTTP/2 can ask for at once is bounded, and what it takes back at once costs nothing.
+// The gateway bounds concurrent requests of one HTTP/2 connection, and requests that the client cancels at once cost
+// nothing.
 func TestFloods(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)
@@ -446,7 +450,7 @@ func TestFloods(t *testing.T) {
 		l.await("nothing but the lock of a is remembered", func() bool {
 			l.g.mu.Lock()
 			defer l.g.mu.Unlock()
-			return l.g.waits == 0 && len(l.g.attempts) == 1
+			return l.g.waits.all == 0 && len(l.g.attempts) == 1
 		})
 	})
 }

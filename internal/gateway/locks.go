@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -15,15 +16,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What one request waits at most, below the 60 s after which load balancers give up.
+// pollMost bounds the wait of one request, below the 60 s after which load balancers time out.
 const pollMost = 50 * time.Second
 
-// pollWithin is for how long a place, or a grant, is kept for a client that does not poll.
+// pollWithin returns how long a place, or a grant, is kept for a client that does not poll.
 func pollWithin(ttl time.Duration) time.Duration {
 	return min(max(ttl/3, 200*time.Millisecond), 30*time.Second)
 }
 
-// wish is what a client asks for, of one name.
+// wish is a client's request for one name.
 type wish struct {
 	Name         string
 	Kind         string
@@ -35,18 +36,19 @@ type wish struct {
 
 // ask is one acquire.
 type ask struct {
-	certificate, principal string
-	owner, requestID       string
-	fresh                  bool // requestID was made here for it
-	ttl, minHold           time.Duration
-	wait, keep             bool
-	most                   time.Duration // that this request waits
-	wishes                 []wish
+	scope, principal string // scopeOf and principalOf the request
+	owner, requestID string
+	fresh            bool // requestID was generated here for it
+	ttl, minHold     time.Duration
+	wait, keep       bool
+	most             time.Duration // that this request waits
+	last             bool          // after most its client waits no longer
+	wishes           []wish
 }
 
 const maxMillis = math.MaxInt64 / int64(time.Millisecond)
 
-// millis is a duration that a client gave.
+// millis returns a duration from a client.
 func millis(what string, n int64) (time.Duration, error) {
 	if n < 0 || n > maxMillis {
 		return 0, problem(codeRequest, what+" is not between 0 and "+strconv.FormatInt(maxMillis, 10))
@@ -61,7 +63,7 @@ var kindsIn = map[string]backend.Kind{
 
 const maxMetadataBytes = 4096
 
-// requests turns a into what the driver gets. Like the core it checks everything that drivers take as checked.
+// requests turns a into the driver's requests. Like the core it makes all checks that drivers rely on.
 func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err error) {
 	about := g.driver.Describe()
 	if err := errors.Join(backend.ValidateOwner(a.owner), about.ValidateTTL(a.ttl)); err != nil {
@@ -102,7 +104,7 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 	if id == "" {
 		id = rand.Text()
 	}
-	key = g.requestKey(a.certificate, a.owner, id, a.wishes...)
+	key = g.requestKey(a.scope, a.owner, id, a.wishes...)
 	for i := range rs {
 		rs[i].RequestID = key
 		if len(rs) > 1 {
@@ -120,15 +122,15 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 	return key, string(said), rs, nil
 }
 
-// requestKey is what repeats of one request for a name, or for several, have in common.
-func (g *Gateway) requestKey(certificate, owner, id string, wishes ...wish) string {
+// requestKey is the common key of all repetitions of one request for a name, or for several.
+func (g *Gateway) requestKey(scope, owner, id string, wishes ...wish) string {
 	if len(wishes) > 1 {
-		return g.sealer.requestID("several", certificate, owner, id)
+		return g.sealer.requestID("several", scope, owner, id)
 	}
-	return g.sealer.requestID("hold", wishes[0].Name, certificate, owner, id)
+	return g.sealer.requestID("hold", wishes[0].Name, scope, owner, id)
 }
 
-// needs checks a wish by itself, and returns what the driver must be able to do.
+// needs checks a single wish, and returns the capabilities that the driver must have.
 func (w *wish) needs() (need backend.Capabilities, err error) {
 	kind, known := kindsIn[w.Kind]
 	switch {
@@ -162,11 +164,12 @@ func (w *wish) needs() (need backend.Capabilities, err error) {
 	return need, nil
 }
 
-// acquired is what an acquire got: grants, or a place in the queue.
+// acquired is the result of an acquire: grants, or a place in the queue.
 type acquired struct {
 	grants  []backend.Grant
 	minHold time.Duration
 	arrived backend.Instant // the client sent the request before
+	first   bool            // the grants are delivered for the first time
 	queued  time.Duration   // not zero: it waits on, and must be asked for again within that time
 }
 
@@ -178,24 +181,27 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 		return nil, err
 	}
 	if a.wait {
-		out, err := g.admit(a.principal)
+		out, err := g.admit(&g.waits, a.principal)
 		if err != nil {
 			return nil, err
 		}
 		defer out()
 	}
-	x, carryOut, err := g.join(ctx, key, print, a.requestID != "", rs)
+	if p := g.ownHold(key, a, rs); p != nil {
+		return nil, p
+	}
+	x, carryOut, err := g.join(ctx, key, print, a, rs)
 	if err != nil {
 		return nil, err
 	}
 	if carryOut != nil {
 		stay := context.AfterFunc(ctx, func() { g.leave(x, 0) })
-		carryOut() // here: another goroutine would cost as much as all else that the gateway does
+		carryOut() // here: another goroutine would cost as much as the rest of the gateway's work
 		if !stay() {
 			return nil, ctx.Err()
 		}
 	}
-	var most <-chan time.Time // an attempt that does not wait is bounded by itself
+	var most <-chan time.Time // an attempt without a wait has its own bound
 	if a.wait {
 		timer := time.NewTimer(a.most)
 		defer timer.Stop()
@@ -205,8 +211,15 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	select {
 	case <-x.done:
 	case <-most:
-		g.leave(x, within)
-		return &acquired{queued: within}, nil
+		if a.keep || !a.last {
+			g.leave(x, within)
+			return &acquired{queued: within}, nil
+		}
+		g.leave(x, 0)
+		if err := g.left(ctx, x); err != nil {
+			return nil, err
+		}
+		return nil, g.inTheWay(ctx, rs)
 	case <-ctx.Done():
 		keep := time.Duration(0)
 		if a.keep {
@@ -217,12 +230,15 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	}
 	if x.err != nil {
 		g.leave(x, 0)
+		if g.isCancelled(x) {
+			return nil, problem(codeCancelled, "it was taken out of the queue by DELETE")
+		}
 		if g.closing.Err() != nil {
 			return nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
 		}
 		return nil, x.err
 	}
-	if ctx.Err() != nil { // nobody is there to take it
+	if ctx.Err() != nil { // the client is gone
 		keep := time.Duration(0)
 		if a.keep {
 			keep = within
@@ -233,11 +249,83 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	return g.deliver(x, arrived)
 }
 
-// deliver takes the grants of an attempt to a client. A request that comes again gets the same, proved anew.
+// left waits until an abandoned attempt has no place in a queue and no hold left.
+func (g *Gateway) left(ctx context.Context, x *attempt) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	gone := (<-chan struct{})(x.done)
+	for gone != nil {
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			return problem(codeUnknown, "what the wait left is still being given back").retry(comeAgain)
+		}
+		g.mu.Lock()
+		gone = nil
+		if x.abandoned { // unless another request with the same id wants it
+			gone = g.leftOf(x.requests)
+		}
+		g.mu.Unlock()
+	}
+	return nil
+}
+
+// inTheWay is the answer to a wait that is over: the holder of the lock, or of the first held one of several.
+func (g *Gateway) inTheWay(ctx context.Context, rs []backend.Request) error {
+	p := problem(codeHeld, "the wait is over")
+	for i := range rs {
+		s, err := g.look(ctx, rs[i].Name)
+		if err != nil || !s.Held {
+			continue
+		}
+		p = p.retry(s.Holders[0].ExpiresIn)
+		p.CurrentOwner = s.Holders[0].Owner
+		p.SameOwner = p.CurrentOwner == rs[i].Owner
+		if len(rs) > 1 {
+			p.LockKey = rs[i].Name
+		}
+		break
+	}
+	return p
+}
+
+// isCancelled reports whether a DELETE removed the attempt from the queue.
+func (g *Gateway) isCancelled(x *attempt) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return x.cancelled
+}
+
+// ownHold refuses an owner's wait for a name that it holds by another request through this replica: it would wait for
+// itself.
+func (g *Gateway) ownHold(key string, a *ask, rs []backend.Request) *Problem {
+	if !a.wait {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range rs {
+		h := g.owned[ownedKey{a.scope, a.owner, rs[i].Name}]
+		if h == nil || h.a.key == key || rs[i].Kind != backend.KindExclusive && h.grant.Kind != backend.KindExclusive {
+			continue
+		}
+		p := problem(codeHeld, "the owner that asks holds it by another request: renew or release it with its lock token").
+			retry(h.until.Sub(g.clock.Now()))
+		p.CurrentOwner, p.SameOwner, p.own = a.owner, true, true
+		if len(rs) > 1 {
+			p.LockKey = rs[i].Name
+		}
+		return p
+	}
+	return nil
+}
+
+// deliver takes the grants of an attempt to a client. A repeated request gets the same grants, proved anew.
 func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error) {
 	g.mu.Lock()
 	x.polls--
-	fresh := !x.claimed
+	first := !x.claimed
+	fresh := first
 	if x.over || x.abandoned {
 		g.mu.Unlock()
 		return nil, problem(codeDone, "its hold is over; acquire again with another requestId")
@@ -252,14 +340,14 @@ func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error
 	}
 	minHold := x.holds[0].minHold
 	g.mu.Unlock()
-	out := &acquired{grants: grants, minHold: minHold, arrived: arrived}
+	out := &acquired{grants: grants, minHold: minHold, arrived: arrived, first: first}
 	if fresh {
 		return out, nil
 	}
 	ctx, cancel := context.WithTimeout(g.closing, attemptTime)
 	defer cancel()
 	for i := range grants {
-		renewed, err := g.renew(ctx, grants[i], minHold, grants[i].TTL)
+		renewed, err := g.renew(ctx, x.principal, grants[i], minHold, grants[i].TTL)
 		switch {
 		case err == nil:
 			grants[i].SentAt, grants[i].TTL = renewed.SentAt, renewed.TTL
@@ -272,19 +360,29 @@ func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error
 	return out, nil
 }
 
-// renew prolongs a grant that a client holds.
-func (g *Gateway) renew(ctx context.Context, grant backend.Grant, minHold, ttl time.Duration) (backend.Renewal, error) {
+// renew prolongs a client's grant.
+func (g *Gateway) renew(
+	ctx context.Context, principal string, grant backend.Grant, minHold, ttl time.Duration,
+) (backend.Renewal, error) {
 	if err := g.driver.Describe().ValidateTTL(ttl); err != nil {
 		return backend.Renewal{}, err
+	}
+	if g.keeps { // a quota takes no hold away: its TTL is used in any case
+		g.mu.Lock()
+		p := g.sessions.use(principal, ttl, ttl == grant.TTL, g.clock.Now())
+		g.mu.Unlock()
+		if p != nil {
+			return backend.Renewal{}, p
+		}
 	}
 	h, grant := g.mine(grant, minHold)
 	defer g.unbusy(h)
 	if h == nil && !g.wanders() {
 		g.mu.Lock()
-		over := g.finished.has(overOf(&grant))
+		over := g.finished.has(overOf(&grant), g.clock.Now())
 		g.mu.Unlock()
 		if over {
-			return backend.Renewal{}, &backend.NotHeldError{Name: grant.Name}
+			return backend.Renewal{}, g.why(&grant, &backend.NotHeldError{Name: grant.Name})
 		}
 		return backend.Renewal{}, problem(codeElsewhere,
 			"the replica that was granted the lock renews it, and this one does not; try again").retry(comeAgain)
@@ -307,13 +405,13 @@ func (g *Gateway) renew(ctx context.Context, grant backend.Grant, minHold, ttl t
 			g.watch(next, g.clock.Now().Add(out.TTL))
 		}
 	default:
-		h.grant.SentAt = max(h.grant.SentAt, out.SentAt)
+		h.grant.SentAt, h.last = max(h.grant.SentAt, out.SentAt), out.Last
 		g.watch(h, g.clock.Now().Add(out.TTL))
 	}
-	return out, out.Err
+	return out, g.whyLocked(&grant, out.Err)
 }
 
-// free gives a hold back. again says that this replica has done so before.
+// free releases a hold. again means that this replica has done so before.
 func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Duration) (again bool, err error) {
 	h, grant := g.mine(grant, minHold)
 	defer g.unbusy(h)
@@ -323,9 +421,9 @@ func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Du
 	defer g.mu.Unlock()
 	switch {
 	case err == nil:
-		g.finished.add(done)
+		g.finished.add(g.memory(cmp.Or(h, &hold{grant: grant}), done), struct{}{})
 	case errors.Is(err, backend.ErrNotHeld):
-		again = g.finished.has(done)
+		again = g.finished.has(done, g.clock.Now())
 	default:
 		return false, err
 	}
@@ -336,11 +434,11 @@ func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Du
 	if again {
 		return true, nil
 	}
-	return false, err
+	return false, g.whyLocked(&grant, err)
 }
 
-// mine returns this replica's own hold of a grant, kept from ending until unbusy, with what is known of it here alone;
-// or nil.
+// mine returns this replica's own hold of a grant, kept from ending until unbusy, with the details that only this
+// replica knows; or nil.
 func (g *Gateway) mine(grant backend.Grant, minHold time.Duration) (*hold, backend.Grant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -351,7 +449,7 @@ func (g *Gateway) mine(grant backend.Grant, minHold time.Duration) (*hold, backe
 		own.TTL = grant.TTL
 		return h, own
 	}
-	if minHold > 0 { // when it began is not known here: longer is the safe side
+	if minHold > 0 { // its start is unknown here: longer is safe
 		grant.MinHoldUntil = g.clock.Now().Add(minHold)
 	}
 	return nil, grant
@@ -366,8 +464,8 @@ func (g *Gateway) unbusy(h *hold) {
 	h.busy--
 }
 
-// cancelWait takes a request out of the queue. If it was granted meanwhile, and its client was told, the hold comes
-// with the error.
+// cancelWait removes a request from the queue. If it was granted meanwhile, and the grant was delivered, the error
+// comes with the hold.
 func (g *Gateway) cancelWait(key string) (*hold, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -379,13 +477,14 @@ func (g *Gateway) cancelWait(key string) (*hold, error) {
 		granted := *a.holds[0]
 		return &granted, problem(codeGranted, "release it")
 	}
+	a.cancelled = true
 	g.abandon(a)
 	return nil, nil
 }
 
 // readable opens a lock token for name and, if it is given, owner.
-func (g *Gateway) readable(token, name, owner string) (backend.Grant, time.Duration, error) {
-	grant, minHold, err := g.sealer.Open(token)
+func (g *Gateway) readable(ctx context.Context, token, name, owner string) (backend.Grant, time.Duration, error) {
+	grant, minHold, of, err := g.sealer.Open(token)
 	switch {
 	case err != nil:
 		return grant, 0, problem(codeNotOwner, err.Error())
@@ -393,6 +492,8 @@ func (g *Gateway) readable(token, name, owner string) (backend.Grant, time.Durat
 		return grant, 0, problem(codeNotOwner, "the lock token is of another lock")
 	case owner != "" && grant.Owner != owner:
 		return grant, 0, problem(codeNotOwner, "the lock token is of another owner")
+	case g.o.Access != nil && of != "" && of != scopeOf(requestOf(ctx)):
+		return grant, 0, problem(codeNotOwner, "the lock token was issued to another principal")
 	}
 	return grant, minHold, nil
 }

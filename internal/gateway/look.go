@@ -12,9 +12,11 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// look tells who holds a name.
+// look returns the state of a name.
 func (g *Gateway) look(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
@@ -34,7 +36,7 @@ type lookQuery struct {
 	Prefer string `header:"Prefer" doc:"wait=30: with If-None-Match, wait up to that many seconds, 50 at most, for another state"`
 }
 
-// wait is what Prefer asks for. What it asks besides is ignored, as RFC 7240 has it.
+// wait returns the wait in Prefer. It ignores other preferences, as RFC 7240 requires.
 func (q *lookQuery) wait() time.Duration {
 	for each := range strings.SplitSeq(q.Prefer, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(each), "=")
@@ -46,17 +48,18 @@ func (q *lookQuery) wait() time.Duration {
 	return 0
 }
 
-// lookPause is how often a backend is asked that does not tell of changes by itself.
+// lookPause is the interval at which a backend without notifications is asked.
 const lookPause = 500 * time.Millisecond
 
-// lookBeyond tells who holds a name. It waits, as the query asks, while that is what the client knows.
+// lookBeyond returns the state of a name. It waits, if the query asks for it, while the client knows that state
+// already.
 func (g *Gateway) lookBeyond(ctx context.Context, q *lookQuery) (backend.State, error) {
 	s, err := g.look(ctx, q.name())
 	wait := q.wait()
 	if err != nil || etag(&s) != q.Known || wait == 0 {
 		return s, err
 	}
-	out, err := g.admit(principalOf(requestOf(ctx)))
+	out, err := g.admit(&g.waits, principalOf(requestOf(ctx)))
 	if err != nil {
 		return s, err
 	}
@@ -73,10 +76,10 @@ func (g *Gateway) lookBeyond(ctx context.Context, q *lookQuery) (backend.State, 
 	return s, nil
 }
 
-// awaitChange waits for a change of a lock, or for the next look at it.
+// awaitChange waits for a change of a lock, or for the next poll.
 func (g *Gateway) awaitChange(ctx context.Context, s *backend.State) {
 	if d, ok := backend.As[backend.Watcher](g.driver); ok && g.can(backend.CapWatchReplay) && s.Revision != 0 {
-		for _, err := range d.Watch(ctx, s.Name, s.Revision) {
+		for _, err := range g.follow(ctx, d, s.Name, s.Revision, s.Revision) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
@@ -92,7 +95,7 @@ func (g *Gateway) lacks(c backend.Capabilities) error {
 	return fmt.Errorf("the %s driver lacks the capability %v: %w", g.driver.Describe().Name, c, backend.ErrUnsupported)
 }
 
-// etag names the state of a lock: its revision, where the backend tells one, or else its holds.
+// etag names the state of a lock: its revision, where the backend has one, or else its holds.
 func etag(s *backend.State) string {
 	if s.Revision != 0 {
 		return `"` + strconv.FormatUint(s.Revision, 10) + `"`
@@ -105,31 +108,43 @@ func etag(s *backend.State) string {
 	return `"` + strings.Join(ids, ",") + `"`
 }
 
-func (g *Gateway) stateOf(s *backend.State) State {
+// StateOf returns the public state of a lock.
+func StateOf(s *backend.State) State {
 	out := State{Locked: s.Held, LockKey: s.Name, Waiters: s.Waiters, Revision: s.Revision}
 	for _, h := range s.Holders {
 		one := Holder{
-			OwnerID: h.Owner, HoldID: h.HoldID, Kind: h.Kind.String(), Permits: h.Permits,
-			ExpiresInMillis: h.ExpiresIn.Milliseconds(), Metadata: h.Metadata,
+			OwnerID: h.Owner, HoldID: h.HoldID, Nonce: h.Nonce.String(), Kind: h.Kind.String(), Permits: h.Permits,
+			Since: unixMillis(h.Since), ExpiresInMillis: h.ExpiresIn.Milliseconds(), Metadata: h.Metadata,
 		}
 		if h.Token.Exclusive() {
 			one.FencingToken = h.Token.Order()
 		}
-		if !h.Since.IsZero() {
-			since := h.Since.UTC()
-			one.Since = &since
-		}
 		out.Holders = append(out.Holders, one)
+	}
+	if free, limit, ok := s.Remaining(); ok {
+		out.Remaining, out.Limit = &free, limit
+	}
+	for _, w := range s.Queue {
+		out.Queue = append(out.Queue, Waiter{
+			OwnerID: w.Owner, HoldID: w.HoldID, Kind: w.Kind.String(), Permits: w.Permits, Since: unixMillis(w.Since),
+		})
 	}
 	if len(out.Holders) > 0 {
 		first := &out.Holders[0]
-		out.OwnerID, out.FencingToken = first.OwnerID, first.FencingToken
+		out.OwnerID, out.FencingToken, out.Since = first.OwnerID, first.FencingToken, first.Since
 		if left := s.Holders[0].ExpiresIn; left > 0 {
-			at := time.Now().Add(left).UTC().Truncate(time.Millisecond)
-			out.ExpiresAt = &at
+			out.ExpiresAt = time.Now().Add(left).UnixMilli()
 		}
 	}
 	return out
+}
+
+// unixMillis returns a time in JSON: 0 if unknown.
+func unixMillis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
 }
 
 type listQuery struct {
@@ -140,11 +155,16 @@ type listQuery struct {
 	Name      string `query:"name" doc:"This name alone"`
 }
 
-// list reads one page. The backend tells names in no order, so each page reads all of them.
+// list reads one page of the names that the sender of the request may read. If the backend lists names in no order,
+// each page reads all of them.
 func (g *Gateway) list(ctx context.Context, q *listQuery) (*List, error) {
 	d, ok := backend.As[backend.Lister](g.driver)
 	if !ok || !g.can(backend.CapList) {
 		return nil, g.lacks(backend.CapList)
+	}
+	reads, err := g.reads(ctx)
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
@@ -159,14 +179,22 @@ func (g *Gateway) list(ctx context.Context, q *listQuery) (*List, error) {
 	}
 	var found []backend.State
 	byName := func(a, b backend.State) int { return cmp.Compare(a.Name, b.Name) }
-	for s, err := range d.List(ctx, prefix) {
+	all, ordered := d.List(ctx, prefix), false
+	if pager, ok := backend.As[backend.Pager](g.driver); ok {
+		all, ordered = pager.ListAfter(ctx, prefix, q.After), true
+	}
+	for s, err := range all {
 		if err != nil {
 			return nil, err
 		}
-		if !in(s.Name) {
+		if !in(s.Name) || !reads(s.Name) {
 			continue
 		}
-		if found = append(found, s); len(found) > 4*q.Limit { // so that no page needs memory for all
+		found = append(found, s)
+		if ordered && len(found) > q.Limit {
+			break
+		}
+		if len(found) > 4*q.Limit { // so that no page needs memory for all
 			slices.SortFunc(found, byName)
 			found = found[:q.Limit+1]
 		}
@@ -178,40 +206,81 @@ func (g *Gateway) list(ctx context.Context, q *listQuery) (*List, error) {
 			page.NextAfter = found[i-1].Name
 			break
 		}
-		page.Locks = append(page.Locks, g.stateOf(&found[i]))
+		page.Locks = append(page.Locks, StateOf(&found[i]))
 	}
 	return page, nil
 }
 
-// forceRelease takes a lock away. A condition is looked at just before.
+// forceRelease ends the holds of a lock. With a condition it ends the holds that a look shows to match, and the
+// driver compares each in the step that ends it: a hold that came meanwhile never ends. If-Match: * is no condition
+// but that somebody holds the lock.
 func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *forceBody) error {
-	if err := backend.ValidateName(name); err != nil {
+	if err := g.may(ctx, rules.Force, name); err != nil {
 		return err
-	}
-	if err := g.o.Authorizer.ForceRelease(requestOf(ctx), name); err != nil {
-		return problem(codeDenied, err.Error())
 	}
 	d, ok := backend.As[backend.ForceReleaser](g.driver)
 	if !ok || !g.can(backend.CapForceRelease) {
 		return g.lacks(backend.CapForceRelease)
 	}
-	if ifMatch != "" || b.FencingToken != 0 {
-		s, err := g.look(ctx, name)
-		if err != nil {
+	r := backend.ForceRequest{Name: name, Reason: b.Reason, Principal: scopeOf(requestOf(ctx))}
+	meant := []backend.ForceRequest{r}
+	if ifMatch != "" && ifMatch != "*" || b.FencingToken != 0 {
+		var err error
+		if meant, err = g.condition(ctx, ifMatch, b.FencingToken, r); err != nil {
 			return err
-		}
-		holds := slices.ContainsFunc(s.Holders, func(h backend.Holder) bool {
-			return h.Token.Order() == b.FencingToken
-		})
-		if ifMatch != "" && ifMatch != "*" && ifMatch != etag(&s) || b.FencingToken != 0 && !holds {
-			return problem(codeChanged, "somebody else holds the lock by now, or nobody")
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 	defer cancel()
-	err := d.ForceRelease(ctx, name, b.Reason)
-	if errors.Is(err, backend.ErrNotHeld) {
+	err := d.ForceRelease(ctx, meant[0])
+	for _, more := range meant[1:] { // some of the holds may have ended meanwhile
+		next := d.ForceRelease(ctx, more)
+		if errors.Is(err, backend.ErrNotHeld) || err == nil && !errors.Is(next, backend.ErrNotHeld) {
+			err = next
+		}
+	}
+	switch {
+	case errors.Is(err, backend.ErrNotHeld) && (meant[0].Conditional() || ifMatch != ""):
+		return problem(codeChanged, changed)
+	case errors.Is(err, backend.ErrNotHeld):
 		return problem(codeNotLocked, "nobody holds the lock")
+	case err == nil:
+		g.audit(requestOf(ctx), audit.Event{
+			Event: "force-release", Outcome: audit.Done, Name: name, Token: b.FencingToken, Reason: b.Reason,
+		})
+		g.o.Log.InfoContext(ctx, "a lock was force-released", logID(ctx), "lock", name, "reason", b.Reason,
+			"client", principalOf(requestOf(ctx)))
 	}
 	return err
+}
+
+// changed is the detail of codeChanged.
+const changed = "somebody else holds the lock by now, or nobody"
+
+// condition looks at the name, compares, and names the holds that the caller means. The service compares them in the
+// step that ends each, too.
+func (g *Gateway) condition(ctx context.Context, ifMatch string, token uint64, r backend.ForceRequest) (
+	meant []backend.ForceRequest, err error,
+) {
+	s, err := g.look(ctx, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	if ifMatch != "" && ifMatch != "*" && ifMatch != etag(&s) {
+		return nil, problem(codeChanged, changed)
+	}
+	for _, h := range s.Holders {
+		if token != 0 && h.Token.Order() != token {
+			continue
+		}
+		if r.Nonce, r.Token = h.Nonce, h.Token; !r.Conditional() {
+			return nil, problem(codeUnsupported, "the backend cannot tell this hold from a later one; "+
+				"If-Match: * ends whichever there is")
+		}
+		meant = append(meant, r)
+	}
+	if len(meant) == 0 {
+		return nil, problem(codeChanged, changed)
+	}
+	return meant, nil
 }

@@ -3,8 +3,10 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -13,13 +15,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Problem is every refusal: a problem document of RFC 9457 whose members begin with those that programs branch on.
+// Problem is every refusal: a problem document of RFC 9457 whose first members are for programs to branch on.
 type Problem struct {
 	Code             string         `json:"error" doc:"What went wrong, to branch on" example:"LOCK_ALREADY_HELD"`
 	CurrentOwner     string         `json:"currentOwner,omitempty" doc:"Who holds the lock, where the service tells"`
 	RetryAfterMillis int64          `json:"retryAfterMillis,omitempty" doc:"When the hold ends unless it is renewed, or when to come again"`
 	LockKey          string         `json:"lockKey,omitempty" doc:"The name that it is about, in a request for several"`
-	Reason           string         `json:"reason,omitempty" doc:"Why a hold ended: expired, session-expired, force-released, …"`
+	Reason           string         `json:"reason,omitempty" doc:"Why a hold ended: expired, session-expired, force-released, max-hold, …"`
+	Quota            string         `json:"quota,omitempty" doc:"Which quota is used up: of the gateway, such as client-waits, or of the service, such as client-sessions"`
+	SameOwner        bool           `json:"sameOwner,omitempty" doc:"The owner that asks is the one that holds the lock"`
 	SameRequest      bool           `json:"sameRequest,omitempty" doc:"The holder got the lock with the same requestId, through another replica"`
 	Lock             *Lock          `json:"lock,omitempty" doc:"What the request got that was to leave the queue"`
 	Cycle            []DeadlockEdge `json:"cycle,omitempty" doc:"Each waits for what the next one has"`
@@ -29,9 +33,10 @@ type Problem struct {
 	Detail           string         `json:"detail,omitempty" doc:"What happened, for people"`
 
 	headers http.Header
+	own     bool // it shows only data that the sender of the request has itself
 }
 
-// DeadlockEdge is one line of work in a cycle.
+// DeadlockEdge is one edge of a cycle.
 type DeadlockEdge struct {
 	Owner string `json:"owner" doc:"Who"`
 	Holds string `json:"holds" doc:"The name that it has"`
@@ -52,17 +57,23 @@ func (p *Problem) GetHeaders() http.Header { return p.headers }
 
 // The codes of problems.
 const (
-	codeHeld         = "LOCK_ALREADY_HELD"
-	codeNotOwner     = "NOT_LOCK_OWNER"
-	codeExpired      = "LOCK_EXPIRED"
-	codeNotLocked    = "NOT_LOCKED"
-	codeDone         = "REQUEST_DONE"
-	codeMismatch     = "REQUEST_MISMATCH"
-	codeDeadlock     = "DEADLOCK"
-	codeLimit        = "LIMIT_MISMATCH"
-	codeChanged      = "HOLDER_CHANGED"
-	codeCompacted    = "COMPACTED"
-	codeDenied       = "DENIED"
+	codeHeld      = "LOCK_ALREADY_HELD"
+	codeNotOwner  = "NOT_LOCK_OWNER"
+	codeExpired   = "LOCK_EXPIRED"
+	codeNotLocked = "NOT_LOCKED"
+	codeDone      = "REQUEST_DONE"
+	codeMismatch  = "REQUEST_MISMATCH"
+	codeCancelled = "CANCELLED"
+	codeDeadlock  = "DEADLOCK"
+	codeQueueFull = "QUEUE_FULL"
+	codeLimit     = "LIMIT_MISMATCH"
+	codeChanged   = "HOLDER_CHANGED"
+	codeCompacted = "COMPACTED"
+	codeDenied    = "DENIED"
+
+	codeUnauthenticated = "UNAUTHENTICATED"
+
+	codeMisdirected  = "MISDIRECTED"
 	codeName         = "INVALID_NAME"
 	codeTTL          = "INVALID_TTL"
 	codeRequest      = "INVALID_REQUEST"
@@ -78,6 +89,8 @@ const (
 	codeGranted      = "GRANTED"
 	codeInternal     = "INTERNAL"
 	codeNotFound     = "NOT_FOUND"
+	codeMethod       = "METHOD_NOT_ALLOWED"
+	codeMedia        = "UNSUPPORTED_MEDIA_TYPE"
 	problemTypes     = "urn:fencelock:problem:"
 	comeAgain        = time.Second // to a client that is refused for a moment
 	maxRetrySeconds  = 1 << 31
@@ -90,32 +103,38 @@ var kinds = map[string]struct {
 	status int
 	title  string
 }{
-	codeHeld:        {http.StatusConflict, "The lock is held"},
-	codeNotOwner:    {http.StatusForbidden, "The lock token is not one of this lock and owner"},
-	codeExpired:     {http.StatusConflict, "The hold is over"},
-	codeNotLocked:   {http.StatusNotFound, "Nobody holds the lock"},
-	codeDone:        {http.StatusConflict, "The request was carried out before, and its hold is over"},
-	codeMismatch:    {http.StatusUnprocessableEntity, "The requestId was used for another request"},
-	codeDeadlock:    {http.StatusConflict, "Waiting would deadlock"},
-	codeLimit:       {http.StatusConflict, "The name is in use with another kind or limit"},
-	codeChanged:     {http.StatusPreconditionFailed, "The condition does not hold"},
-	codeCompacted:   {http.StatusGone, "The changes since then are no longer kept"},
-	codeDenied:      {http.StatusForbidden, "Not permitted"},
-	codeName:        {http.StatusBadRequest, "The name of the lock is invalid"},
-	codeTTL:         {http.StatusBadRequest, "The TTL is invalid"},
-	codeRequest:     {http.StatusBadRequest, "The request is invalid"},
-	codeTooLarge:    {http.StatusRequestEntityTooLarge, "The body is too large"},
-	codeQuota:       {http.StatusTooManyRequests, "Too many requests wait"},
-	codeUnsupported: {http.StatusNotImplemented, "The backend cannot do this"},
-	codeElsewhere:   {http.StatusServiceUnavailable, "Another replica has the hold"},
-	codeUnavailable: {http.StatusServiceUnavailable, "The lock service is unavailable"},
-	codeMisconfig:   {http.StatusServiceUnavailable, "The lock service is misconfigured"},
-	codeHistory:     {http.StatusServiceUnavailable, "The lock service has lost its history"},
-	codeUnknown:     {http.StatusGatewayTimeout, "The outcome is unknown"},
-	codeNoWait:      {http.StatusNotFound, "There is no such wait"},
-	codeGranted:     {http.StatusConflict, "The request has been granted"},
-	codeInternal:    {http.StatusInternalServerError, "The gateway failed"},
-	codeNotFound:    {http.StatusNotFound, "There is no such path"},
+	codeHeld:            {http.StatusConflict, "The lock is held"},
+	codeNotOwner:        {http.StatusForbidden, "The lock token is not one of this lock and owner"},
+	codeExpired:         {http.StatusConflict, "The hold is over"},
+	codeNotLocked:       {http.StatusNotFound, "Nobody holds the lock"},
+	codeDone:            {http.StatusConflict, "The request was carried out before, and its hold is over"},
+	codeMismatch:        {http.StatusUnprocessableEntity, "The requestId was used for another request"},
+	codeCancelled:       {http.StatusConflict, "The request was taken out of the queue"},
+	codeDeadlock:        {http.StatusConflict, "Waiting would deadlock"},
+	codeQueueFull:       {http.StatusTooManyRequests, "Too many wait for the lock"},
+	codeLimit:           {http.StatusConflict, "The name is in use with another kind or limit"},
+	codeChanged:         {http.StatusPreconditionFailed, "The condition does not hold"},
+	codeCompacted:       {http.StatusGone, "The changes since then are no longer kept"},
+	codeUnauthenticated: {http.StatusUnauthorized, "The credential is not valid"},
+	codeDenied:          {http.StatusForbidden, "Not permitted"},
+	codeMisdirected:     {http.StatusMisdirectedRequest, "The request names a host that the gateway does not answer at"},
+	codeName:            {http.StatusBadRequest, "The name of the lock is invalid"},
+	codeTTL:             {http.StatusBadRequest, "The TTL is invalid"},
+	codeRequest:         {http.StatusBadRequest, "The request is invalid"},
+	codeTooLarge:        {http.StatusRequestEntityTooLarge, "The body is too large"},
+	codeQuota:           {http.StatusTooManyRequests, "A quota is used up"},
+	codeUnsupported:     {http.StatusNotImplemented, "The backend cannot do this"},
+	codeElsewhere:       {http.StatusServiceUnavailable, "Another replica has the hold"},
+	codeUnavailable:     {http.StatusServiceUnavailable, "The lock service is unavailable"},
+	codeMisconfig:       {http.StatusServiceUnavailable, "The lock service is misconfigured"},
+	codeHistory:         {http.StatusServiceUnavailable, "The lock service has lost its history"},
+	codeUnknown:         {http.StatusGatewayTimeout, "The outcome is unknown"},
+	codeNoWait:          {http.StatusNotFound, "There is no such wait"},
+	codeGranted:         {http.StatusConflict, "The request has been granted"},
+	codeInternal:        {http.StatusInternalServerError, "The gateway failed"},
+	codeMethod:          {http.StatusMethodNotAllowed, "The path does not have this method"},
+	codeMedia:           {http.StatusUnsupportedMediaType, "The body is not application/json"},
+	codeNotFound:        {http.StatusNotFound, "There is no such path"},
 }
 
 func problem(code, detail string) *Problem {
@@ -123,7 +142,14 @@ func problem(code, detail string) *Problem {
 	return &Problem{Code: code, Type: problemTypes + code, Title: k.title, Status: k.status, Detail: detail}
 }
 
-// retry adds when to come again, rounded up to seconds in the header.
+// quota is the problem of a client, or of all, that has reached a quota.
+func quota(name, detail string) *Problem {
+	p := problem(codeQuota, detail).retry(comeAgain)
+	p.Quota = name
+	return p
+}
+
+// retry adds the time of the next try, rounded up to seconds in the header.
 func (p *Problem) retry(after time.Duration) *Problem {
 	if after <= 0 {
 		return p
@@ -134,12 +160,13 @@ func (p *Problem) retry(after time.Duration) *Problem {
 	return p
 }
 
-// problemOf says what an error of a driver means to a client.
+// problemOf converts an error of a driver to a problem.
 func problemOf(err error) *Problem {
 	var already *Problem
 	if errors.As(err, &already) {
 		return already
 	}
+	var used interface{ Quota() string } // an error of a driver that names a limit of the service
 	var held *backend.HeldError
 	var notHeld *backend.NotHeldError
 	var cycle *backend.DeadlockError
@@ -154,6 +181,8 @@ func problemOf(err error) *Problem {
 		return problem(codeRequest, say)
 	case is(backend.ErrHistoryLost):
 		return problem(codeHistory, say)
+	case is(backend.ErrDenied):
+		return problem(codeDenied, say)
 	case is(backend.ErrMisconfigured):
 		return problem(codeMisconfig, say)
 	case errors.As(err, &cycle):
@@ -162,6 +191,16 @@ func problemOf(err error) *Problem {
 			p.Cycle = append(p.Cycle, DeadlockEdge(e))
 		}
 		return p
+	case errors.As(err, &used):
+		code := codeQuota
+		if is(backend.ErrQueueFull) {
+			code = codeQueueFull
+		}
+		p := problem(code, say).retry(comeAgain)
+		p.Quota = used.Quota()
+		return p
+	case is(backend.ErrQueueFull):
+		return problem(codeQueueFull, say).retry(comeAgain)
 	case is(backend.ErrLimitMismatch):
 		return problem(codeLimit, say)
 	case is(backend.ErrUnsupported):
@@ -188,17 +227,36 @@ func problemOf(err error) *Problem {
 	return problem(codeInternal, internalSentence)
 }
 
-// What huma refuses by itself becomes a problem too. The variable is the one place that huma has for that.
+// maxFaults bounds how many faults of a body one answer lists.
+const maxFaults = 10
+
+// wrongType finds the field in encoding/json's error about a value of another type.
+var wrongType = regexp.MustCompile(`cannot unmarshal (\w+).* into Go struct field \w+\.(?:\w+\.)*(\w+) of type`)
+
+// inOurWords removes the names of Go types from an error about a body.
+func inOurWords(said string) string {
+	if found := wrongType.FindStringSubmatch(said); found != nil {
+		return found[2] + ": not a " + found[1] + " of this kind"
+	}
+	return said
+}
+
+// Refusals by huma itself become problems too. The variables are huma's only place for that.
 func init() {
+	huma.ValidateStrictCasing, huma.DefaultArrayNullable = true, false
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
-		for _, err := range errs {
+		for i, err := range errs {
+			if i == maxFaults {
+				message += fmt.Sprintf("; and %d more", len(errs)-i)
+				break
+			}
 			var detail huma.ErrorDetailer
 			switch {
 			case errors.As(err, &detail): // without the value, which may be a secret
 				d := detail.ErrorDetail()
-				message += "; " + d.Location + ": " + d.Message
+				message += "; " + d.Location + ": " + inOurWords(d.Message)
 			case err != nil:
-				message += "; " + err.Error()
+				message += "; " + inOurWords(err.Error())
 			}
 		}
 		code := codeRequest

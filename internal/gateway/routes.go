@@ -1,25 +1,25 @@
 package gateway
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// answer is an answer of which the status tells the type.
+// answer is an answer whose type depends on the status.
 type answer struct {
 	Status       int
 	FencingToken string `header:"Fencing-Token"`
@@ -30,59 +30,121 @@ type answer struct {
 
 type body[T any] struct{ Body T }
 
-// requestKey finds the request in a handler's context.
+// requestKey is the context key for a handler's request.
 type requestKey struct{}
 
 func requestOf(ctx context.Context) *http.Request { return ctx.Value(requestKey{}).(*http.Request) }
 
-// routes is all that is served.
+// table is a mux that knows its patterns.
+type table struct {
+	http.ServeMux
+	patterns []string
+}
+
+func (t *table) Handle(pattern string, h http.Handler) {
+	t.patterns = append(t.patterns, pattern)
+	t.ServeMux.Handle(pattern, h)
+}
+
+func (t *table) HandleFunc(pattern string, h func(http.ResponseWriter, *http.Request)) {
+	t.Handle(pattern, http.HandlerFunc(h))
+}
+
+// routes returns the handler of all routes.
 func (g *Gateway) routes() http.Handler {
-	mux := http.NewServeMux()
+	mux := &table{}
 	config := huma.DefaultConfig("Fencelock", cmp.Or(g.o.Version, "devel"))
 	config.Info.Description = "Locks that are held over several requests. See docs/HTTP.md."
 	config.Info.License = &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"}
+	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"clientCertificate": {Type: "mutualTLS", Description: "Where the gateway has --tls-client-ca"},
+		"token":             {Type: "http", Scheme: "bearer", Description: "Where the gateway has --rules and --principals"},
+	}
+	config.Transformers = append(config.Transformers, noteRefusal)
 	config.CreateHooks = nil // no $schema in answers: they are what docs/HTTP.md says, to the byte
 	config.DocsPath, config.SchemasPath, config.OpenAPIPath = "", "", ""
 	config.RejectUnknownQueryParameters = true
 	api := humago.New(mux, config)
 	g.locks(api)
 	g.probes(api)
+	trueHeaders(api.OpenAPI())
 	g.documents(mux, api.OpenAPI())
-	if g.o.Metrics != nil {
-		mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-			if err := g.o.Metrics(w); err != nil {
-				g.o.Log.WarnContext(r.Context(), "metrics", "error", err)
-			}
-		})
-	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		write(w, problem(codeNotFound, fmt.Sprintf("%s %s; /docs lists what there is", r.Method, r.URL.Path)))
-	})
+	g.page(mux)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { notServed(&mux.ServeMux, w, r) })
+	g.patterns = mux.patterns
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, r)))
+		r = r.WithContext(context.WithValue(r.Context(), requestKey{}, r))
+		mux.ServeHTTP(w, r)
+		if a, ok := w.(*answeredWriter); ok {
+			_, a.route, _ = strings.Cut(r.Pattern, "/")
+			a.route = "/" + a.route
+		}
 	})
 }
 
-// operation describes one call. The answers are by status; problems are added.
-func operation(api huma.API, method, path, id, summary string, answers map[int]any, problems ...int) huma.Operation {
+// Codes that problems of several calls have.
+var (
+	codesOfAll  = []string{codeRequest, codeName, codeUnauthenticated, codeDenied, codeMisdirected, codeInternal}
+	codesOfBody = []string{codeTooLarge, codeMedia, codeQuota}
+	// of the service
+	codesOfService = []string{codeQuota, codeUnavailable, codeMisconfig, codeHistory, codeUnknown, codeUnsupported}
+)
+
+// operation describes one call. The answers are by status; problems are by code, in addition to the problems of all
+// calls.
+func operation(api huma.API, method, path, id, summary string, answers map[int]any, codes ...string) huma.Operation {
 	op := huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, MaxBodyBytes: maxBody, BodyReadTimeout: -1,
-		Errors: append([]int{http.StatusBadRequest, http.StatusInternalServerError, http.StatusServiceUnavailable},
-			problems...),
+		Responses: map[string]*huma.Response{},
 	}
-	slices.Sort(op.Errors)
-	op.Responses = map[string]*huma.Response{}
+	if method == http.MethodPost {
+		codes = append(codes, codesOfBody...)
+	}
+	schemas := api.OpenAPI().Components.Schemas
+	general := schemas.Schema(typeOf[Problem](), true, "Problem")
+	byStatus := map[int][]any{}
+	for _, code := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(codes, codesOfAll)))) {
+		status := kinds[code].status
+		byStatus[status] = append(byStatus[status], code)
+	}
+	for status, codes := range byStatus {
+		r := &huma.Response{
+			Description: http.StatusText(status),
+			Content: map[string]*huma.MediaType{contentProblem: {Schema: &huma.Schema{
+				AllOf: []*huma.Schema{general, {
+					Type: huma.TypeObject, Required: []string{"error"},
+					Properties: map[string]*huma.Schema{"error": {Type: huma.TypeString, Enum: codes}},
+				}},
+			}}},
+		}
+		if slices.ContainsFunc(codes, func(code any) bool { return slices.Contains(codesToRepeat, code.(string)) }) {
+			r.Headers = map[string]*huma.Header{headerRetry: inHeader(huma.TypeInteger, "In how many seconds to come again")}
+		}
+		op.Responses[strconv.Itoa(status)] = r
+	}
 	for status, of := range answers {
 		t := reflect.TypeOf(of)
-		op.Responses[strconv.Itoa(status)] = &huma.Response{
-			Description: http.StatusText(status),
-			Content: map[string]*huma.MediaType{
-				"application/json": {Schema: api.OpenAPI().Components.Schemas.Schema(t, true, t.Name())},
-			},
+		r := op.Responses[strconv.Itoa(status)]
+		if r == nil {
+			r = &huma.Response{Description: http.StatusText(status), Content: map[string]*huma.MediaType{}}
+			op.Responses[strconv.Itoa(status)] = r
 		}
+		r.Content["application/json"] = &huma.MediaType{Schema: schemas.Schema(t, true, t.Name())}
 	}
 	return op
+}
+
+// codesToRepeat are the codes of problems that may have a retry time in a header.
+var codesToRepeat = []string{codeHeld, codeQuota, codeUnavailable, codeUnknown, codeElsewhere}
+
+const (
+	headerRetry = "Retry-After"
+	headerETag  = "ETag"
+	headerToken = "Fencing-Token"
+)
+
+func inHeader(kind, about string) *huma.Header {
+	return &huma.Header{Description: about, Schema: &huma.Schema{Type: kind}}
 }
 
 const lockPath = "/v1/locks/{name}"
@@ -94,10 +156,15 @@ func (g *Gateway) locks(api huma.API) {
 	g.watchRoute(api)
 }
 
-// waitRoutes lead to a hold: taking locks, and leaving the queue.
+// codesOfAcquire are the codes of acquire and acquireAll.
+var codesOfAcquire = slices.Concat(codesOfService, []string{
+	codeTTL, codeHeld, codeDone, codeCancelled, codeDeadlock, codeLimit, codeMismatch,
+})
+
+// waitRoutes lead to a hold: acquiring locks, and leaving the queue.
 func (g *Gateway) waitRoutes(api huma.API) {
 	huma.Register(api, operation(api, http.MethodPost, lockPath+"/acquire", "acquire", "Take a lock",
-		map[int]any{200: Lock{}, 202: Queued{}}, 409, 413, 422, 429, 501, 504),
+		map[int]any{200: Lock{}, 202: Queued{}}, codesOfAcquire...),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Idempotent
@@ -111,7 +178,7 @@ func (g *Gateway) waitRoutes(api huma.API) {
 		})
 	huma.Register(api,
 		operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
-			map[int]any{200: Locks{}, 202: Queued{}}, 409, 413, 422, 429, 501, 504),
+			map[int]any{200: Locks{}, 202: Queued{}}, codesOfAcquire...),
 		func(ctx context.Context, in *struct {
 			Idempotent
 			Body acquireAllBody
@@ -127,19 +194,23 @@ func (g *Gateway) waitRoutes(api huma.API) {
 			return g.handleAcquire(ctx, &in.Body.Terms, wishes, func(all []Lock) any { return Locks{all} })
 		})
 	huma.Register(api,
-		operation(api, http.MethodDelete, lockPath+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, 404,
-			409),
+		operation(api, http.MethodDelete, lockPath+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, codeNoWait,
+			codeGranted, codeQuota),
 		func(ctx context.Context, in *struct {
 			NameOf
 			RequestID string `path:"requestId"`
 			OwnerID   string `query:"ownerId" required:"true"`
 		}) (*body[Cancelled], error) {
-			key := g.requestKey(certificateOf(requestOf(ctx)), in.OwnerID, in.RequestID, wish{Name: in.name()})
+			if err := g.may(ctx, rules.Acquire, in.name()); err != nil {
+				return nil, err
+			}
+			r := requestOf(ctx)
+			key := g.requestKey(scopeOf(r), in.OwnerID, in.RequestID, wish{Name: in.name()})
 			arrived := g.clock.Now()
 			if granted, err := g.cancelWait(key); err != nil {
 				p := problemOf(err)
 				if granted != nil {
-					p.Lock = g.lockOf(&granted.grant, granted.minHold, arrived)
+					p.Lock = g.lockOf(&granted.grant, granted.minHold, g.boundTo(r), arrived)
 				}
 				return nil, p
 			}
@@ -147,17 +218,21 @@ func (g *Gateway) waitRoutes(api huma.API) {
 		})
 }
 
-// holdRoutes are about holds that there are.
+// holdRoutes are about existing holds.
 func (g *Gateway) holdRoutes(api huma.API) {
 	huma.Register(api,
-		operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil, 403, 409, 413, 504),
+		operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil,
+			slices.Concat(codesOfService, []string{codeTTL, codeExpired, codeNotOwner, codeElsewhere})...),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Body renewBody
 		}) (*body[Renewed], error) {
 			arrived := g.clock.Now()
-			grant, minHold, err := g.readable(in.Body.LockToken, in.name(), in.Body.OwnerID)
+			grant, minHold, err := g.readable(ctx, in.Body.LockToken, in.name(), in.Body.OwnerID)
 			if err != nil {
+				return nil, err
+			}
+			if err := g.mayHold(ctx, wish{Name: grant.Name, Hierarchical: grant.Hierarchical}); err != nil {
 				return nil, err
 			}
 			ttl := grant.TTL
@@ -168,35 +243,39 @@ func (g *Gateway) holdRoutes(api huma.API) {
 			}
 			ctx, cancel := context.WithTimeout(ctx, attemptTime)
 			defer cancel()
-			out, err := g.renew(ctx, grant, minHold, ttl)
+			out, err := g.renew(ctx, principalOf(requestOf(ctx)), grant, minHold, ttl)
 			if err != nil {
 				return nil, problemOf(err)
 			}
 			valid, expires := g.validity(out.SentAt, out.TTL, arrived)
-			return &body[Renewed]{Renewed{ExpiresAt: expires, ValidForMillis: valid}}, nil
+			return &body[Renewed]{Renewed{LockKey: grant.Name, ExpiresAt: expires, ValidForMillis: valid}}, nil
 		})
 	huma.Register(api,
-		operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil, 403, 409, 413, 504),
+		operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil,
+			slices.Concat(codesOfService, []string{codeExpired, codeNotOwner})...),
 		func(ctx context.Context, in *struct {
 			NameOf
 			Body releaseBody
 		}) (*body[Released], error) {
-			grant, minHold, err := g.readable(in.Body.LockToken, in.name(), in.Body.OwnerID)
+			grant, minHold, err := g.readable(ctx, in.Body.LockToken, in.name(), in.Body.OwnerID)
 			if err != nil {
 				return nil, err
 			}
-			// A client that hangs up has said what it wants.
+			// A client that hangs up has sent its request: carry it out.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 			defer cancel()
 			again, err := g.free(ctx, grant, minHold)
 			if err != nil {
 				return nil, problemOf(err)
 			}
-			return &body[Released]{Released{"RELEASED", again}}, nil
+			if !again {
+				g.auditHolds(requestOf(ctx), "release", grant)
+			}
+			return &body[Released]{Released{"RELEASED", grant.Name, again}}, nil
 		})
 	huma.Register(api,
 		operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Take a lock away from its holder",
-			nil, 403, 404, 412, 413, 501, 504),
+			nil, slices.Concat(codesOfService, []string{codeNotLocked, codeChanged})...),
 		func(ctx context.Context, in *struct {
 			NameOf
 			IfMatch string `header:"If-Match" doc:"Only if the lock is as it was when GET gave this ETag"`
@@ -211,16 +290,22 @@ func (g *Gateway) holdRoutes(api huma.API) {
 
 func (g *Gateway) lookRoutes(api huma.API) {
 	op := operation(api, http.MethodGet, lockPath, "get", "Tell who holds a lock",
-		map[int]any{200: State{}, 404: State{}}, 429, 501)
+		map[int]any{200: State{}, 404: State{}}, codesOfService...)
 	op.Responses["304"] = &huma.Response{
 		Description: "The state is the one of If-None-Match, after the wait that was asked for",
 	}
 	huma.Register(api, op, func(ctx context.Context, in *lookQuery) (*answer, error) {
+		if err := g.may(ctx, rules.Read, in.name()); err != nil {
+			return nil, err
+		}
 		s, err := g.lookBeyond(ctx, in)
 		if err != nil {
 			return nil, problemOf(err)
 		}
-		out := &answer{Status: http.StatusOK, ETag: etag(&s), Body: g.stateOf(&s)}
+		if err := g.may(ctx, rules.Read, in.name()); err != nil { // the rules may have changed meanwhile
+			return nil, err
+		}
+		out := &answer{Status: http.StatusOK, ETag: etag(&s), Body: StateOf(&s)}
 		switch {
 		case out.ETag == in.Known:
 			out.Status = http.StatusNotModified
@@ -229,7 +314,8 @@ func (g *Gateway) lookRoutes(api huma.API) {
 		}
 		return out, nil
 	})
-	huma.Register(api, operation(api, http.MethodGet, "/v1/locks", "list", "List the locks that are held", nil, 501),
+	huma.Register(api, operation(api, http.MethodGet, "/v1/locks", "list", "List the locks that are held", nil,
+		codesOfService...),
 		func(ctx context.Context, in *listQuery) (*body[List], error) {
 			page, err := g.list(ctx, in)
 			if err != nil {
@@ -240,33 +326,43 @@ func (g *Gateway) lookRoutes(api huma.API) {
 }
 
 func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, shape func([]Lock) any) (*answer, error) {
+	if err := g.mayHold(ctx, wishes...); err != nil {
+		return nil, err
+	}
 	r := requestOf(ctx)
 	a := &ask{
-		certificate: certificateOf(r), principal: principalOf(r), owner: t.OwnerID, requestID: t.RequestID,
+		scope: scopeOf(r), principal: principalOf(r), owner: t.OwnerID, requestID: t.RequestID,
 		wishes: wishes,
-		wait:   t.Wait || t.WaitMillis > 0, keep: t.WaitMillis > 0, most: pollMost,
+		wait:   t.Wait || t.WaitMillis > 0, keep: t.KeepPlace, most: pollMost,
 	}
 	var errs [3]error
 	a.ttl, errs[0] = millis("ttlMillis", t.TTLMillis)
 	a.minHold, errs[1] = millis("minHoldMillis", t.MinHoldMillis)
 	if t.WaitMillis > 0 {
 		a.most, errs[2] = millis("waitMillis", t.WaitMillis)
+		a.last = a.most <= pollMost
 		a.most = min(a.most, pollMost)
+	}
+	if t.KeepPlace && !a.wait {
+		errs[2] = problem(codeRequest, "keepPlace is for requests that wait")
 	}
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, problemOf(err)
 	}
-	if a.wait && a.requestID == "" { // it must be able to come again
+	if a.wait && a.requestID == "" { // the client must be able to repeat it
 		a.requestID, a.fresh = backend.NewRequestID(), true
 	}
 	got, err := g.lock(ctx, a)
 	if err != nil {
 		p := problemOf(err)
-		var call *backend.CallError
-		if len(wishes) > 1 && errors.As(err, &call) {
-			p.LockKey = call.Name
+		if len(wishes) > 1 {
+			p.LockKey = cmp.Or(p.LockKey, refusedName(err))
 		}
-		return nil, p
+		return nil, g.hide(ctx, p, wishes)
+	}
+	if err := g.mayHold(ctx, wishes...); err != nil { // the rules have changed while it waited
+		g.takeBack(ctx, got)
+		return nil, err
 	}
 	if got.queued > 0 {
 		return &answer{
@@ -274,9 +370,12 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 			Body: Queued{"QUEUED", a.requestID, got.queued.Milliseconds()},
 		}, nil
 	}
+	if got.first {
+		g.auditHolds(r, "acquire", got.grants...)
+	}
 	all := make([]Lock, len(got.grants))
 	for i := range got.grants {
-		all[i] = *g.lockOf(&got.grants[i], got.minHold, got.arrived)
+		all[i] = *g.lockOf(&got.grants[i], got.minHold, g.boundTo(r), got.arrived)
 	}
 	out := &answer{Status: http.StatusOK, Body: shape(all)}
 	if all[0].FencingToken != 0 && len(all) == 1 {
@@ -285,10 +384,40 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 	return out, nil
 }
 
-// lockOf is a hold as its holder sees it, whose request had arrived at the given instant.
-func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, arrived backend.Instant) *Lock {
+// refusedName returns the name of a refusal; empty for errors without a name. The name of a backend.CallError is the
+// first request's.
+func refusedName(err error) string {
+	var held *backend.HeldError
+	var limit *backend.LimitError
+	var cycle *backend.DeadlockError
+	switch {
+	case errors.As(err, &held):
+		return held.Name
+	case errors.As(err, &limit):
+		return limit.Name
+	case errors.As(err, &cycle) && len(cycle.Cycle) > 0:
+		return cycle.Cycle[0].Wants
+	}
+	return ""
+}
+
+// takeBack releases the grants of a request that may not have them. Failed releases expire with their TTL.
+func (g *Gateway) takeBack(ctx context.Context, got *acquired) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
+	defer cancel()
+	for i := range got.grants {
+		if _, err := g.free(ctx, got.grants[i], got.minHold); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+			g.o.Log.WarnContext(ctx, "a lock that the rules deny stays held for its TTL", logID(ctx), "lock",
+				got.grants[i].Name, "error", err)
+		}
+	}
+}
+
+// lockOf returns a hold as its holder sees it, whose request had arrived at the given instant. of is the owner of its
+// lock token, empty for everybody with the token.
+func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, of string, arrived backend.Instant) *Lock {
 	l := &Lock{
-		LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold), OwnerID: grant.Owner,
+		LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold, of), OwnerID: grant.Owner,
 		TTLMillis: grant.TTL.Milliseconds(),
 	}
 	if grant.Token.Exclusive() {
@@ -298,17 +427,17 @@ func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, arrived ba
 	return l
 }
 
-// validity is for how long a client may rely on a hold from the instant at which it sent a request that had arrived at
-// the given instant, and when that ends for people.
-func (g *Gateway) validity(sentAt backend.Instant, ttl time.Duration, arrived backend.Instant) (int64, time.Time) {
+// validity returns how long a client may rely on a hold from the instant at which it sent a request that had arrived
+// at the given instant, and when that ends, for people.
+func (g *Gateway) validity(sentAt backend.Instant, ttl time.Duration, arrived backend.Instant) (int64, int64) {
 	valid := sentAt.Add(g.driver.Describe().Validity(ttl)).Sub(arrived)
 	expires := time.Now().Add(sentAt.Add(ttl).Sub(g.clock.Now()))
-	return max(0, valid.Milliseconds()), expires.UTC().Truncate(time.Millisecond)
+	return max(0, valid.Milliseconds()), expires.UnixMilli()
 }
 
-// readBody reads the body before anything else happens: while a request waits, nothing but the end of its connection is
-// then expected of it.
-func readBody(w http.ResponseWriter, r *http.Request) (io.ReadCloser, *Problem) {
+// readBody reads the body before anything else happens: while a request waits, its connection then delivers only its
+// end.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Problem) {
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	var tooLarge *http.MaxBytesError
 	switch {
@@ -317,5 +446,5 @@ func readBody(w http.ResponseWriter, r *http.Request) (io.ReadCloser, *Problem) 
 	case err != nil:
 		return nil, problem(codeRequest, "the body did not arrive")
 	}
-	return io.NopCloser(bytes.NewReader(text)), nil
+	return text, nil
 }

@@ -9,40 +9,73 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Sealer turns a grant into the lock token that a client keeps, and back. All replicas of a gateway have the same key,
-// so that each of them can renew and release what another one was granted.
+// Sealer turns a grant into the lock token that a client keeps, and back. All replicas of a gateway have the same keys,
+// so that each of them can renew and release what another one was granted. All methods are safe for concurrent use.
 type Sealer struct {
+	keys atomic.Pointer[[]sealingKey] // the first one seals, all of them open
+	ids  []byte                       // key for request ids, which stays
+}
+
+// sealingKey has the keys derived from one secret.
+type sealingKey struct {
 	aead cipher.AEAD
 	mac  []byte // key for the nonce
-	ids  []byte // key for request ids
 }
 
-// NewSealer derives what it needs of a secret of at least 16 bytes.
-func NewSealer(secret []byte) (*Sealer, error) {
-	if len(secret) < MinKeyBytes {
-		return nil, &backend.InvalidError{
-			Kind: backend.ErrInvalidOption, What: "key", Value: "of so many bytes", Why: "it needs 16 bytes or more",
+// NewSealer returns a Sealer of secrets of at least MinKeyBytes each. Only request ids are derived from identity,
+// unless there are no keys. Identity stays when keys change: with another one the repetition of a request is another
+// request.
+func NewSealer(identity []byte, keys ...[]byte) (*Sealer, error) {
+	if len(keys) == 0 {
+		keys = [][]byte{identity}
+	}
+	if err := checkKey(identity); err != nil {
+		return nil, err
+	}
+	s := &Sealer{ids: derive(identity, "fencelock gateway: request id")}
+	return s, s.SetKeys(keys...)
+}
+
+// SetKeys replaces the keys: the first one seals, all of them open.
+func (s *Sealer) SetKeys(keys ...[]byte) error {
+	all := make([]sealingKey, len(keys))
+	for i, key := range keys {
+		if err := checkKey(key); err != nil {
+			return err
 		}
+		block, err := aes.NewCipher(derive(key, "fencelock gateway: lock token"))
+		if err != nil {
+			return err
+		}
+		aead, err := cipher.NewGCM(block)
+		if err != nil {
+			return err
+		}
+		all[i] = sealingKey{aead, derive(key, "fencelock gateway: nonce")}
 	}
-	derive := func(purpose string) []byte { return macOf(secret, []byte(purpose)) }
-	block, err := aes.NewCipher(derive("fencelock gateway: lock token"))
-	if err != nil {
-		return nil, err
-	}
-	aead, err := cipher.NewGCM(block)
-	if err != nil {
-		return nil, err
-	}
-	return &Sealer{aead, derive("fencelock gateway: nonce"), derive("fencelock gateway: request id")}, nil
+	s.keys.Store(&all)
+	return nil
 }
 
-// MinKeyBytes is the least length of a gateway's key.
+func checkKey(key []byte) error {
+	if len(key) >= MinKeyBytes {
+		return nil
+	}
+	return &backend.InvalidError{
+		Kind: backend.ErrInvalidOption, What: "key", Value: "of so many bytes", Why: "it needs 16 bytes or more",
+	}
+}
+
+func derive(key []byte, purpose string) []byte { return macOf(key, []byte(purpose)) }
+
+// MinKeyBytes is the minimum length of a gateway's key.
 const MinKeyBytes = 16
 
 func macOf(key []byte, parts ...[]byte) []byte {
@@ -54,7 +87,7 @@ func macOf(key []byte, parts ...[]byte) []byte {
 	return h.Sum(nil)
 }
 
-// sealed is what a lock token says. It has no instants: those of two processes do not compare.
+// sealed is the content of a lock token. It has no instants: two processes cannot compare theirs.
 type sealed struct {
 	Name         string        `json:"n"`
 	Owner        string        `json:"o"`
@@ -67,49 +100,64 @@ type sealed struct {
 	TTL          time.Duration `json:"d"`
 	Incarnation  string        `json:"i,omitempty"`
 	MinHold      time.Duration `json:"m,omitempty"`
+	Of           string        `json:"c,omitempty"`
 }
 
 // tokenVersion is the first byte of a lock token.
 const tokenVersion = 1
 
-// Seal returns the lock token of a grant. The same hold has the same token, whichever replica makes it.
-func (s *Sealer) Seal(g *backend.Grant, minHold time.Duration) string {
+// Seal returns the lock token of a grant. The same hold has the same token, whichever replica with the same first key
+// makes it. of is the principal that may use it, empty for everybody with the token.
+func (s *Sealer) Seal(g *backend.Grant, minHold time.Duration, of string) string {
 	plain, err := json.Marshal(sealed{
 		g.Name, g.Owner, g.RequestID, g.Kind, g.Permits, g.Limit, g.Hierarchical, uint64(g.Token), g.TTL, g.Incarnation,
-		minHold,
+		minHold, of,
 	})
 	if err != nil {
 		panic(err) // text and numbers only
 	}
-	nonce := macOf(s.mac, plain)[:s.aead.NonceSize()]
+	k := &(*s.keys.Load())[0]
+	nonce := macOf(k.mac, plain)[:k.aead.NonceSize()]
 	out := append([]byte{tokenVersion}, nonce...)
-	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(out, nonce, plain, out[:1]))
+	return base64.RawURLEncoding.EncodeToString(k.aead.Seal(out, nonce, plain, out[:1]))
 }
 
 // errForged: the text is no lock token that was sealed with this key.
 var errForged = errors.New("the lock token is not one of this gateway")
 
 // Open is the inverse of Seal. The grant has no SentAt and no MinHoldUntil.
-func (s *Sealer) Open(text string) (backend.Grant, time.Duration, error) {
+func (s *Sealer) Open(text string) (_ backend.Grant, minHold time.Duration, of string, _ error) {
 	raw, err := base64.RawURLEncoding.DecodeString(text)
-	n := s.aead.NonceSize()
-	if err != nil || len(raw) < 1+n || raw[0] != tokenVersion {
-		return backend.Grant{}, 0, errForged
+	if err != nil || len(raw) == 0 || raw[0] != tokenVersion {
+		return backend.Grant{}, 0, "", errForged
 	}
-	plain, err := s.aead.Open(nil, raw[1:1+n], raw[1+n:], raw[:1])
+	plain, opened := s.open(raw)
 	var t sealed
-	if err != nil || json.Unmarshal(plain, &t) != nil {
-		return backend.Grant{}, 0, errForged
+	if !opened || json.Unmarshal(plain, &t) != nil {
+		return backend.Grant{}, 0, "", errForged
 	}
 	return backend.Grant{
 		Name: t.Name, Owner: t.Owner, RequestID: t.RequestID, HoldID: backend.HoldID(t.RequestID),
 		Kind: t.Kind, Permits: t.Permits, Limit: t.Limit, Hierarchical: t.Hierarchical,
 		Token: fencing.Token(t.Token), TTL: t.TTL, Incarnation: t.Incarnation,
-	}, t.MinHold, nil
+	}, t.MinHold, t.Of, nil
 }
 
-// requestID derives the secret key of one attempt at one name from what the client says. The same request at any
-// replica is the same attempt, and nobody without the gateway's key can make it up.
+func (s *Sealer) open(raw []byte) (plain []byte, opened bool) {
+	for _, k := range *s.keys.Load() {
+		n := k.aead.NonceSize()
+		if len(raw) < 1+n {
+			return nil, false
+		}
+		if plain, err := k.aead.Open(nil, raw[1:1+n], raw[1+n:], raw[:1]); err == nil {
+			return plain, true
+		}
+	}
+	return nil, false
+}
+
+// requestID derives the secret key of one attempt at one name from the client's parts. The same request at any
+// replica is the same attempt, and nobody without the gateway's key can forge it.
 func (s *Sealer) requestID(parts ...string) string {
 	all := make([][]byte, len(parts))
 	for i, p := range parts {

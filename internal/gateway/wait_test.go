@@ -46,13 +46,13 @@ const (
 	releaseX = "/v1/locks/x/release"
 )
 
-// What a waiter is told is valid from the instant at which it sent its request, however long it waited.
+// The validity that a waiter gets counts from the instant at which it sent its request, however long it waited.
 func TestWaiting(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, acquireOf("a", "")))
 		waiting := d.soon(t.Context(), acquireX, acquireOf("b", `,"wait":true`))
 		time.Sleep(20 * time.Second)
-		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		second := d.granted(<-waiting)
 		if second.FencingToken <= first.FencingToken {
 			t.Errorf("token %d after %d", second.FencingToken, first.FencingToken)
@@ -64,7 +64,7 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// The place outlives the requests that wait for it, as long as the client comes again in time.
+// The place outlives the requests that wait for it, as long as the client polls in time.
 func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
@@ -85,21 +85,21 @@ func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
 		d.queued(<-late)
 		late = d.soon(t.Context(), acquireX, acquireOf("c", `,"wait":true,"requestId":"req-c"`))
 		d.waiters(2)
-		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		next := d.granted(<-early)
 		if next.OwnerID != "b" {
 			t.Errorf("%s got the lock, although b came first", next.OwnerID)
 		}
-		d.is(d.post(releaseX, released(next)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(next)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		d.granted(<-late)
 	})
 }
 
-// A request that does not come again loses the place, and a grant that came meanwhile.
+// A request whose client does not poll again loses its place, or the grant that came meanwhile.
 func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
-		ask := acquireOf("b", `,"waitMillis":100,"requestId":"req-b"`)
+		ask := acquireOf("b", `,"waitMillis":100,"keepPlace":true,"requestId":"req-b"`)
 		d.queued(d.post(acquireX, ask))
 		d.waiters(1)
 		time.Sleep(11 * time.Second)
@@ -107,7 +107,7 @@ func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 		d.waiters(0)
 
 		d.queued(d.post(acquireX, ask))
-		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		synctest.Wait()
 		if got := d.get("/v1/locks/x"); got.status != 200 {
 			t.Errorf("the place became no hold: %s", got.text)
@@ -122,9 +122,9 @@ func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 		d.is(d.get("/v1/locks/x"), 404, `{"locked":false}`)
 
 		first = d.granted(d.post(acquireX, acquireOf("a", "")))
-		ask = acquireOf("b", `,"waitMillis":100,"requestId":"req-b2"`)
+		ask = acquireOf("b", `,"waitMillis":100,"keepPlace":true,"requestId":"req-b2"`)
 		d.queued(d.post(acquireX, ask))
-		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		time.Sleep(11 * time.Second) // less than the TTL
 		synctest.Wait()
 		d.is(d.get("/v1/locks/x"), 404, `{"locked":false}`)
@@ -146,7 +146,7 @@ func (d slowRelease) Release(ctx context.Context, g backend.Grant) error {
 	}
 }
 
-// A request that comes too late for a grant gets a new one, never the one that is just being given back.
+// A request that comes too late for a grant gets a new one, never the one that the gateway is releasing.
 func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := slowRelease{memory.New(&memory.Options{Clock: backend.GoClock()}), make(chan struct{}, 1)}
@@ -154,10 +154,10 @@ func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 		d := newDoor(t, driver)
 		defer d.g.Close(t.Context())
 		first := d.granted(d.post(acquireX, acquireOf("a", "")))
-		ask := acquireOf("b", `,"waitMillis":100,"requestId":"req-b"`)
+		ask := acquireOf("b", `,"waitMillis":100,"keepPlace":true,"requestId":"req-b"`)
 		d.queued(d.post(acquireX, ask))
 		driver.may <- struct{}{}
-		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		time.Sleep(11 * time.Second) // the place is lost, and the grant that came meanwhile
 		d.refuses(d.post(acquireX, ask), 504, codeUnknown)
 		late := d.soon(t.Context(), acquireX, ask)
@@ -179,7 +179,7 @@ func TestDisconnect(t *testing.T) {
 		for _, c := range []struct {
 			more string
 			left int
-		}{{`,"wait":true,"requestId":"req-1"`, 0}, {`,"waitMillis":40000,"requestId":"req-2"`, 1}} {
+		}{{`,"wait":true,"requestId":"req-1"`, 0}, {`,"waitMillis":40000,"keepPlace":true,"requestId":"req-2"`, 1}} {
 			ctx, hangUp := context.WithCancel(t.Context())
 			waiting := d.soon(ctx, acquireX, acquireOf("b", c.more))
 			d.waiters(1)
@@ -188,7 +188,7 @@ func TestDisconnect(t *testing.T) {
 			synctest.Wait()
 			d.waiters(c.left)
 		}
-		// What is still there can be given up.
+		// The client can cancel the place that it kept.
 		leave := "/v1/locks/x/waits/req-2?ownerId="
 		d.refuses(d.send(t.Context(), http.MethodDelete, leave+"c", ""), 404, codeNoWait)
 		d.is(d.send(t.Context(), http.MethodDelete, leave+"b", ""), 200, `{"status":"CANCELLED"}`)
@@ -235,14 +235,14 @@ func TestLookWaits(t *testing.T) {
 		}
 		go func() { soon <- look(held, "wait=30") }()
 		synctest.Wait()
-		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		if got := <-soon; got.status != 404 || got.header.Get("ETag") == held {
 			t.Errorf("released, and who waits for that sees %d %s", got.status, got.text)
 		}
 	})
 }
 
-// Who leaves the queue too late learns what it has.
+// A client that leaves the queue too late gets its lock.
 func TestLeavingTooLate(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		l := d.granted(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"req-1"`)))
@@ -254,7 +254,7 @@ func TestLeavingTooLate(t *testing.T) {
 			p.Lock.ValidForMillis > l.ValidForMillis {
 			t.Fatalf("granted was %+v, and the refusal says %s (%v)", l, got.text, err)
 		}
-		d.is(d.post(releaseX, released(*p.Lock)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(*p.Lock)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 	})
 }
 
@@ -270,7 +270,7 @@ func TestRepeatsWaitTogether(t *testing.T) {
 		hangUp()
 		<-gone
 		d.waiters(1)
-		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		a, b := d.granted(<-one), d.granted(<-two)
 		if a.LockToken != b.LockToken {
 			t.Errorf("two repeats got %+v and %+v", a, b)
@@ -291,7 +291,7 @@ func TestWaitsAreBounded(t *testing.T) {
 		if got.header.Get("Retry-After") != "1" {
 			t.Errorf("Retry-After: %q", got.header.Get("Retry-After"))
 		}
-		other := d.send(t.Context(), http.MethodPost, acquireX, acquireOf("c", `,"waitMillis":10`),
+		other := d.send(t.Context(), http.MethodPost, acquireX, acquireOf("c", `,"waitMillis":10,"keepPlace":true`),
 			func(r *http.Request) { r.RemoteAddr = "192.0.2.7:1" })
 		d.queued(other)
 		hangUp()
@@ -301,7 +301,7 @@ func TestWaitsAreBounded(t *testing.T) {
 	})
 }
 
-// The end of a gateway is an answer for those who wait, and no end for those who hold.
+// When a gateway ends, waiters get an answer, and holds continue.
 func TestEnd(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.granted(d.post(acquireX, acquireOf("a", "")))
@@ -334,7 +334,7 @@ func TestKinds(t *testing.T) {
 
 		closed := d.granted(d.post("/v1/locks/cron/acquire", acquireOf("a", `,"minHoldMillis":20000`)))
 		time.Sleep(5 * time.Second)
-		d.is(d.post("/v1/locks/cron/release", released(closed)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post("/v1/locks/cron/release", released(closed)), 200, `{"status":"RELEASED","lockKey":"cron"}`)
 		p := d.refuses(d.post("/v1/locks/cron/acquire", acquireOf("b", "")), 409, codeHeld)
 		if p["retryAfterMillis"] != 15_000.0 {
 			t.Errorf("closed for %v ms, want 15000", p["retryAfterMillis"])
@@ -360,10 +360,37 @@ func TestSeveralNames(t *testing.T) {
 		}
 		waiting := d.soon(t.Context(), path, all("b", `,"wait":true`))
 		for _, l := range set.Locks {
-			d.is(d.post("/v1/locks/"+l.LockKey+"/release", released(l)), 200, `{"status":"RELEASED"}`)
+			d.is(d.post("/v1/locks/"+l.LockKey+"/release", released(l)), 200,
+				`{"status":"RELEASED","lockKey":"`+l.LockKey+`"}`)
 		}
 		if got := <-waiting; got.status != 200 {
 			t.Errorf("a set that became free: %d %s", got.status, got.text)
+		}
+	})
+}
+
+// A refused request for several names returns the name that was in the way, wherever it stands among them.
+func TestRefusalOfSeveralNamesTheLock(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		const path = "/v1/locks:acquireAll"
+		names := []string{"u", "v", "w"}
+		several := func(kind string) string {
+			var all []string
+			for _, name := range names {
+				all = append(all, `{"lockKey":"`+name+`"`+kind+`}`)
+			}
+			return `{"ownerId":"b","ttlMillis":30000,"requests":[` + strings.Join(all, ",") + `]}`
+		}
+		for _, name := range names {
+			l := d.granted(d.post("/v1/locks/"+name+"/acquire", acquireOf("a", "")))
+			if p := d.refuses(d.post(path, several("")), 409, codeHeld); p["lockKey"] != name || p["currentOwner"] != "a" {
+				t.Errorf("%s is held, and the answer is %v", name, p)
+			}
+			p := d.refuses(d.post(path, several(`,"kind":"permits","permits":1,"limit":2`)), 409, codeLimit)
+			if p["lockKey"] != name {
+				t.Errorf("%s is in use with another kind, and the answer is %v", name, p)
+			}
+			d.is(d.post("/v1/locks/"+name+"/release", released(l)), 200, `{"status":"RELEASED","lockKey":"`+name+`"}`)
 		}
 	})
 }
@@ -378,8 +405,12 @@ type pipe struct {
 func (p *pipe) Header() http.Header  { return p.header }
 func (p *pipe) WriteHeader(code int) { p.status <- code }
 func (p *pipe) Flush()               {}
+
+// Write takes one event or several.
 func (p *pipe) Write(b []byte) (int, error) {
-	p.lines <- string(b)
+	for each := range strings.SplitAfterSeq(strings.TrimSuffix(string(b), "\n\n"), "\n\n") {
+		p.lines <- strings.TrimSuffix(each, "\n\n") + "\n\n"
+	}
 	return len(b), nil
 }
 
@@ -388,6 +419,7 @@ func TestWatch(t *testing.T) {
 		watch := func(ctx context.Context, path string, change func(*http.Request)) *pipe {
 			p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
 			r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+			r.Host = "localhost"
 			if change != nil {
 				change(r)
 			}
@@ -403,9 +435,9 @@ func TestWatch(t *testing.T) {
 			t.Errorf("the first line is %q", got)
 		}
 		l := d.granted(d.post(acquireX, acquireOf("a", "")))
-		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED"}`)
+		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED","lockKey":"x"}`)
 		first, second := <-live.lines, <-live.lines
-		if want := "id: 2\nevent: acquired\ndata: {\"type\":\"acquired\",\"lockKey\":\"x\",\"ownerId\":\"a\",\"fencingToken\":2,\"revision\":2}\n\n"; first != want {
+		if want := "id: 2\nevent: acquired\ndata: {\"type\":\"acquired\",\"lockKey\":\"x\",\"ownerId\":\"a\",\"fencingToken\":2,\"at\":946684800150,\"revision\":2}\n\n"; first != want {
 			t.Errorf("event %q, want %q", first, want)
 		}
 		if !strings.Contains(second, "event: released\n") {
@@ -441,4 +473,93 @@ func TestWatch(t *testing.T) {
 		for range ended.lines {
 		}
 	})
+}
+
+// After waitMillis a request leaves neither a place nor a hold, and the answer names the holder.
+func TestAWaitEndsWhenItSaysSo(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		first := d.granted(d.post(acquireX, acquireOf("a", "")))
+		began := time.Now()
+		p := d.refuses(d.post(acquireX, acquireOf("b", `,"wait":true,"waitMillis":100`)), 409, codeHeld)
+		if time.Since(began) != 100*time.Millisecond || p["currentOwner"] != "a" || p["retryAfterMillis"] != 29_900.0 {
+			t.Errorf("after %v: %v", time.Since(began), p)
+		}
+		d.waiters(0)
+		all := `{"ownerId":"b","ttlMillis":30000,"waitMillis":100,"requests":[{"lockKey":"w"},{"lockKey":"x"}]}`
+		if p := d.refuses(d.post("/v1/locks:acquireAll", all), 409, codeHeld); p["lockKey"] != "x" {
+			t.Errorf("of several: %v", p)
+		}
+		d.waiters(0)
+		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
+		synctest.Wait()
+		d.granted(d.post(acquireX, acquireOf("c", "")))
+		d.is(d.get("/v1/locks/w"), 404, `{"locked":false}`)
+		d.refuses(d.post("/v1/locks/y/acquire", acquireOf("c", `,"keepPlace":true`)), 400, codeRequest)
+	})
+}
+
+// A waiter whose place is cancelled gets CANCELLED, not UNAVAILABLE.
+func TestACancelledWaitSaysSo(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		d.granted(d.post(acquireX, acquireOf("a", "")))
+		waiting := d.soon(t.Context(), acquireX, acquireOf("b", `,"wait":true,"requestId":"r"`))
+		d.is(d.send(t.Context(), http.MethodDelete, "/v1/locks/x/waits/r?ownerId=b", ""), 200, `{"status":"CANCELLED"}`)
+		got := <-waiting
+		d.refuses(got, 409, codeCancelled)
+		if got.header.Get("Retry-After") != "" {
+			t.Error("it is asked to come again")
+		}
+	})
+}
+
+// An owner does not wait for itself.
+func TestAnOwnerDoesNotWaitForItself(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		l := d.granted(d.post(acquireX, acquireOf("a", `,"requestId":"one"`)))
+		p := d.refuses(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"two"`)), 409, codeHeld)
+		if p["sameOwner"] != true || p["currentOwner"] != "a" {
+			t.Errorf("it is told %v", p)
+		}
+		again := d.granted(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"one"`)))
+		if again.LockToken != l.LockToken {
+			t.Error("its own request is another one")
+		}
+		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED","lockKey":"x"}`)
+		d.granted(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"two"`)))
+	})
+}
+
+// The gateway reports the reason for the end of a hold, and does not repeat its request.
+func TestReasonsAreKept(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		l := d.granted(d.post(acquireX, acquireOf("a", `,"requestId":"one"`)))
+		time.Sleep(31 * time.Second)
+		for _, call := range []string{"/renew", "/release"} {
+			if p := d.refuses(d.post("/v1/locks/x"+call, released(l)), 409, codeExpired); p["reason"] != "expired" {
+				t.Errorf("%s after the end: %v", call, p)
+			}
+		}
+	})
+}
+
+// The memory of finished requests is bounded in total, per principal, and in time.
+func TestRecent(t *testing.T) {
+	t.Parallel()
+	var m recent[int]
+	for i := range finishedOfOne + 10 {
+		m.add(remembered{fmt.Sprint("many", i), "many", 100}, i)
+	}
+	m.add(remembered{"one", "one", 50}, 7)
+	if m.has("many9", 0) || !m.has("many10", 0) || len(m.in) != finishedOfOne+1 {
+		t.Errorf("%d are remembered of one principal", len(m.in)-1)
+	}
+	if v, ok := m.get("one", 49); !ok || v != 7 || m.has("one", 50) {
+		t.Error("one is not remembered until its time")
+	}
+	for i := range finishedMost + 10 {
+		m.add(remembered{fmt.Sprint("all", i), fmt.Sprint(i % 100), 100}, i)
+	}
+	if len(m.in) != finishedMost || m.order.Len() != finishedMost || len(m.of) != 100 {
+		t.Errorf("%d are remembered, of %d principals", len(m.in), len(m.of))
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,6 +12,9 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/poll"
+	"github.com/fencelock/fencelock/internal/rules"
 )
 
 // Change is one event of a watch.
@@ -20,13 +24,32 @@ type Change struct {
 	OwnerID      string `json:"ownerId,omitempty"`
 	FencingToken uint64 `json:"fencingToken,omitempty"`
 	Reason       string `json:"reason,omitempty"`
+	By           string `json:"by,omitempty" doc:"Who asked for a forced release, in their own words"`
+	Principal    string `json:"principal,omitempty" doc:"The identity of who asked, as the backend has authenticated it"`
+	At           int64  `json:"at,omitempty" doc:"When it happened, in milliseconds since 1970, where the backend tells it"`
 	Revision     uint64 `json:"revision,omitempty" doc:"Also the event's id: a watch since it goes on behind it"`
 }
 
+// ChangeOf returns the public form of a change.
+func ChangeOf(c *backend.Change) *Change {
+	out := &Change{
+		Type: string(c.Type), LockKey: c.Name, OwnerID: c.Owner, Reason: c.Reason, By: c.By, Principal: c.Principal,
+		At: unixMillis(c.Time), Revision: c.Revision,
+	}
+	if c.Token.Exclusive() {
+		out.FencingToken = c.Token.Order()
+	}
+	return out
+}
+
 const (
-	beatTime = 15 * time.Second       // how often a silent stream shows that it lives
-	headTime = 150 * time.Millisecond // how long a watch may fail with a status of its own
-	sendTime = 10 * time.Second       // how long one event may take to leave
+	beatTime = 15 * time.Second       // the interval of a silent stream's signs of life
+	headTime = 150 * time.Millisecond // how long a watch may fail with its own status
+	sendTime = 10 * time.Second       // bounds the sending of one event
+	// pauseTime is how long a watch pauses after it has sent events, and maxTold bounds how many it sends in one go.
+	// That bounds what many watchers of a busy name take of the processor.
+	pauseTime = 20 * time.Millisecond
+	maxTold   = 64
 )
 
 type watchQuery struct {
@@ -36,16 +59,35 @@ type watchQuery struct {
 }
 
 func (g *Gateway) watchRoute(api huma.API) {
-	op := operation(api, http.MethodGet, "/v1/locks/{name}/watch", "watch", "Follow what happens to a lock", nil, 410,
-		429, 501)
+	op := operation(api, http.MethodGet, "/v1/locks/{name}/watch", "watch", "Follow what happens to a lock", nil,
+		slices.Concat(codesOfService, []string{codeCompacted})...)
 	op.Responses["200"] = &huma.Response{
-		Description: "Server-sent events. The name of each is its type, its id the revision, its data a Change",
-		Content:     map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}},
+		Description: "Server-sent events. The name of each is its type, its id the revision, its data a Change. Where the " +
+			"backend tells of no changes by itself, the gateway looks about every second: there are no revisions then, what " +
+			"begins and ends between two looks is missed, and every end is released",
+		Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}},
 	}
 	api.OpenAPI().Components.Schemas.Schema(typeOf[Change](), true, "Change")
 	huma.Register(api, op, func(ctx context.Context, in *watchQuery) (*huma.StreamResponse, error) {
 		return g.watchLock(ctx, in)
 	})
+}
+
+// headerReplay is "none" if a watch always begins at the present state: it has no revisions.
+const headerReplay = "Fencelock-Replay"
+
+// watcher returns the driver's watcher, or else a polling watcher.
+func (g *Gateway) watcher(since uint64) (backend.Watcher, error) {
+	if since != 0 && !g.can(backend.CapWatchReplay) {
+		return nil, g.lacks(backend.CapWatchReplay)
+	}
+	if d, ok := backend.As[backend.Watcher](g.driver); ok && g.can(backend.CapWatch) {
+		return d, nil
+	}
+	if d, ok := backend.As[backend.Inspector](g.driver); ok && g.can(backend.CapInspect) {
+		return poll.Watcher{Inspector: d}, nil
+	}
+	return nil, g.lacks(backend.CapWatch)
 }
 
 type told struct {
@@ -62,28 +104,24 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 		}
 		since = max(since, n)
 	}
-	if err := backend.ValidateName(name); err != nil {
+	if err := g.may(ctx, rules.Read, name); err != nil {
+		return nil, err
+	}
+	d, err := g.watcher(since)
+	if err != nil {
 		return nil, problemOf(err)
 	}
-	d, ok := backend.As[backend.Watcher](g.driver)
-	need := backend.CapWatch
-	if since != 0 {
-		need |= backend.CapWatchReplay
-	}
-	if !ok || !g.can(need) {
-		return nil, problemOf(g.lacks(need))
-	}
-	out, err := g.admit(principalOf(requestOf(ctx)))
+	out, err := g.admit(&g.watches, principalOf(requestOf(ctx)))
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(g.closing, cancel)
 	end := func() { stop(); cancel(); out() }
-	changes := make(chan told)
+	changes := make(chan told, maxTold)
 	go func() {
 		defer close(changes)
-		for c, err := range d.Watch(ctx, name, since) {
+		for c, err := range g.follow(ctx, d, name, since, 0) {
 			select {
 			case changes <- told{c, err}:
 			case <-ctx.Done():
@@ -91,7 +129,7 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 			}
 		}
 	}()
-	// What is wrong from the start is an answer of its own, not an event.
+	// An error from the start is a response, not an event.
 	var first *told
 	head := time.NewTimer(headTime)
 	defer head.Stop()
@@ -100,23 +138,53 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 		if open && t.err == nil {
 			first = &t
 		} else {
+			ended := !open || ctx.Err() != nil
 			end()
-			if !open || ctx.Err() != nil {
+			if ended {
 				return nil, problem(codeUnavailable, "the watch ended").retry(comeAgain)
 			}
 			return nil, problemOf(t.err)
 		}
 	case <-head.C:
 	}
+	r := requestOf(ctx)
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
 		defer end()
 		_, w := humago.Unwrap(hc)
-		stream(ctx, w, first, changes)
+		if !g.can(backend.CapWatchReplay) {
+			w.Header().Set(headerReplay, "none")
+		}
+		stream(ctx, w, first, changes, func() *Problem {
+			p := g.still(r, name)
+			refusing(w, "watch", p)
+			return p
+		})
 	}}, nil
 }
 
-// stream writes events until the watch or the client ends.
-func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-chan told) {
+// text returns the event as it is sent. more is false if it is the last one.
+func (t *told) text() (text string, more bool) {
+	if t.err != nil {
+		said, err := json.Marshal(problemOf(t.err))
+		if err != nil {
+			return "", false
+		}
+		return "event: error\ndata: " + string(said) + "\n\n", false
+	}
+	change := ChangeOf(&t.change)
+	said, err := json.Marshal(change)
+	if err != nil {
+		return "", false
+	}
+	id := ""
+	if change.Revision != 0 {
+		id = "id: " + strconv.FormatUint(change.Revision, 10) + "\n"
+	}
+	return id + "event: " + change.Type + "\ndata: " + string(said) + "\n\n", true
+}
+
+// stream writes events until the watch or the client ends, or still returns a problem.
+func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-chan told, still func() *Problem) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	control := http.NewResponseController(w)
@@ -125,24 +193,31 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 		_, err := w.Write([]byte(text))
 		return err == nil && control.Flush() == nil
 	}
-	event := func(t *told) bool {
-		if t.err != nil {
-			text, err := json.Marshal(problemOf(t.err))
-			return err == nil && send("event: error\ndata: "+string(text)+"\n\n") && false
-		}
-		c := &t.change
-		said := Change{Type: string(c.Type), LockKey: c.Name, OwnerID: c.Owner, Reason: c.Reason, Revision: c.Revision}
-		if c.Token.Exclusive() {
-			said.FencingToken = c.Token.Order()
-		}
-		text, err := json.Marshal(said)
-		id := ""
-		if c.Revision != 0 {
-			id = "id: " + strconv.FormatUint(c.Revision, 10) + "\n"
-		}
-		return err == nil && send(id+"event: "+said.Type+"\ndata: "+string(text)+"\n\n")
+	if !send(": watching\n\n") {
+		return
 	}
-	if !send(": watching\n\n") || first != nil && !event(first) {
+	// tell sends an event, and the events that have come already. An error is the last event.
+	tell := func(t *told) bool {
+		if p := still(); p != nil {
+			t = &told{err: p}
+		}
+		text, more := t.text()
+		for n := 1; more && n < maxTold; n++ {
+			select {
+			case next, open := <-changes:
+				if more = open; open {
+					var another string
+					another, more = next.text()
+					text += another
+				}
+				continue
+			default:
+			}
+			break
+		}
+		return send(text) && more && kit.Sleep(ctx, pauseTime) == nil
+	}
+	if first != nil && !tell(first) {
 		return
 	}
 	beat := time.NewTicker(beatTime)
@@ -150,10 +225,14 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 	for {
 		select {
 		case t, open := <-changes:
-			if !open || ctx.Err() != nil || !event(&t) {
+			if !open || ctx.Err() != nil || !tell(&t) {
 				return
 			}
 		case <-beat.C:
+			if p := still(); p != nil {
+				tell(&told{err: p})
+				return
+			}
 			if !send(": still here\n\n") {
 				return
 			}

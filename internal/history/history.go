@@ -19,7 +19,7 @@ type Tokens struct {
 	seq   uint64     // counts what was noted
 	last  map[string]noted
 	space string
-	lost  error // set once the service has forgotten; nothing is granted from then on
+	lost  error // set once the service has forgotten; grants fail from then on
 }
 
 type noted struct {
@@ -36,7 +36,7 @@ var ErrOvertaken = errors.New("the grant was overtaken by a later one")
 
 var seed = maphash.MakeSeed()
 
-// Now returns the moment for a request that is about to be sent, and the reason why none may be.
+// Now returns the moment for a request that is about to be sent, and the reason why it may not be sent.
 func (t *Tokens) Now() (seq uint64, lost error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -55,7 +55,7 @@ func (t *Tokens) Lose(err error) bool {
 }
 
 // Judge notes the token of a grant whose request was sent at sent. A token that is no greater than what was noted
-// before that for another request is a *backend.HistoryError; one that was noted later has overtaken it.
+// before that for another request is a *backend.HistoryError; a token that was noted later has overtaken it.
 func (t *Tokens) Judge(sent uint64, g *backend.Grant, space string) error {
 	if !g.Token.Valid() {
 		return nil

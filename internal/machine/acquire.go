@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -17,19 +18,26 @@ func (m *Machine) acquire(s *session, c *Command) *Result {
 	if r := m.known(s.id, c.Requests); r != nil {
 		return r
 	}
-	claims, ok := mergeClaims(m.wanted[:0], c.Requests)
+	if r := m.mayAcquire(s, c.Requests); r != nil {
+		return r
+	}
+	requests, bad := m.underPolicies(s, c.Requests)
+	if bad != nil {
+		return bad
+	}
+	claims, ok := mergeClaims(m.wanted[:0], requests)
 	m.wanted = claims[:0]
 	if !ok {
 		return invalid("Requests", "they exclude each other")
 	}
-	if r := m.admit(c.Requests, claims); r != nil {
+	if r := m.admit(requests, claims); r != nil {
 		return r
 	}
-	if r := m.overShare(s.client, Usage{Holds: len(c.Requests)}); r != nil {
+	if r := m.overShare(s.client, Usage{Holds: len(requests)}); r != nil {
 		return r
 	}
 	if m.available(claims) {
-		return &Result{Code: CodeGranted, Grants: m.grant(s.id, c.Requests)}
+		return &Result{Code: CodeGranted, Grants: m.grant(s.id, requests, 0)}
 	}
 	if !c.Wait {
 		return &Result{Code: CodeHeld, Holder: m.firstBlocker(claims)}
@@ -43,10 +51,10 @@ func (m *Machine) acquire(s *session, c *Command) *Result {
 	if cycle := m.cycle(s.id, c, claims); cycle != nil {
 		return &Result{Code: CodeDeadlock, Cycle: cycle}
 	}
-	return &Result{Code: CodeQueued, Ticket: m.enqueue(s.id, c, claims)}
+	return &Result{Code: CodeQueued, Ticket: m.enqueue(s.id, c, requests, claims)}
 }
 
-// known returns the hold or the place in the queue that requests have already, or nil if they have none.
+// known returns the hold or the place in the queue that the requests have already, or nil.
 func (m *Machine) known(s SessionID, requests []Request) *Result {
 	var (
 		holds   []*hold
@@ -91,10 +99,10 @@ func grantsOf(holds []*hold) []Grant {
 }
 
 func (h *hold) grant() Grant {
-	return Grant{Name: h.Name, RequestID: h.ID, Token: h.token, MinHold: h.MinHold}
+	return Grant{Name: h.Name, RequestID: h.ID, Sealed: h.Sealed, Token: h.token, Nonce: h.Nonce, MinHold: h.MinHold, MaxHold: h.max}
 }
 
-// admit refuses what cannot be taken on, whoever holds it.
+// admit refuses requests beyond the limits, whoever holds the names.
 func (m *Machine) admit(requests []Request, claims []claim) *Result {
 	for _, c := range claims {
 		if e := m.names[c.name]; e != nil && !e.mixes(c) {
@@ -115,15 +123,25 @@ func (m *Machine) admitWait(claims []claim) *Result {
 		return limited("Waits")
 	}
 	for _, c := range claims {
-		if e := m.names[c.name]; e != nil && len(e.waits().queue) >= m.limits.WaitersPerName {
+		e := m.names[c.name]
+		if e == nil {
+			continue
+		}
+		waiting := len(e.waits().queue)
+		if waiting >= m.limits.WaitersPerName {
 			return limited("WaitersPerName")
+		}
+		if most := m.policies.of(c.name).MaxQueue; most > 0 && waiting >= most {
+			return &Result{
+				Code: CodeLimit, Field: "WaitersPerName", Detail: fmt.Sprintf("the policy of %q lets %d wait", c.name, most),
+			}
 		}
 	}
 	return nil
 }
 
-// available tells whether a newcomer may have all of claims: what fits says for a ticket after all others, in constant
-// time per claim.
+// available reports whether a newcomer may have all of claims: the result of fits for a ticket after all others, in
+// constant time per claim.
 func (m *Machine) available(claims []claim) bool {
 	for _, c := range claims {
 		e := m.names[c.name]
@@ -135,33 +153,37 @@ func (m *Machine) available(claims []claim) bool {
 }
 
 // grant makes holds of requests.
-func (m *Machine) grant(s SessionID, requests []Request) []Grant {
+//
+// ticket is the ticket of the wait that the grant ends; zero: there was no wait.
+func (m *Machine) grant(s SessionID, requests []Request, ticket uint64) []Grant {
 	grants := make([]Grant, len(requests))
 	for i := range requests {
-		h := &hold{Request: requests[i], session: s, since: m.now}
+		h := &hold{Request: requests[i], session: s, since: m.now, max: m.maxHold(s, &requests[i])}
 		m.shareOwner(h)
 		h.token = fencing.Token(m.revision + 1)
 		if h.Kind != Exclusive {
 			h.token = h.token.NotExclusive()
 		}
-		m.record(eventOf(EventAcquired, h))
+		e := eventOf(EventAcquired, h)
+		e.Ticket = ticket
+		m.record(e)
 		m.addHold(h)
 		grants[i] = h.grant()
 	}
 	return grants
 }
 
-func (m *Machine) enqueue(s SessionID, c *Command, claims []claim) uint64 {
-	w := &wait{session: s, requests: c.Requests, under: c.Under, since: m.now, claims: slices.Clone(claims)}
+func (m *Machine) enqueue(s SessionID, c *Command, requests []Request, claims []claim) uint64 {
+	w := &wait{session: s, requests: requests, under: c.Under, since: m.now, claims: slices.Clone(claims)}
 	w.ticket = m.record(waitEvent(EventQueued, w))
 	m.addWait(w)
 	return w.ticket
 }
 
-// mostLooks bounds the search for somebody who is in the way.
+// mostLooks bounds the search for a blocker.
 const mostLooks = 10_000
 
-// firstBlocker returns who is in the way of claims; nil if that would take too long to find out.
+// firstBlocker returns a blocker of claims; nil if the search would take too long.
 func (m *Machine) firstBlocker(claims []claim) (first *Blocker) {
 	steps := mostLooks
 	m.blockers(claims, math.MaxUint64, &steps, func(name string, h *hold, w *wait) bool {

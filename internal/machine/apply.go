@@ -5,15 +5,14 @@ import (
 	"slices"
 )
 
-// Apply carries out one command and returns its result, and what happened to others by it, in the order in which it
-// happened.
+// Apply carries out one command and returns its result, and its effects on others, in order.
 //
 // at is the leader's wall clock when it made the log entry, in Unix nanoseconds (Batch.At). It is kept for people to
-// read, never goes back within the machine, and decides nothing.
+// read, never goes back within the machine, and does not affect any decision.
 //
 // Whatever the command contains, Apply answers with a code and does not panic. A command that was not carried out (any
-// Code but OK, Granted and Queued) has changed nothing, except that its result is remembered, and that Acked and Target
-// count, and that it takes the deadline of its session away.
+// Code but OK, Granted and Queued) has no effect, except that its result is remembered, that Acked and Target count,
+// and that it removes the deadline of its session.
 func (m *Machine) Apply(at int64, c *Command) (Result, []Notice) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -72,7 +71,7 @@ func oneIf(b bool) int {
 	return 0
 }
 
-// carryOut does what c says, for the first time. s is nil where no session is given.
+// carryOut executes c for the first time. s is nil where no session is given.
 func (m *Machine) carryOut(s *session, c *Command) *Result {
 	var r *Result
 	switch c.Op {
@@ -102,15 +101,19 @@ func (m *Machine) carryOut(s *session, c *Command) *Result {
 		r = m.checkpoint(c)
 	case OpRenew:
 		r = done
+	case OpSetRules:
+		r = m.setRules(c)
+	case OpSetPolicies:
+		r = m.setPolicies(c)
 	}
 	m.settle()
 	return r
 }
 
-// settle grants what can be granted, wherever a claim ended.
+// settle grants waiters, wherever a claim ended.
 //
-// The order in which the names are looked at decides only about the order of tokens of different names: a grant
-// excludes no waiter with an earlier ticket, because it is compatible with all of them.
+// The order of the names affects only the order of tokens of different names: a grant excludes no waiter with an
+// earlier ticket, because it is compatible with all of them.
 func (m *Machine) settle() {
 	for i := 0; i < len(m.touched); i++ { // a grant may touch more names
 		e := m.touched[i]
@@ -128,7 +131,7 @@ func (m *Machine) settle() {
 }
 
 func (m *Machine) settleName(e *entry) {
-	ahead := claim{permits: e.limit, limit: e.limit} // what those want who were looked at and wait on
+	ahead := claim{permits: e.limit, limit: e.limit} // the claims of the waiters so far that wait on
 	for i := 0; i < len(e.waits().queue); {
 		if (ahead.modes|e.held.modes())&exclusive != 0 || ahead.modes&permits != 0 {
 			return // nobody behind can have it
@@ -144,7 +147,7 @@ func (m *Machine) settleName(e *entry) {
 	}
 }
 
-// fits tells whether all of claims are compatible with every holder and with every waiter before ticket.
+// fits reports whether all of claims are compatible with every holder and with every waiter before ticket.
 func (m *Machine) fits(claims []claim, ticket uint64) bool {
 	for _, c := range claims { // cheap, and usually enough to say no
 		if e := m.names[c.name]; e != nil && !compatible(e.holders(), c) {
@@ -162,7 +165,7 @@ func (m *Machine) fits(claims []claim, ticket uint64) bool {
 func (m *Machine) grantWait(w *wait) {
 	m.removeWait(w)
 	m.notices = append(m.notices, Notice{
-		Type: NoticeGranted, Session: w.session, Ticket: w.ticket, Grants: m.grant(w.session, w.requests),
+		Type: NoticeGranted, Session: w.session, Ticket: w.ticket, Grants: m.grant(w.session, w.requests, w.ticket),
 	})
 }
 
@@ -192,7 +195,7 @@ func (s *session) find(seq uint64) (int, bool) {
 // remembered is the result of one command of a session.
 type remembered struct {
 	seq uint64
-	// result never changes. It is nil for what was granted or queued: the answer is what became of it.
+	// result never changes. It is nil after a grant or a place in the queue: the answer is the present state.
 	result *Result
 }
 
@@ -208,7 +211,7 @@ func memorable(r *Result) *Result {
 	return r
 }
 
-// again answers a command that was carried out before, with what was remembered of it.
+// again answers a repeated command with its remembered result.
 func (m *Machine) again(s *session, c *Command, r *Result) *Result {
 	if r != nil {
 		return r
@@ -228,7 +231,8 @@ func (m *Machine) again(s *session, c *Command, r *Result) *Result {
 	return now
 }
 
-// standing returns what the request that c names has in session s, as a command that found it granted or queued says.
+// standing returns the state of the request that c names in session s, as the result of a command that found it
+// granted or queued.
 func (m *Machine) standing(s SessionID, c *Command) *Result {
 	h, w := m.find(c.Name, c.RequestID)
 	switch {

@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // Batch is one entry of the log: commands that are carried out one after the other.
 type Batch struct {
-	// At is the leader's wall clock, Unix nanoseconds. For people; it decides nothing.
+	// At is the leader's wall clock, Unix nanoseconds. For people; it does not affect any decision.
 	At       int64
 	Commands []Command
 }
@@ -32,9 +33,11 @@ const (
 	fieldLimits
 	fieldLevel
 	fieldDeadlines // and Clock
+	fieldSealed
+	fieldRules
 )
 
-// fieldsOf tells which fields an operation uses, in the log as in Apply.
+// fieldsOf has the fields that an operation uses, in the log as in Apply.
 var fieldsOf = map[Op]field{
 	OpOpenSession:  fieldTTL,
 	OpCloseSession: 0,
@@ -46,13 +49,15 @@ var fieldsOf = map[Op]field{
 	OpFree:         fieldName | fieldToken,
 	OpSetLimits:    fieldLimits,
 	OpRaiseLevel:   fieldLevel,
-	OpMove:         fieldName | fieldRequestID | fieldToken,
+	OpMove:         fieldName | fieldRequestID | fieldToken | fieldSealed,
 	OpCheckpoint:   fieldDeadlines,
 	OpRenew:        0,
+	OpSetRules:     fieldRules,
+	OpSetPolicies:  fieldRules,
 }
 
-// AppendBatch appends the encoding of b to dst. What DecodeBatch reads from it equals b, as far as the fields that the
-// operations use are concerned.
+// AppendBatch appends the encoding of b to dst. DecodeBatch returns an equal batch, up to fields that the operations
+// do not use.
 func AppendBatch(dst []byte, b *Batch) []byte {
 	dst = append(dst, batchVersion)
 	dst = appendInt(dst, b.At)
@@ -76,7 +81,9 @@ func appendPayload(dst []byte, c *Command) []byte {
 	}
 	hasSession := c.Session != SessionID{}
 	dst = appendFlags(dst, hasSession, c.Seq != 0, c.Acked != 0, c.Wait, c.Linger, c.Own,
-		f&fieldTTL != 0 && c.Client != "", f&fieldLimits != 0 && c.share() != 0)
+		f&fieldTTL != 0 && c.Client != "" || f&fieldReason != 0 && c.conditional() ||
+			f&fieldSealed != 0 && c.Sealed != "",
+		f&fieldLimits != 0 && c.share() != 0 || f&(fieldTTL|fieldTarget) != 0 && c.Principal != "")
 	if hasSession {
 		dst = append(dst, c.Session[:]...)
 	}
@@ -91,6 +98,9 @@ func appendPayload(dst []byte, c *Command) []byte {
 		if c.Client != "" {
 			dst = appendText(dst, c.Client)
 		}
+		if c.Principal != "" {
+			dst = appendText(dst, string(c.Principal))
+		}
 	}
 	if f&fieldRequests != 0 {
 		dst = appendRequests(dst, c.Requests)
@@ -102,15 +112,26 @@ func appendPayload(dst []byte, c *Command) []byte {
 	if f&fieldRequestID != 0 {
 		dst = appendText(dst, c.RequestID)
 	}
+	if f&fieldSealed != 0 && c.Sealed != "" {
+		dst = appendText(dst, c.Sealed)
+	}
 	if f&fieldToken != 0 {
 		dst = appendUint(dst, uint64(c.Token))
 	}
 	if f&fieldTarget != 0 {
 		dst = appendUint(dst, c.Target)
+		if c.Principal != "" {
+			dst = appendText(dst, string(c.Principal))
+		}
 	}
 	if f&fieldReason != 0 {
 		dst = appendText(dst, c.Reason)
 		dst = appendText(dst, c.By)
+		if c.conditional() {
+			dst = appendText(dst, string(c.Principal))
+			dst = append(dst, c.Nonce[:]...)
+			dst = appendUint(dst, uint64(c.Token))
+		}
 	}
 	if f&fieldLimits != 0 {
 		limits := c.Limits
@@ -125,6 +146,9 @@ func appendPayload(dst []byte, c *Command) []byte {
 	if f&fieldLevel != 0 {
 		dst = appendUint(dst, uint64(c.Level))
 	}
+	if f&fieldRules != 0 {
+		dst = appendText(dst, c.Rules)
+	}
 	if f&fieldDeadlines != 0 {
 		dst = appendInt(dst, int64(c.Clock))
 		dst = appendUint(dst, uint64(len(c.Deadlines)))
@@ -136,7 +160,12 @@ func appendPayload(dst []byte, c *Command) []byte {
 	return dst
 }
 
-// share is that of the limits, if it is not the one that members of the first level have; zero otherwise.
+// conditional reports whether a forced release uses fields that members know only from LevelNonces on.
+func (c *Command) conditional() bool {
+	return c.Principal != "" || c.Nonce != fencing.Nonce{} || c.Token != 0
+}
+
+// share is the limits' share, if it is not the fixed one of members of the first level; zero otherwise.
 func (c *Command) share() int {
 	if c.Limits == nil || c.Limits.ClientShare == DefaultLimits().ClientShare {
 		return 0
@@ -146,7 +175,7 @@ func (c *Command) share() int {
 
 // DecodeBatch reads what AppendBatch wrote. It shares no memory with data. An operation that this build does not know
 // is no error: its command carries Payload, and Apply answers CodeUnknown. Anything else that AppendBatch does not
-// write is a *FormatError; nothing is allocated for lengths that data cannot contain.
+// write is a *FormatError; no memory is allocated for lengths that data cannot contain.
 func DecodeBatch(data []byte) (*Batch, error) {
 	r := &reader{what: "batch", data: data}
 	if v := r.byte(); v != batchVersion {
@@ -185,8 +214,8 @@ func (r *reader) command() Command {
 
 func (r *reader) payload(c *Command, f field) {
 	has := r.flags(8)
-	r.must(!has[6] || f&fieldTTL != 0, "a client of no session")
-	r.must(!has[7] || f&fieldLimits != 0, "a share of no limits")
+	r.must(!has[6] || f&(fieldTTL|fieldReason|fieldSealed) != 0, "a client of no session")
+	r.must(!has[7] || f&(fieldLimits|fieldTTL|fieldTarget) != 0, "a share of no limits")
 	c.Wait, c.Linger, c.Own = has[3], has[4], has[5]
 	if has[0] {
 		c.Session = r.session()
@@ -206,6 +235,7 @@ func (r *reader) payload(c *Command, f field) {
 			c.Client = r.text()
 			r.must(c.Client != "", "an empty client")
 		}
+		c.Principal = r.principal(has[7])
 	}
 	if f&fieldRequests != 0 {
 		c.Requests, c.Under = r.requests(), r.texts()
@@ -216,14 +246,24 @@ func (r *reader) payload(c *Command, f field) {
 	if f&fieldRequestID != 0 {
 		c.RequestID = r.text()
 	}
+	if f&fieldSealed != 0 && has[6] {
+		c.Sealed = r.text()
+		r.must(c.Sealed != "", "nothing is sealed")
+	}
 	if f&fieldToken != 0 {
 		c.Token = fencing.Token(r.uint())
 	}
 	if f&fieldTarget != 0 {
 		c.Target = r.uint()
+		c.Principal = r.principal(has[7])
 	}
 	if f&fieldReason != 0 {
 		c.Reason, c.By = r.text(), r.text()
+		if has[6] {
+			c.Principal, c.Nonce = principal.Principal(r.text()), r.nonce()
+			c.Token = fencing.Token(r.uint())
+			r.must(c.conditional(), "conditions that are all empty")
+		}
 	}
 	if f&fieldLimits != 0 {
 		c.Limits = r.limits()
@@ -235,6 +275,9 @@ func (r *reader) payload(c *Command, f field) {
 	if f&fieldLevel != 0 {
 		c.Level = uint32(r.max(1<<32 - 1))
 	}
+	if f&fieldRules != 0 {
+		c.Rules = r.text()
+	}
 	if f&fieldDeadlines != 0 {
 		c.Clock = r.duration()
 		for n := r.count(len(SessionID{}) + 1); n > 0 && r.err == nil; n-- {
@@ -243,7 +286,16 @@ func (r *reader) payload(c *Command, f field) {
 	}
 }
 
-// FormatError says what is wrong with a log entry or a snapshot.
+func (r *reader) principal(there bool) principal.Principal {
+	if !there {
+		return principal.Nobody
+	}
+	p := principal.Principal(r.text())
+	r.must(p != "", "an empty principal")
+	return p
+}
+
+// FormatError describes an error in a log entry or a snapshot.
 type FormatError struct {
 	What   string // "batch" or "snapshot"
 	Offset int    // where, in bytes from the start

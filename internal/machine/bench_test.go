@@ -81,7 +81,7 @@ func BenchmarkHandOff(b *testing.B) {
 	}
 }
 
-// One operation is what Apply has to wait for when a snapshot is taken.
+// One operation is the time for which the start of a snapshot delays Apply.
 func BenchmarkFreeze(b *testing.B) {
 	m := filled(b, 100_000)
 	b.ReportAllocs()

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/fencelock/fencelock/fencing"
 )
 
 const (
@@ -27,12 +29,15 @@ func invalid(field, format string, args ...any) *Result {
 }
 
 func limited(field string) *Result {
-	return &Result{Code: CodeLimit, Field: field, Detail: "the limit is reached"}
+	return &Result{Code: CodeLimit, Field: field, Detail: LimitReached}
 }
+
+// LimitReached is the Detail of a CodeLimit by Limits. That of a policy says which.
+const LimitReached = "the limit is reached"
 
 // checkCall checks what does not depend on the state. It returns nil if c can be carried out.
 func checkCall(c *Command) *Result {
-	known := c.Op >= OpOpenSession && c.Op <= OpRenew
+	known := c.Op >= OpOpenSession && c.Op <= OpSetPolicies
 	none := c.Session == SessionID{}
 	switch {
 	case !known:
@@ -61,7 +66,7 @@ func checkCall(c *Command) *Result {
 	return nil
 }
 
-// checkRequests checks what an acquire asks for, regardless of who has it.
+// checkRequests checks the requests of an acquire, regardless of the holders.
 func (m *Machine) checkRequests(requests []Request) *Result {
 	switch n := len(requests); {
 	case n == 0:
@@ -89,16 +94,22 @@ func (m *Machine) checkRequest(r *Request) *Result {
 			return invalid("Metadata", "it is not valid UTF-8")
 		}
 	}
+	if r.Name == "" {
+		return invalid("Name", "it is empty")
+	}
+	if bad := checkRequestID(r.ID); bad != nil {
+		return bad
+	}
 	inRange := 1 <= r.Permits && r.Permits <= r.Limit
 	switch {
-	case r.Name == "":
-		return invalid("Name", "it is empty")
 	case len(r.Name) > m.limits.NameBytes:
 		return limited("NameBytes")
-	case !validID(r.ID, minIDBytes, maxIDBytes):
-		return invalid("RequestID", "want %d to %d of A-Z a-z 0-9 - _", minIDBytes, maxIDBytes)
 	case !validID(r.HoldID, 0, maxHoldIDBytes):
 		return invalid("HoldID", "want up to %d of A-Z a-z 0-9 - _", maxHoldIDBytes)
+	case r.Nonce != fencing.Nonce{} && m.level < LevelNonces:
+		return invalid("Nonce", "the level is %d", m.level)
+	case r.HeedsMaxHold && m.level < LevelRules:
+		return invalid("HeedsMaxHold", "the level is %d", m.level)
 	case r.Kind > Permits:
 		return invalid("Kind", "%d", r.Kind)
 	case r.Kind == Permits && !inRange:
@@ -114,7 +125,24 @@ func (m *Machine) checkRequest(r *Request) *Result {
 	case size > m.limits.MetadataBytes:
 		return limited("MetadataBytes")
 	}
+	if bad := m.checkSealed(r.Sealed); bad != nil {
+		return bad
+	}
 	return checkText("Owner", r.Owner, maxOwnerBytes)
+}
+
+func checkRequestID(id string) *Result {
+	if !validID(id, minIDBytes, maxIDBytes) {
+		return invalid("RequestID", "want %d to %d of A-Z a-z 0-9 - _", minIDBytes, maxIDBytes)
+	}
+	return nil
+}
+
+func (m *Machine) checkSealed(sealed string) *Result {
+	if len(sealed) > maxIDBytes || sealed != "" && m.level < LevelHiddenIDs {
+		return invalid("Sealed", "%d bytes at level %d", len(sealed), m.level)
+	}
+	return nil
 }
 
 // checkText accepts up to most bytes of valid UTF-8 without control characters.

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// tester is what testing.T and rapid.T have in common.
+// tester is the common part of testing.T and rapid.T.
 type tester interface {
 	Helper()
 	Fatal(args ...any)
@@ -68,7 +68,6 @@ func checkState(t tester, m *Machine) {
 
 // badHolders tells which holds must not exist at the same time.
 func badHolders(holds []*hold) string {
-	permits := map[string]uint64{}
 	for i, a := range holds {
 		for _, b := range holds[:i] {
 			if excludes(&a.Request, &b.Request) {
@@ -79,12 +78,6 @@ func badHolders(holds []*hold) string {
 			}
 			if a.Name == b.Name && a.ID == b.ID && !a.lingering() && !b.lingering() {
 				return fmt.Sprintf("%+v and %+v are one request, held twice", a, b)
-			}
-		}
-		if a.Kind == Permits {
-			permits[a.Name] += uint64(a.Permits)
-			if permits[a.Name] > uint64(a.Limit) {
-				return fmt.Sprintf("%+v is one permit too many: %d", a, permits[a.Name])
 			}
 		}
 	}
@@ -127,8 +120,8 @@ func waitsBehind(r *Request, e *wait) bool {
 	return false
 }
 
-// checkIndexes checks that all that is computed from holds and waits equals what is computed from scratch, and that
-// nothing is left over.
+// checkIndexes checks that the state derived from holds and waits equals a fresh derivation, and that the last
+// command left nothing over.
 func checkIndexes(t tester, m *Machine) {
 	t.Helper()
 	fresh := New(1)
@@ -150,7 +143,7 @@ func checkIndexes(t tester, m *Machine) {
 	}
 }
 
-// indexes writes down all that is computed.
+// indexes prints the derived state.
 func indexes(m *Machine) string {
 	var lines []string
 	for name, e := range m.names {

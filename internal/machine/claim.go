@@ -18,7 +18,7 @@ const (
 	modeCount = 5
 )
 
-// claim is what one or several requests want of one name, or have of it.
+// claim is the use that one or several requests want, or have, of one name.
 type claim struct {
 	name    string
 	modes   modes
@@ -27,8 +27,8 @@ type claim struct {
 	tree    bool   // hierarchical
 }
 
-// compatible tells whether two claims of one name can be held at once. It is the one place that knows what excludes
-// what. Claims that do not mix never meet here: see entry.mixes.
+// compatible reports whether two claims of one name can be held concurrently. It alone defines exclusion. Claims that
+// do not mix never meet here: see entry.mixes.
 func compatible(a, b claim) bool {
 	switch {
 	case a.modes == 0 || b.modes == 0:
@@ -43,7 +43,7 @@ func compatible(a, b claim) bool {
 	return true
 }
 
-// own returns what r wants of its own name.
+// own returns the claim of r for its own name.
 func (r *Request) own() claim {
 	c := claim{name: r.Name, modes: exclusive, tree: r.Hierarchical}
 	switch r.Kind {
@@ -55,7 +55,7 @@ func (r *Request) own() claim {
 	return c
 }
 
-// intent returns what r, which is hierarchical, leaves on its ancestors.
+// intent returns the claim of r, which is hierarchical, on its ancestors.
 func (r *Request) intent() modes {
 	if r.Kind == Shared {
 		return intentShared
@@ -63,7 +63,7 @@ func (r *Request) intent() modes {
 	return intentExclusive
 }
 
-// appendClaims appends all that r wants: the ancestors from the root down, then its own name.
+// appendClaims appends all claims of r: the ancestors from the root down, then its own name.
 func appendClaims(dst []claim, r *Request) []claim {
 	if r.Hierarchical {
 		for i := 1; i < len(r.Name); i++ {
@@ -75,7 +75,7 @@ func appendClaims(dst []claim, r *Request) []claim {
 	return append(dst, r.own())
 }
 
-// levels returns how many claims appendClaims appends.
+// levels returns the number of claims that appendClaims appends.
 func (r *Request) levels() int {
 	if !r.Hierarchical {
 		return 1
@@ -83,7 +83,7 @@ func (r *Request) levels() int {
 	return 1 + strings.Count(r.Name[1:], "/")
 }
 
-// mergeClaims appends what all of requests want, with one claim per name. It reports false if they exclude each other
+// mergeClaims appends the claims of all requests, one per name. It reports false if they exclude each other
 // or name one lock twice: no such acquire could ever be granted.
 func mergeClaims(dst []claim, requests []Request) ([]claim, bool) {
 	for i := range requests {
@@ -108,5 +108,5 @@ func mergeClaims(dst []claim, requests []Request) ([]claim, bool) {
 	return merged, true
 }
 
-// isOwn tells whether the name itself is wanted, and not only something below it.
+// isOwn reports whether the name itself is wanted, and not only names below it.
 func (c *claim) isOwn() bool { return c.modes&(exclusive|shared|permits) != 0 }

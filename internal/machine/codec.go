@@ -6,10 +6,12 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // The encoding of log entries and snapshots: unsigned varints, length and bytes, one byte for flags. Every value has
-// one encoding only, so whatever was decoded encodes to the same bytes again.
+// one encoding only, so a decoded value encodes to the same bytes.
 
 func appendUint(dst []byte, v uint64) []byte { return binary.AppendUvarint(dst, v) }
 
@@ -43,7 +45,8 @@ func appendRequest(dst []byte, r *Request) []byte {
 	dst = appendText(dst, r.HoldID)
 	dst = appendText(dst, r.Owner)
 	dst = append(dst, byte(r.Kind))
-	dst = appendFlags(dst, r.Hierarchical, r.Permits|r.Limit != 0, r.MinHold != 0, len(r.Metadata) > 0)
+	dst = appendFlags(dst, r.Hierarchical, r.Permits|r.Limit != 0, r.MinHold != 0, len(r.Metadata) > 0,
+		r.Nonce != fencing.Nonce{}, r.Sealed != "", r.HeedsMaxHold)
 	if r.Permits|r.Limit != 0 {
 		dst = appendUint(dst, uint64(r.Permits))
 		dst = appendUint(dst, uint64(r.Limit))
@@ -57,6 +60,12 @@ func appendRequest(dst []byte, r *Request) []byte {
 			dst = appendText(dst, k)
 			dst = appendText(dst, r.Metadata[k])
 		}
+	}
+	if (r.Nonce != fencing.Nonce{}) {
+		dst = append(dst, r.Nonce[:]...)
+	}
+	if r.Sealed != "" {
+		dst = appendText(dst, r.Sealed)
 	}
 	return dst
 }
@@ -77,7 +86,7 @@ func appendRequests(dst []byte, requests []Request) []byte {
 	return dst
 }
 
-// reader reads what the functions above append. After its first error it returns zero values only.
+// reader reads the output of the functions above. After its first error it returns zero values only.
 type reader struct {
 	what string
 	data []byte
@@ -111,7 +120,7 @@ func (r *reader) int() int64 {
 	return v
 }
 
-// max returns a number that is at most so large.
+// max returns a number up to most.
 func (r *reader) max(most uint64) uint64 {
 	v := r.uint()
 	if v > most {
@@ -121,7 +130,7 @@ func (r *reader) max(most uint64) uint64 {
 	return v
 }
 
-// count returns a number of things that take at least size bytes each, of which the rest of the data has enough.
+// count returns a number of items of at least size bytes each, for which the remaining data is large enough.
 func (r *reader) count(size int) int {
 	n := r.uint()
 	if n > uint64((len(r.data)-r.off)/size) {
@@ -183,6 +192,11 @@ func (r *reader) session() (id SessionID) {
 	return id
 }
 
+func (r *reader) nonce() (n fencing.Nonce) {
+	copy(n[:], r.bytes(len(n)))
+	return n
+}
+
 func (r *reader) limits() *Limits {
 	l := &Limits{ClientShare: DefaultLimits().ClientShare}
 	for _, f := range l.firstLevel() {
@@ -191,15 +205,15 @@ func (r *reader) limits() *Limits {
 	return l
 }
 
-// minRequest is the least that one request takes: four empty texts, kind and flags.
+// minRequest is the minimum size of a request: four empty texts, kind and flags.
 const minRequest = 6
 
 func (r *reader) request() (q Request) {
 	q.Name, q.ID, q.HoldID = r.threeTexts()
 	q.Owner = r.text() // most requests of a session have the same: see shareOwner
 	q.Kind = Kind(r.byte())
-	f := r.flags(4)
-	q.Hierarchical = f[0]
+	f := r.flags(7)
+	q.Hierarchical, q.HeedsMaxHold = f[0], f[6]
 	if f[1] {
 		q.Permits, q.Limit = uint32(r.max(1<<32-1)), uint32(r.max(1<<32-1))
 		r.must(q.Permits|q.Limit != 0, "permits that are all zero")
@@ -210,6 +224,14 @@ func (r *reader) request() (q Request) {
 	}
 	if f[3] {
 		q.Metadata = r.metadata()
+	}
+	if f[4] {
+		q.Nonce = r.nonce()
+		r.must(q.Nonce != fencing.Nonce{}, "a nonce of zero")
+	}
+	if f[5] {
+		q.Sealed = r.text()
+		r.must(q.Sealed != "", "nothing is sealed")
 	}
 	return q
 }
@@ -258,7 +280,7 @@ func (r *reader) must(ok bool, why string) {
 	}
 }
 
-// end fails if anything is left, and returns the first error.
+// end fails if data is left over, and returns the first error.
 func (r *reader) end() error {
 	if left := len(r.data) - r.off; left > 0 {
 		r.fail("%d bytes are left over", left)

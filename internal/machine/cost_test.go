@@ -61,7 +61,8 @@ func BenchmarkBesideACrowd(b *testing.B) {
 	}
 }
 
-// Waiters in a tree cost nothing to those who take other locks of the tree: no waiter is looked at for them.
+// Waiters in a tree cost nothing to callers that take other locks of the tree: the machine examines no waiter for
+// them.
 func TestNobodyIsLookedAtInVain(t *testing.T) {
 	m := crowd(t, 5000)
 	before := m.looked
@@ -71,7 +72,7 @@ func TestNobodyIsLookedAtInVain(t *testing.T) {
 	}
 }
 
-// A set of holds is what a map says, in order, however many there are.
+// A holdSet behaves like a sorted map, at any size.
 func TestHoldSet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s holdSet

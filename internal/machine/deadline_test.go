@@ -26,7 +26,7 @@ func TestDeadlines(t *testing.T) {
 		{Op: OpOpenSession, Session: sid("a"), TTL: time.Second},
 		{Op: OpAcquire, Session: sid("a")}, // invalid
 		{Op: OpRelease, Session: sid("a"), Seq: 1, Name: "x", RequestID: id("r")},
-		{Op: OpRelease, Session: sid("a"), Seq: 1, Name: "x", RequestID: id("r")}, // again
+		{Op: OpRelease, Session: sid("a"), Seq: 1, Name: "x", RequestID: id("r")}, // repeated
 	} {
 		r.want(set, CodeOK)
 		if due() != time.Hour || r.m.Clock() != time.Minute {

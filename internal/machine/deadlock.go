@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// link is one step of a search for a cycle: a holder or a waiter that somebody waits for, because of one name.
+// link is one step of a search for a cycle: a holder or a waiter that blocks the previous link, because of one name.
 type link struct {
 	name   string
 	hold   *hold
 	wait   *wait
-	parent int // index of the link before; -1 for what the newcomer itself would wait for
+	parent int // index of the link before; -1 for a direct blocker of the newcomer
 }
 
-// cycle returns the cycle that would be closed if c, in session s, waited for claims; nil if there is none.
+// cycle returns the cycle that a wait of c, in session s, for claims would close, or nil.
 //
-// It searches breadth first, from what the newcomer would wait for towards the holds under which it is made.
+// It searches breadth first, from the newcomer's blockers towards the holds under which it is made.
 func (m *Machine) cycle(s SessionID, c *Command, claims []claim) []Blocker {
 	if len(c.Under) == 0 {
 		return nil // nobody can wait for it
@@ -53,7 +53,7 @@ func (m *Machine) cycle(s SessionID, c *Command, claims []claim) []Blocker {
 	return nil
 }
 
-// path returns the newcomer and all links from what it waits for up to the last one, which is its own hold.
+// path returns the newcomer and all links from its blocker to the last one, which is its own hold.
 func path(links []link, last int, newcomer Blocker) []Blocker {
 	var cycle []Blocker
 	for i := last; i >= 0; i = links[i].parent {
@@ -65,8 +65,8 @@ func path(links []link, last int, newcomer Blocker) []Blocker {
 	return cycle
 }
 
-// blockers yields every holder, and every waiter before ticket, that claims must wait for, with the name of which both
-// want something, until yield returns false or so many names, holders and waiters have been looked at as steps says.
+// blockers yields every holder, and every waiter before ticket, that claims must wait for, with the name that both
+// want, until yield returns false or it has visited as many names, holders and waiters as steps says.
 func (m *Machine) blockers(claims []claim, ticket uint64, steps *int, yield func(string, *hold, *wait) bool) {
 	for _, c := range claims {
 		if *steps--; *steps < 0 {
@@ -79,7 +79,7 @@ func (m *Machine) blockers(claims []claim, ticket uint64, steps *int, yield func
 }
 
 func (e *entry) blockers(c claim, ticket uint64, steps *int, yield func(string, *hold, *wait) bool) bool {
-	if !compatible(e.holders(), c) { // otherwise none of them is in the way
+	if !compatible(e.holders(), c) { // otherwise no holder is in the way
 		for h := range e.holds.all {
 			if *steps--; *steps < 0 || !compatible(h.own(), c) && !yield(e.name, h, nil) {
 				return false

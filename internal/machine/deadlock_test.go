@@ -67,7 +67,11 @@ func TestNoDeadlocks(t *testing.T) {
 			}
 			holds, waits, before := sorted(m.holds), sorted(m.waits), m.revision
 			result, _ := m.Apply(1, &c)
-			newcomer := &wait{session: c.Session, requests: c.Requests, under: c.Under, ticket: before + 1}
+			newcomer := &wait{session: c.Session, requests: slices.Clone(c.Requests), under: c.Under, ticket: before + 1}
+			for i := range newcomer.requests {
+				r := &newcomer.requests[i]
+				r.Limit = m.policies.limit(r.Name, r.Limit)
+			}
 			switch {
 			case result.Code == CodeQueued && c.Op == OpAcquire && result.Ticket > before &&
 				closesCycle(newcomer, holds, waits):

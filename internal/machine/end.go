@@ -1,16 +1,23 @@
 package machine
 
+import (
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/rules"
+)
+
 var done = &Result{Code: CodeOK}
 
 func notHeld() *Result { return &Result{Code: CodeNotHeld} }
 
-// openSession makes the session of c. s is what has its id already.
+// openSession makes the session of c. s is the session with that id, if there is one.
 func (m *Machine) openSession(s *session, c *Command) *Result {
 	switch {
 	case c.TTL <= 0:
 		return invalid("TTL", "%v is not positive", c.TTL)
 	case s != nil && s.ttl != c.TTL:
 		return &Result{Code: CodeConflict, Field: "Session", Detail: "it is open with another TTL"}
+	case s != nil && !c.Principal.MayUse(s.principal):
+		return denied("Session")
 	case s != nil:
 		return done
 	case len(m.sessions) >= m.limits.Sessions:
@@ -19,18 +26,21 @@ func (m *Machine) openSession(s *session, c *Command) *Result {
 	if bad := checkText("Client", c.Client, maxOwnerBytes); bad != nil {
 		return bad
 	}
-	if c.Client != "" && m.level < LevelDeadlines {
+	if bad := checkText("Principal", string(c.Principal), maxOwnerBytes); bad != nil {
+		return bad
+	}
+	if c.Client != "" && m.level < LevelDeadlines || c.Principal != "" && m.level < LevelHiddenIDs {
 		return invalid("Client", "the level is %d", m.level)
 	}
 	if r := m.overShare(c.Client, Usage{Sessions: 1}); r != nil {
 		return r
 	}
-	m.sessions[c.Session] = &session{id: c.Session, ttl: c.TTL, client: c.Client}
+	m.sessions[c.Session] = &session{id: c.Session, ttl: c.TTL, client: c.Client, principal: c.Principal}
 	m.use(c.Client, Usage{Sessions: 1})
 	return done
 }
 
-// endSession ends s with all that hangs on it.
+// endSession ends s with all its holds and waits.
 func (m *Machine) endSession(s *session, as EventType, why Cause, linger bool) *Result {
 	for _, w := range sorted(s.waits) {
 		m.cancel(w)
@@ -47,11 +57,14 @@ func (m *Machine) endSession(s *session, as EventType, why Cause, linger bool) *
 // end ends h, or lets it linger if it may and has a minimum.
 func (m *Machine) end(h *hold, as Event, linger bool) {
 	m.record(as)
+	if h.max > 0 {
+		m.notices = append(m.notices, Notice{Type: NoticeUntimed, Token: h.token})
+	}
 	if !linger || h.MinHold == 0 {
 		m.removeHold(h)
 		return
 	}
-	m.moveHold(h, SessionID{})
+	m.moveHold(h, SessionID{}, "")
 	m.notices = append(m.notices, Notice{
 		Type: NoticeLingering, Name: h.Name, RequestID: h.ID, Token: h.token, MinHold: h.MinHold,
 	})
@@ -65,6 +78,8 @@ func (m *Machine) cancel(w *wait) {
 func (m *Machine) cancelWait(c *Command) *Result {
 	h, w := m.find(c.Name, c.RequestID)
 	switch {
+	case !m.mayUse(c, h, w):
+		return denied("RequestID")
 	case h != nil:
 		return &Result{Code: CodeGranted, Grants: []Grant{h.grant()}}
 	case w == nil:
@@ -81,6 +96,8 @@ func (m *Machine) release(c *Command) *Result {
 		return notHeld()
 	}
 	switch {
+	case !m.mayUse(c, h, w):
+		return denied("RequestID")
 	case h != nil && (c.Token == 0 || c.Token == h.token):
 		m.end(h, eventOf(EventReleased, h), c.Linger)
 		m.tellHolder(h, c, CauseGivenBack, "")
@@ -93,6 +110,18 @@ func (m *Machine) release(c *Command) *Result {
 	return done
 }
 
+// mayUse reports whether the sender of c may end the hold or the wait that c names, if there is one.
+func (m *Machine) mayUse(c *Command, h *hold, w *wait) bool {
+	var owner *session
+	switch {
+	case h != nil:
+		owner = m.sessions[h.session]
+	case w != nil:
+		owner = m.sessions[w.session]
+	}
+	return owner == nil || c.Principal.MayUse(owner.principal)
+}
+
 func (m *Machine) forceRelease(c *Command) *Result {
 	if bad := checkText("Reason", c.Reason, maxReasonBytes); bad != nil {
 		return bad
@@ -100,13 +129,31 @@ func (m *Machine) forceRelease(c *Command) *Result {
 	if bad := checkText("By", c.By, maxOwnerBytes); bad != nil {
 		return bad
 	}
+	if bad := checkText("Principal", string(c.Principal), maxOwnerBytes); bad != nil {
+		return bad
+	}
+	if c.conditional() && m.level < LevelNonces {
+		return invalid("Op", "the level is %d", m.level)
+	}
+	if r := m.refuse(c.Principal, rules.Force, c.Name, false); r != nil {
+		return r
+	}
 	e := m.names[c.Name]
-	if e == nil || e.holds.len() == 0 {
+	if e == nil {
 		return notHeld()
 	}
-	for h := e.holds.first(); h != nil; h = e.holds.first() {
+	var victims []*hold
+	for h := range e.holds.all {
+		if (c.Token == 0 || c.Token == h.token) && (c.Nonce == fencing.Nonce{} || c.Nonce == h.Nonce) {
+			victims = append(victims, h)
+		}
+	}
+	if len(victims) == 0 {
+		return notHeld()
+	}
+	for _, h := range victims {
 		as := eventOf(EventForced, h)
-		as.Reason, as.By = c.Reason, c.By
+		as.Reason, as.By, as.Principal = c.Reason, c.By, string(c.Principal)
 		if h.lingering() {
 			as.Type = EventFreed
 		} else {
@@ -119,28 +166,45 @@ func (m *Machine) forceRelease(c *Command) *Result {
 
 func (m *Machine) free(c *Command) *Result {
 	h := m.holds[c.Token.Order()]
-	if h == nil || h.Name != c.Name || h.token != c.Token || !h.lingering() {
+	switch {
+	case h == nil || h.Name != c.Name || h.token != c.Token:
+		return notHeld()
+	case h.lingering() && c.Linger: // its maximum was over when it ended otherwise: the minimum goes on
+		return notHeld()
+	case h.lingering():
+		m.end(h, eventOf(EventFreed, h), false)
+	case h.max > 0:
+		as := eventOf(EventExpired, h)
+		as.Reason = ReasonMaxHold
+		m.tellHolder(h, c, CauseMaxHold, "")
+		m.end(h, as, c.Linger)
+	default:
 		return notHeld()
 	}
-	m.end(h, eventOf(EventFreed, h), false)
 	return done
 }
 
-// tellHolder tells the session of h that the hold ended, unless the command is its own.
+// tellHolder notifies the session of h that the hold ended, unless the command is its own.
 func (m *Machine) tellHolder(h *hold, c *Command, why Cause, detail string) {
 	if why == CauseGivenBack && h.session == c.Session {
 		return
 	}
-	m.notices = append(m.notices, Notice{
-		Type: NoticeLost, Session: h.session, Name: h.Name, RequestID: h.ID, Token: h.token, Cause: why, Detail: detail,
-	})
+	n := Notice{
+		Type: NoticeLost, Session: h.session, Name: h.Name, RequestID: h.ID, Sealed: h.Sealed, Token: h.token,
+		Cause: why, Detail: detail,
+	}
+	if why == CauseForced {
+		n.By, n.Principal = c.By, string(c.Principal)
+	}
+	m.notices = append(m.notices, n)
 }
 
-// tellWaiter tells the session of w that the wait ended, unless the command is its own.
+// tellWaiter notifies the session of w that the wait ended, unless the command is its own.
 func (m *Machine) tellWaiter(w *wait, c *Command, why Cause) {
 	if w.session != c.Session {
 		m.notices = append(m.notices, Notice{
-			Type: NoticeLost, Session: w.session, Ticket: w.ticket, Name: c.Name, RequestID: c.RequestID, Cause: why,
+			Type: NoticeLost, Session: w.session, Ticket: w.ticket, Name: c.Name, RequestID: c.RequestID,
+			Sealed: w.sealed(c.Name, c.RequestID), Cause: why,
 		})
 	}
 }
@@ -156,7 +220,7 @@ func (m *Machine) setLimits(c *Command) *Result {
 	return done
 }
 
-// checkpoint takes the deadlines as they are: the leader of the entry knows of every renewal that was acknowledged.
+// checkpoint adopts the deadlines as they are: the leader of the entry knows of every acknowledged renewal.
 func (m *Machine) checkpoint(c *Command) *Result {
 	if m.level < LevelDeadlines {
 		return invalid("Op", "the level is %d", m.level)
@@ -176,6 +240,9 @@ func (m *Machine) checkpoint(c *Command) *Result {
 }
 
 func (m *Machine) raiseLevel(c *Command) *Result {
+	if m.level < LevelHiddenIDs && c.Level >= LevelHiddenIDs {
+		m.hide()
+	}
 	m.level = max(m.level, c.Level)
 	return done
 }

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// entry is one name that is held or waited for, or an ancestor of such a name. There is none for other names.
+// entry is one name that is held or waited for, or an ancestor of such a name. Other names have no entry.
 type entry struct {
 	name  string
 	limit uint32 // of permits; zero for all other kinds
 	tree  bool   // in use hierarchically
 
 	touched bool // among Machine.touched
-	stirred bool // what ended may let a waiter in
+	stirred bool // an ended claim may let a waiter in
 
 	held    tally
 	permits uint32  // held
@@ -21,17 +21,17 @@ type entry struct {
 	line    *line   // nil: nobody has waited yet
 }
 
-// line is who waits for a name. Most names have none.
+// line has the waiters of a name. Most names have no line.
 type line struct {
 	queue   []place             // by ticket
 	places  [modeCount][]uint64 // the tickets of the queue by mode, each list in order
 	waiting tally
 }
 
-// nobody is the line of those that have none. It stays empty.
+// nobody is the line of names without one. It stays empty.
 var nobody line
 
-// waits returns the line, to be read.
+// waits returns the line, for reading.
 func (e *entry) waits() *line {
 	if e.line == nil {
 		return &nobody
@@ -65,20 +65,20 @@ func (t *tally) modes() (m modes) {
 	return m
 }
 
-// mixes tells whether c is of the kind and limit that the name is in use with.
+// mixes reports whether c is of the kind and limit that the name is in use with.
 func (e *entry) mixes(c claim) bool { return e.tree == c.tree && e.limit == c.limit }
 
-// holders returns what all holders together have of the name.
+// holders returns the claim of all holders together.
 func (e *entry) holders() claim {
 	return claim{modes: e.held.modes(), permits: e.permits, limit: e.limit}
 }
 
-// waiters returns what all waiters together want of the name. A waiter for permits stands before all later ones.
+// waiters returns the claim of all waiters together. A waiter for permits stands before all later ones.
 func (e *entry) waiters() claim {
 	return claim{modes: e.waits().waiting.modes(), permits: e.limit, limit: e.limit}
 }
 
-// ahead returns what those want who wait with a ticket below the given one.
+// ahead returns the claims of the waiters with a ticket below the given one.
 func (e *entry) ahead(ticket uint64) claim {
 	all := claim{permits: e.limit, limit: e.limit}
 	for i, tickets := range e.waits().places {
@@ -89,8 +89,7 @@ func (e *entry) ahead(ticket uint64) claim {
 	return all
 }
 
-// frees reports whether the end of c, a claim of the entry that was a holder's or a waiter's, may let somebody in who
-// waits.
+// frees reports whether the end of c, a claim of the entry that was a holder's or a waiter's, may let a waiter in.
 func (e *entry) frees(c claim) bool {
 	if c.modes&permits != 0 {
 		return len(e.waits().queue) > 0
@@ -103,7 +102,7 @@ func (e *entry) empty() bool {
 	return e.holds.len() == 0 && e.intents.len() == 0 && len(e.waits().queue) == 0
 }
 
-// list returns the set that h belongs into.
+// list returns the set for h.
 func (e *entry) list(h *hold) *holdSet {
 	if e.name == h.Name {
 		return &e.holds
@@ -124,7 +123,7 @@ func (e *entry) removeHold(h *hold, c claim) {
 	}
 }
 
-// replaceHold puts h in the place of the hold with the same token.
+// replaceHold replaces the hold with the same token by h.
 func (e *entry) replaceHold(h *hold) {
 	e.list(h).put(h)
 }
@@ -170,7 +169,7 @@ func (e *entry) removeWait(w *wait, c *claim) {
 	}
 }
 
-// replaceWait puts w, with claim c, in the place with the same ticket.
+// replaceWait replaces the place with the same ticket by w, with claim c.
 func (e *entry) replaceWait(w *wait, c *claim) {
 	if i, found := e.waits().place(w.ticket); found {
 		e.line.queue[i] = place{w, c}

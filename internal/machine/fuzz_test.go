@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // samples are log entries with every operation and every field.
@@ -18,7 +20,9 @@ func samples() [][]byte {
 		Name: "a/b", ID: id("request"), HoldID: "h", Owner: "o", Kind: Shared, Hierarchical: true, MinHold: time.Minute,
 		Metadata: map[string]string{"k": "v", "l": "w"},
 	}
-	some := Request{Name: "z", ID: id("request"), Kind: Permits, Permits: 2, Limit: 5}
+	some := Request{
+		Name: "z", ID: id("request"), Kind: Permits, Permits: 2, Limit: 5, Nonce: fencing.Nonce{1, 2, 3}, HeedsMaxHold: true,
+	}
 	s := sid("session")
 	batches := []Batch{
 		{},
@@ -29,10 +33,11 @@ func samples() [][]byte {
 				Op: OpAcquire, Session: s, Seq: 2, Acked: 1, Wait: true,
 				Requests: []Request{full, some}, Under: []string{id("parent")},
 			},
-			{Op: OpCancelWait, Session: s, Seq: 3, Target: 9, Name: "a/b", RequestID: full.ID},
+			{Op: OpCancelWait, Session: s, Seq: 3, Target: 9, Name: "a/b", RequestID: full.ID, Principal: "cert:a"},
 			{Op: OpMove, Session: s, Name: "z", RequestID: some.ID},
 			{Op: OpRelease, Name: "z", RequestID: some.ID, Token: 1<<63 | 2, Linger: true},
 			{Op: OpForceRelease, Name: "a/b", Reason: "r", By: "b"},
+			{Op: OpForceRelease, Name: "a/b", Principal: "p", Nonce: fencing.Nonce{7}, Token: 9},
 			{Op: OpFree, Name: "a/b", Token: 1},
 			{Op: OpExpire, Session: s, Linger: true},
 			{Op: OpCloseSession, Session: s},
@@ -40,6 +45,8 @@ func samples() [][]byte {
 			{Op: OpRaiseLevel, Level: 1},
 			{Op: OpCheckpoint, Clock: time.Hour, Deadlines: []Deadline{{s, time.Minute}, {s, 1}}},
 			{Op: OpRenew, Session: s},
+			{Op: OpSetRules, Rules: "allow * read \"\"\n"},
+			{Op: OpSetPolicies, Rules: "max-hold=1h,permits=4 z\n"},
 			{Op: 999, Ignorable: true, Payload: []byte("what")},
 		}},
 	}
@@ -66,7 +73,7 @@ func TestBatchSurvivesTheLog(t *testing.T) {
 			}
 		}
 	}
-	// An operation that is not known keeps the frame, and what follows is found.
+	// An unknown operation keeps its frame, and the decoder finds what follows.
 	b, err := DecodeBatch(samples()[2])
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +135,7 @@ func TestGarbageAllocatesLittle(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what is accepted has exactly one encoding; everything else is an error, and nothing panics.
+// FuzzDecode: accepted input has exactly one encoding; everything else is an error, and nothing panics.
 func FuzzDecode(f *testing.F) {
 	for _, data := range samples() {
 		f.Add(data)

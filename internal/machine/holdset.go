@@ -6,12 +6,12 @@ import "github.com/google/btree"
 // comes and goes in logarithmic time.
 type holdSet struct {
 	one  *hold                // if it is alone
-	many *btree.BTreeG[*hold] // otherwise, and until there is none
+	many *btree.BTreeG[*hold] // otherwise, until the set is empty
 }
 
 const setDegree = 32
 
-// spareNodes are shared by all sets: each would have some of its own otherwise.
+// spareNodes are shared by all sets: otherwise each would have separate ones.
 var spareNodes = btree.NewFreeListG[*hold](btree.DefaultFreeListSize)
 
 func byToken(a, b *hold) bool { return a.token.Order() < b.token.Order() }
@@ -26,7 +26,7 @@ func (s *holdSet) len() int {
 	return 0
 }
 
-// put adds h, or puts it in the place of the hold with the same token.
+// put adds h, or replaces the hold with the same token.
 func (s *holdSet) put(h *hold) {
 	switch {
 	case s.many != nil:
@@ -57,7 +57,7 @@ func (s *holdSet) remove(h *hold) bool {
 	return found
 }
 
-// first is nil if there is none.
+// first returns the first hold, or nil.
 func (s *holdSet) first() *hold {
 	for h := range s.all {
 		return h

@@ -1,20 +1,20 @@
 package machine
 
-// Limits bound what a machine takes on. Beyond one, the answer is CodeLimit with the name of the field. All are
+// Limits bound the state of a machine. Beyond a limit, the answer is CodeLimit with the name of the field. All are
 // positive and at most 1<<30. They are checked when a command arrives; a grant to a waiter is never refused.
 type Limits struct {
 	Sessions       int // open at a time
 	Holds          int // of all sessions together, lingering ones too
 	Waits          int // of all sessions together
-	WaitersPerName int // places in one queue; those that pass through an ancestor count there too
+	WaitersPerName int // places in one queue; requests that pass through an ancestor count there too
 	Unacked        int // remembered results of one session
 	Requests       int // in one acquire
 	NameBytes      int // of a name; at most 512
 	Levels         int // of a hierarchical name: 1 + its ancestors
 	MetadataBytes  int // of one request, keys and values together
-	DeadlockSteps  int // names, holders and waiters that one search for a deadlock looks at
-	// ClientShare is how many hundredths of Sessions, Holds and Waits the sessions of one client may take together, at
-	// least one of each; at most 100. See Command.Client. From LevelDeadlines.
+	DeadlockSteps  int // names, holders and waiters that one search for a deadlock visits
+	// ClientShare is the share of Sessions, Holds and Waits that the sessions of one client may take together, in
+	// hundredths, at least one of each; at most 100. See Command.Client. From LevelDeadlines.
 	ClientShare int
 }
 
@@ -42,10 +42,10 @@ type Limit struct {
 	Name  string // for people, as on the command line: waiters-per-name
 	Field string // of Limits, as in Result.Field: WaitersPerName
 	Value *int
-	Most  int // what Value may be; the least is 1
+	Most  int // the maximum of Value; the minimum is 1
 }
 
-// All lists the limits in the order in which they are encoded. The values are those of l itself.
+// All lists the limits in the order in which they are encoded. The values point into l.
 func (l *Limits) All() []Limit {
 	return []Limit{
 		{"sessions", "Sessions", &l.Sessions, maxLimit},
@@ -62,10 +62,10 @@ func (l *Limits) All() []Limit {
 	}
 }
 
-// firstLevel are those that members of the first level know, too.
+// firstLevel are the limits that members of the first level know, too.
 func (l *Limits) firstLevel() []Limit { all := l.All(); return all[:len(all)-1] }
 
-// At returns l as far as members know it that have come to level.
+// At returns l with the defaults in place of limits that members of level do not know.
 func (l Limits) At(level uint32) Limits {
 	if level < LevelDeadlines {
 		l.ClientShare = DefaultLimits().ClientShare
@@ -73,10 +73,10 @@ func (l Limits) At(level uint32) Limits {
 	return l
 }
 
-// Share returns what one client may take of limit.
+// Share returns one client's share of limit.
 func (l *Limits) Share(limit int) int { return max(1, limit*l.ClientShare/100) }
 
-// WithDefaults returns l with the fields that are zero taken from DefaultLimits.
+// WithDefaults returns l with zero fields taken from DefaultLimits.
 func (l Limits) WithDefaults() Limits {
 	defaults := DefaultLimits()
 	for i, d := range defaults.All() {
@@ -87,7 +87,7 @@ func (l Limits) WithDefaults() Limits {
 	return l
 }
 
-// Wrong returns the first limit that is out of its bounds, and false if there is none.
+// Wrong returns the first limit out of its bounds, and false if all are within.
 func (l *Limits) Wrong() (Limit, bool) {
 	for _, x := range l.All() {
 		if *x.Value < 1 || *x.Value > x.Most {

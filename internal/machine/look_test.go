@@ -55,5 +55,5 @@ func (m *Machine) HoldOf(name, requestID string, t fencing.Token) (Hold, bool) {
 
 // Lingering returns all lingering holds, by token.
 func (m *Machine) Lingering() []Hold {
-	return slices.DeleteFunc(m.Minimums(), func(h Hold) bool { return !h.Lingering })
+	return slices.DeleteFunc(m.Timed(), func(h Hold) bool { return !h.Lingering })
 }

@@ -8,22 +8,25 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// Hold is one hold, for those who look.
+// Hold is the public view of one hold.
 type Hold struct {
 	Name      string
 	Token     fencing.Token
 	Session   SessionID // zero if Lingering
 	RequestID string
 	HoldID    string
+	Nonce     fencing.Nonce
 	Owner     string
 	Kind      Kind
 	Permits   uint32
 	Limit     uint32
 	Metadata  map[string]string
 	MinHold   time.Duration
-	Since     int64 // Unix nanoseconds by the leader's clock; for people
+	MaxHold   time.Duration // see Grant.MaxHold
+	Since     int64         // Unix nanoseconds by the leader's clock; for people
 	// Hierarchical, and the hold therefore excludes others on ancestors and descendants of Name.
 	Hierarchical bool
 	// Lingering: nobody holds it, its minimum keeps the name closed until OpFree.
@@ -33,26 +36,51 @@ type Hold struct {
 // Info is one name.
 type Info struct {
 	Name    string
-	Holders []Hold // by token; of this very name, not of its descendants
-	Waiters int    // waits that have a request for this very name
-	// Revision of the machine when it was looked at: EventsSince it follows without a gap.
+	Holders []Hold          // by token; of this very name, not of its descendants
+	Waiters int             // waits that have a request for this very name
+	Queue   []ExplainedWait // from Look only: the first maxShown waits in their order
+	// Revision of the machine at the time of the look: EventsSince it follows without a gap.
 	Revision uint64
 }
 
-// SessionTTL is what the leader needs to time a session.
+// SessionTTL is the state that the leader needs to time a session.
 type SessionTTL struct {
 	ID  SessionID
 	TTL time.Duration
-	// Due is when the session ends by the cluster's clock, if nothing of it goes through the log before. Zero: some
-	// leader may have renewed it without the log, up to now.
+	// Due is when the session ends by the cluster's clock, if no command of it goes through the log before. Zero:
+	// some leader may have renewed it without the log, up to now.
 	Due time.Duration
 }
 
-// Holder returns the state of name. A name that nobody holds has no holders.
+// Holder returns the state of name. A name without holders has an empty list.
 func (m *Machine) Holder(name string) Info {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.info(name)
+}
+
+// Look returns the state of name with its queue.
+func (m *Machine) Look(name string) Info {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	info := m.info(name)
+	if e := m.names[name]; e != nil {
+		info.Queue = m.queueOf(name, e)
+	}
+	return info
+}
+
+// queueOf returns the first waits of a name that have a request for this very name.
+func (m *Machine) queueOf(name string, e *entry) (queue []ExplainedWait) {
+	for _, p := range e.waits().queue {
+		if len(queue) == maxShown {
+			break
+		}
+		if x := m.explainWait(name, p.wait); slices.Contains(x.Names, name) {
+			queue = append(queue, x)
+		}
+	}
+	return queue
 }
 
 func (m *Machine) info(name string) Info {
@@ -86,14 +114,14 @@ func show(n int, holds iter.Seq[*hold]) []Hold {
 func (h *hold) show() Hold {
 	return Hold{
 		Name: h.Name, Token: h.token, Session: h.session, RequestID: h.ID, HoldID: h.HoldID,
-		Owner: h.Owner, Kind: h.Kind, Permits: h.Permits, Limit: h.Limit, Metadata: h.Metadata,
-		MinHold: h.MinHold, Since: h.since, Hierarchical: h.Hierarchical, Lingering: h.lingering(),
+		Nonce: h.Nonce, Owner: h.Owner, Kind: h.Kind, Permits: h.Permits, Limit: h.Limit, Metadata: h.Metadata,
+		MinHold: h.MinHold, MaxHold: h.max, Since: h.since, Hierarchical: h.Hierarchical, Lingering: h.lingering(),
 	}
 }
 
 // List returns up to limit names that start with prefix and come after the name after, sorted by bytes, and whether
-// there are more. Names that are only held by lingering holds or only waited for are included; names that are only
-// ancestors of others are not. It looks at as many names as it returns, and at their ancestors.
+// there are more. The list includes names with only lingering holds or only waiters, but not names that are only
+// ancestors of others. It visits as many names as it returns, and their ancestors.
 func (m *Machine) List(prefix, after string, limit int) (infos []Info, more bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -113,11 +141,21 @@ func (m *Machine) List(prefix, after string, limit int) (infos []Info, more bool
 	return infos, more
 }
 
-// SessionOpen tells whether the session is open. It costs one look into a map.
+// SessionOpen reports whether the session is open, by one lookup in a map.
 func (m *Machine) SessionOpen(id SessionID) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.sessions[id] != nil
+}
+
+// Principal returns the only principal that may attach the session; false if it is not open.
+func (m *Machine) Principal(id SessionID) (principal.Principal, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if s := m.sessions[id]; s != nil {
+		return s.principal, true
+	}
+	return principal.Nobody, false
 }
 
 // Sessions returns all open sessions, sorted by id: for operators, and for a new leader, who gives each a full TTL.
@@ -126,19 +164,47 @@ func (m *Machine) Sessions() []SessionUsage {
 	defer m.mu.RUnlock()
 	all := make([]SessionUsage, 0, len(m.sessions))
 	for _, s := range m.sessionsByID() {
-		all = append(all, SessionUsage{SessionTTL{s.id, s.ttl, s.due}, s.client, len(s.holds), len(s.waits)})
+		all = append(all, s.usage())
 	}
 	return all
 }
 
-// Minimums returns all holds that have a MinHold, by token, lingering ones among them: for a new leader, who gives each
-// the full time. It looks at every hold.
-func (m *Machine) Minimums() []Hold {
+// usage returns a session's holds and waits, for operators.
+func (s *session) usage() SessionUsage {
+	const most = 10
+	u := SessionUsage{
+		SessionTTL: SessionTTL{s.id, s.ttl, s.due}, Client: s.client, Principal: s.principal,
+		Holds: len(s.holds), Waits: len(s.waits), Owner: s.owner,
+	}
+	for _, h := range s.holds {
+		u.Names = append(u.Names, h.Name)
+	}
+	slices.Sort(u.Names)
+	u.Names = u.Names[:min(most, len(u.Names))]
+	for _, w := range s.waits {
+		u.Owner = cmp.Or(u.Owner, w.requests[0].Owner)
+	}
+	return u
+}
+
+// LongestTTL returns the longest TTL of an open session.
+func (m *Machine) LongestTTL() (longest time.Duration) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, s := range m.sessions {
+		longest = max(longest, s.ttl)
+	}
+	return longest
+}
+
+// Timed returns all holds that have a MinHold or a MaxHold, by token, lingering ones among them: for a new leader, who
+// gives each the full time. It looks at every hold.
+func (m *Machine) Timed() []Hold {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	var found []*hold
 	for _, h := range m.holds {
-		if h.MinHold > 0 {
+		if h.MinHold > 0 || h.max > 0 {
 			found = append(found, h)
 		}
 	}

@@ -88,7 +88,7 @@ func asPermits(n, limit uint32) func(*Request) {
 	return func(r *Request) { r.Kind, r.Permits, r.Limit = Permits, n, limit }
 }
 
-// under makes c under what the sessions hold by the usual request ids.
+// under makes c a request under the holds of the sessions, by the usual request ids.
 func (c Command) under(sessions ...string) Command {
 	for _, s := range sessions {
 		c.Under = append(slices.Clone(c.Under), id(s+"-request"))
@@ -559,7 +559,7 @@ func TestDeadlock(t *testing.T) {
 		t.Errorf("cycle %q", text)
 	}
 	r.held("z", "c")
-	r.want(ask("c", "x"), CodeQueued) // under nothing it takes no part
+	r.want(ask("c", "x"), CodeQueued) // a request under no hold is in no cycle
 }
 
 func cycleText(cycle []Blocker) string {
@@ -650,7 +650,7 @@ func TestSiblingsQueue(t *testing.T) {
 	r.want(ask("one", "x").under("one"), CodeQueued)
 }
 
-// A minimum that goes on is nobody's: it ends by itself.
+// A lingering hold has no owner that could wait: it ends by itself.
 func TestWhatLingersIsNoDeadlock(t *testing.T) {
 	r := newRig(t)
 	r.open("a")
@@ -663,7 +663,7 @@ func TestWhatLingersIsNoDeadlock(t *testing.T) {
 	r.want(ask("a", "x").under("a").as(func(r *Request) { r.ID = id("another") }), CodeQueued)
 }
 
-// The cycle names what is waited for, not what was asked for along with it or what lies below.
+// The cycle names the contended name, not other names of the request or names below it.
 func TestCycleNamesWhatIsContended(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "b", "c")
@@ -727,7 +727,7 @@ func TestSequence(t *testing.T) {
 
 	r.want(numbered(give("a", "x"), 4, 0), CodeOK)
 	r.want(numbered(give("a", "x"), 4, 0), CodeOK)
-	r.want(numbered(ask("a", "x"), 1, 0), CodeNotHeld) // not carried out again
+	r.want(numbered(ask("a", "x"), 1, 0), CodeNotHeld) // the machine does not grant it again
 	r.held("x", "")
 	r.want(numbered(give("a", "x"), 1, 0), CodeConflict)
 

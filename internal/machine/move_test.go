@@ -74,7 +74,7 @@ func TestWaitKeepsItsPlaceWhenItMoves(t *testing.T) {
 	}
 }
 
-// A release of what is the session's own leaves alone what another session has taken over, with a token and without.
+// An own release, with a token or without, does not touch a hold that another session has taken over.
 func TestOwnReleaseLeavesWhatHasMoved(t *testing.T) {
 	r := newRig(t)
 	r.open("a", "b")

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The pages of a session, put together, are all that hangs on it, whatever their size; those of one name stay together.
+// The pages of a session together list all its holds and waits, at any page size; a page never divides the entries of
+// one name.
 func TestSessionPages(t *testing.T) {
 	m := New(1)
 	mine, other := sid("mine"), sid("other")
@@ -42,10 +43,10 @@ func TestSessionPages(t *testing.T) {
 	s, _ := m.Session(mine)
 	var want []SessionEntry
 	for _, h := range s.Holds {
-		want = append(want, SessionEntry{h.Name, h.RequestID, h.Token})
+		want = append(want, SessionEntry{Name: h.Name, RequestID: h.RequestID, Token: h.Token})
 	}
 	for _, w := range s.Waits {
-		want = append(want, SessionEntry{w.Requests[0].Name, w.Requests[0].ID, 0})
+		want = append(want, SessionEntry{Name: w.Requests[0].Name, RequestID: w.Requests[0].ID})
 	}
 	slices.SortFunc(want, func(a, b SessionEntry) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.RequestID, b.RequestID))

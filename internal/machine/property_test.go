@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // TestMain lets rapid draw more logs than by default: the rare meetings of three commands count here.
@@ -36,7 +37,7 @@ var (
 		OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire, OpAcquire,
 		OpCancelWait, OpCancelWait, OpRelease, OpRelease, OpRelease, OpRelease, OpRelease, OpRelease, OpMove, OpMove,
 		OpForceRelease, OpFree, OpFree, OpFree, OpSetLimits, OpRaiseLevel,
-		OpCheckpoint, OpCheckpoint, OpRenew,
+		OpCheckpoint, OpCheckpoint, OpRenew, OpSetRules, OpSetPolicies,
 	}
 )
 
@@ -66,11 +67,18 @@ func drawCommand(t *rapid.T, m *Machine) Command {
 		}
 	case OpCancelWait, OpRelease, OpMove:
 		drawTarget(t, m, &c)
+		if c.Op != OpMove {
+			c.Principal = rapid.SampledFrom([]principal.Principal{principal.Nobody, principal.Process}).Draw(t, "principal")
+		}
 	case OpForceRelease:
 		c.Name = rapid.SampledFrom(worldNames).Draw(t, "name")
 		c.Reason, c.By = "because", "root"
+		if e := m.names[c.Name]; e != nil && e.holds.len() > 0 && rapid.Bool().Draw(t, "conditional") {
+			c.Principal, c.Nonce = "certificate x", e.holds.first().Nonce
+			c.Token = rapid.SampledFrom([]fencing.Token{0, 7, e.holds.first().token}).Draw(t, "token")
+		}
 	case OpFree:
-		for _, h := range m.Lingering() {
+		for _, h := range m.Timed() {
 			c.Name, c.Token = h.Name, h.Token
 			if rapid.Bool().Draw(t, "this") {
 				break
@@ -85,6 +93,14 @@ func drawCommand(t *rapid.T, m *Machine) Command {
 		c.Limits = &l
 	case OpRaiseLevel:
 		c.Level = MaxLevel
+	case OpSetRules:
+		c.Session = SessionID{}
+		c.Rules = rapid.SampledFrom([]string{"", "allow * acquire,force t\nallow * acquire x\n"}).Draw(t, "rules")
+	case OpSetPolicies:
+		c.Session = SessionID{}
+		c.Rules = rapid.SampledFrom([]string{
+			"", "max-hold=1m t\nmax-hold=1s x\npermits=3 z\n", "max-queue=2 \"\"\npermits=6 z\n", "permits=2 z\n",
+		}).Draw(t, "policies")
 	case OpCheckpoint:
 		c.Session, c.Clock = SessionID{}, time.Duration(rapid.IntRange(0, 100).Draw(t, "clock"))
 		for range rapid.IntRange(0, 3).Draw(t, "deadlines") {
@@ -97,7 +113,7 @@ func drawCommand(t *rapid.T, m *Machine) Command {
 	return c
 }
 
-// drawUnder draws the holds under which an acquire is made, of its own session or of others.
+// drawUnder draws the holds of an acquire, from its session or from others.
 func drawUnder(t *rapid.T, m *Machine, c *Command) {
 	for _, h := range sorted(m.holds) {
 		if !slices.Contains(c.Under, h.ID) && rapid.IntRange(0, 2).Draw(t, "under") == 0 {
@@ -131,6 +147,10 @@ func drawRequest(t *rapid.T, s SessionID) Request {
 	if rapid.IntRange(0, 3).Draw(t, "minimum") == 0 {
 		r.MinHold = time.Minute
 	}
+	r.HeedsMaxHold = rapid.IntRange(0, 7).Draw(t, "heeds") > 0
+	if n := rapid.Byte().Draw(t, "nonce"); n < 200 {
+		r.Nonce[0] = n
+	}
 	if rapid.IntRange(0, 7).Draw(t, "metadata") == 0 {
 		r.Metadata = map[string]string{"k": "v", "": "w"}
 	}
@@ -163,7 +183,7 @@ func drawTarget(t *rapid.T, m *Machine, c *Command) {
 	}
 }
 
-// drawNumbers gives c a sequence number: usually the next one, sometimes one that was used, or one that is to come.
+// drawNumbers gives c a sequence number: usually the next one, sometimes a used or a later one.
 func drawNumbers(t *rapid.T, m *Machine, c *Command) {
 	s := m.sessions[c.Session]
 	if s == nil || c.Op <= OpExpire || c.Op == OpRenew || rapid.IntRange(0, 2).Draw(t, "numbered") == 0 {
@@ -210,7 +230,8 @@ func (w *witness) apply(at int64, c Command) (Result, []Notice) {
 	return result, notices
 }
 
-// checkOrder checks that no grant passed a waiter with an earlier ticket, and that tokens increased.
+// checkOrder checks that no grant passed a waiter with an earlier ticket or took permits that there are not, and that
+// tokens increased. Holds of before may have more permits than a limit that was lowered.
 func (w *witness) checkOrder(before *Frozen) {
 	ticketOf := map[string]uint64{} // what was granted to a waiter
 	for _, old := range before.waits {
@@ -218,9 +239,16 @@ func (w *witness) checkOrder(before *Frozen) {
 			ticketOf[r.Name+" "+r.ID] = old.ticket
 		}
 	}
+	taken := map[string]uint64{}
+	for _, h := range w.m.holds {
+		taken[h.Name] += uint64(h.Permits)
+	}
 	for order, h := range w.m.holds {
 		if before.holds[order] != nil {
 			continue
+		}
+		if taken[h.Name] > uint64(h.Limit) {
+			w.t.Fatalf("%+v is one permit too many: %d", h, taken[h.Name])
 		}
 		if order <= before.revision {
 			w.t.Fatalf("token %d was granted at revision %d", order, before.revision)
@@ -303,7 +331,7 @@ func (w *witness) checkAnswer(before *Frozen, c *Command, r *Result) {
 	}
 }
 
-// checkRepeat sends a numbered command again: the same answer, and no effect.
+// checkRepeat repeats a numbered command: it must give the same answer and have no effect.
 func (w *witness) checkRepeat(at int64, c Command, first Result) {
 	hash := w.m.Hash()
 	second, notices := w.m.Apply(at, &c)
@@ -315,7 +343,7 @@ func (w *witness) checkRepeat(at int64, c Command, first Result) {
 	}
 }
 
-// drain lets every holder leave, one by one: every waiter must be granted sooner or later, and nothing may remain.
+// drain releases every hold, one by one: every waiter must get its grant, and nothing may remain.
 func (w *witness) drain() {
 	for steps := 0; len(w.m.holds)+len(w.m.waits) > 0; steps++ {
 		if steps > 10_000 || len(w.m.holds) == 0 {
@@ -353,8 +381,8 @@ func anyLog(t *rapid.T) {
 	w.drain()
 }
 
-// Any log gives the same answers and the same state on a second replica that reads it from the log's encoding, and on
-// one that starts from a snapshot taken anywhere.
+// Any log gives the same answers and the same state on a second replica that reads the log's encoding, and on a
+// replica that starts from a snapshot at any entry.
 func TestReplicasAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		first := newWorld(16)
@@ -408,7 +436,7 @@ func snapshot(t tester, m *Machine) []byte {
 	return b.Bytes()
 }
 
-// A frozen state stays what it was, whatever happens to the machine afterwards.
+// A frozen state never changes, whatever the machine does afterwards.
 func TestFrozenStaysFrozen(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newWorld(1)

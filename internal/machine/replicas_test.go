@@ -20,8 +20,8 @@ import (
 	"github.com/fencelock/fencelock/internal/race"
 )
 
-// cluster is three replicas of a machine that are fed by one log, with the leader's timers and the clients around them,
-// in time that is counted and not waited for. Everything is drawn from one seed, by one goroutine.
+// cluster is three replicas of a machine with one log, the timers of the leader, and the clients, in simulated time.
+// One goroutine draws everything from one seed.
 type cluster struct {
 	t *testing.T
 	*rand.Rand
@@ -31,7 +31,7 @@ type cluster struct {
 	origin   []byte           // the snapshot with which the log begins
 	entries  [][]byte         // the log
 	answers  [][]answer       // of each entry
-	states   map[int][32]byte // what the state is after so many entries
+	states   map[int][32]byte // the hash of the state, by the number of entries
 	replicas [3]*replica
 
 	leader  int           // or
@@ -69,7 +69,7 @@ type client struct {
 	session SessionID
 	ttl     time.Duration
 	seq     uint64
-	sent    []Command // numbered ones, to send again
+	sent    []Command // numbered commands, for repeats
 	kept    time.Duration
 	dies    time.Duration
 	asks    int // ids so far
@@ -126,7 +126,7 @@ func (c *cluster) weather() {
 		case r.m == nil && c.now >= r.back:
 			c.start(r)
 		case r.m == nil:
-		case c.one(300): // it forgets what it has not on disk
+		case c.one(300): // it forgets what is not on its disk
 			c.crashes++
 			r.m, r.back = nil, c.now+c.within(20*time.Second)
 			if c.leader == i {
@@ -183,7 +183,7 @@ func (c *cluster) apply(r *replica, n int) {
 	c.compare(r)
 }
 
-// compare demands that r is what the others were at the same place of the log.
+// compare checks that r has the state that the others had at the same place of the log.
 func (c *cluster) compare(r *replica) {
 	if want, known := c.states[r.applied]; known && r.m.Hash() != want {
 		c.t.Fatalf("after %d entries the replicas differ", r.applied)
@@ -197,7 +197,7 @@ func (c *cluster) depose() {
 }
 
 // elect makes a replica the leader, if a majority is up. A new leader has applied the whole log, and gives every
-// session and every lingering hold its full time again.
+// session and every lingering hold its full time from now.
 func (c *cluster) elect() {
 	var up []int
 	for i, r := range c.replicas {
@@ -252,7 +252,7 @@ func (c *cluster) timers() {
 	}
 }
 
-// deliver hands some of what is on its way to the leader, in any order and sometimes twice.
+// deliver hands some commands of the pool to the leader, in any order and sometimes twice.
 func (c *cluster) deliver() {
 	for n := c.IntN(4); c.leader != noLeader && n > 0 && len(c.pool) > 0; n-- {
 		var batch []Command
@@ -292,7 +292,7 @@ func (c *cluster) commit(commands ...Command) {
 	}
 }
 
-// carryOut lets the witness carry out one command, and follows tokens, waits, and what the leader has to time.
+// carryOut applies one command to the witness, and follows tokens, waits, and the timers of the leader.
 func (c *cluster) carryOut(at int64, cmd Command) answer {
 	c.commands++
 	waits, revision := slices.Collect(maps.Keys(c.w.m.waits)), c.w.m.Revision()
@@ -343,7 +343,7 @@ func (c *cluster) carryOut(at int64, cmd Command) answer {
 func (c *cluster) granted(grants []Grant, before uint64) {
 	for _, g := range grants {
 		if g.Token.Order() <= before {
-			continue // granted earlier, and told again
+			continue // a repeated answer for an earlier grant
 		}
 		c.grants++
 		if last := c.tokens[g.Name]; g.Token.Order() <= last {
@@ -353,7 +353,7 @@ func (c *cluster) granted(grants []Grant, before uint64) {
 	}
 }
 
-// turn is what a client does at one moment.
+// turn runs one step of a client.
 func (c *cluster) turn(cl *client) {
 	s, open := c.w.m.Session(cl.session)
 	switch {
@@ -386,13 +386,13 @@ func (c *cluster) turn(cl *client) {
 
 func (c *cluster) send(cmd Command) { c.pool = append(c.pool, cmd) }
 
-// order is what a client asks for next.
+// order draws the next command of a client.
 func (c *cluster) order(cl *client, s Session) Command {
 	cmd := Command{Session: cl.session, Linger: c.one(2)}
 	holds, waits := len(s.Holds), len(s.Waits)
 	switch n := c.IntN(20); {
 	case n == 0 && len(cl.sent) > 0:
-		return cl.sent[c.IntN(len(cl.sent))] // again, as after a lost answer
+		return cl.sent[c.IntN(len(cl.sent))] // a repeat, as after a lost answer
 	case n == 1:
 		l := DefaultLimits()
 		l.WaitersPerName, l.DeadlockSteps = 3+c.IntN(20), 1+c.IntN(60)
@@ -422,7 +422,7 @@ func (c *cluster) order(cl *client, s Session) Command {
 		}
 	}
 	if c.one(4) {
-		return cmd // without a number, like one that asks who has it
+		return cmd // a command may come without a number
 	}
 	cl.seq++
 	cmd.Seq = cl.seq
@@ -486,7 +486,7 @@ func (c *cluster) disaster() {
 	}
 }
 
-// settle lets all replicas catch up, expires every session, frees what lingers, and demands that nothing is left.
+// settle lets all replicas catch up, expires every session, frees lingering holds, and checks that nothing remains.
 func (c *cluster) settle() {
 	for _, r := range c.replicas {
 		if r.m == nil {
@@ -510,10 +510,10 @@ func (c *cluster) settle() {
 	}
 }
 
-// TestReplicas runs clusters in simulated time: three replicas of the machine that read one log, each at its own pace,
-// lose their memory and start again from snapshots of their own or of others; leaders that time sessions and follow
-// each other; clients whose commands arrive in any order, late, twice or never; backups that are restored. Each hour is
-// a seed. FENCELOCK_SEED runs one; FENCELOCK_SIM_HOURS says how many hours, by default 3, and 100 in the deep tier
+// TestReplicas runs clusters in simulated time. Three replicas of the machine read one log, each at a different pace,
+// lose their memory, and start again from one of their snapshots. Leaders time sessions and follow each other.
+// Commands of clients arrive in any order, late, twice or never. Disasters restore backups. Each hour has a seed.
+// FENCELOCK_SEED runs one seed; FENCELOCK_SIM_HOURS sets the number of hours, by default 3, and 100 in the deep tier
 // without the race detector, since the state machine has one goroutine.
 func TestReplicas(t *testing.T) {
 	if text := os.Getenv("FENCELOCK_SEED"); text != "" {

@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// Restore replaces the state by a snapshot, which it reads to its end. On an error, a *FormatError or that of r, the
-// machine stays as it was. Events from before are gone: EventsSince answers *CompactedError below the snapshot's
+// Restore replaces the state by a snapshot, which it reads to its end. On an error, a *FormatError or r's, the
+// machine stays as it was. Earlier events are gone: EventsSince returns *CompactedError below the snapshot's
 // revision.
 func (m *Machine) Restore(r io.Reader) error {
 	fresh, err := read(r)
@@ -23,11 +24,11 @@ func (m *Machine) Restore(r io.Reader) error {
 }
 
 // RestoreBackup is Restore for a snapshot that may be older than what clients have seen: a backup. It sets the revision
-// ahead by 1<<32 and by more, so that every later token is greater than those issued after the backup was made, and
-// marks all below as compacted. It ends every session, because what hung on it may have changed after the backup: holds
-// with a MinHold linger, all else is gone, and clients learn that their session ended.
+// ahead by 1<<32 plus more, so that every later token is greater than all tokens issued after the backup was made,
+// and marks all below as compacted. It ends every session, because its holds and waits may have changed after the
+// backup: holds with a MinHold linger, all else is gone, and clients learn that their session ended.
 //
-// It returns the longest TTL of a session in the backup. All replicas need the outcome: freeze it, and hand that
+// It returns the longest TTL of a session in the backup. All replicas need the result: freeze it, and hand that
 // snapshot to the cluster.
 func (m *Machine) RestoreBackup(r io.Reader, more uint64) (longest time.Duration, err error) {
 	fresh, err := read(r)
@@ -49,11 +50,12 @@ func (m *Machine) RestoreBackup(r io.Reader, more uint64) (longest time.Duration
 	return longest, nil
 }
 
-// become takes over the state of fresh, which nobody else uses, and forgets all events.
+// become adopts the state of fresh, which has no other user, and forgets all events.
 func (m *Machine) become(fresh *Machine) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.revision, m.now, m.clock, m.limits, m.level = fresh.revision, fresh.now, fresh.clock, fresh.limits, fresh.level
+	m.rules, m.policies = fresh.rules, fresh.policies
 	m.sessions, m.holds, m.waits = fresh.sessions, fresh.holds, fresh.waits
 	m.names, m.sorted, m.claimants, m.under, m.clients = fresh.names, fresh.sorted, fresh.claimants, fresh.under,
 		fresh.clients
@@ -86,7 +88,7 @@ func read(from io.Reader) (*Machine, error) {
 	}
 	r.data, r.off = body, len(magic)
 	version := r.byte()
-	r.must(version == snapshotFirst || version == snapshotDeadlines, "another version than this build reads")
+	r.must(version >= snapshotFirst && version <= snapshotRules, "another version than this build reads")
 	m := New(1)
 	r.state(m, version)
 	if err := r.end(); err != nil {
@@ -107,6 +109,19 @@ func (r *reader) state(m *Machine, version byte) {
 		r.must(m.clock >= 0, "a negative clock")
 		m.limits.ClientShare = int(r.int())
 	}
+	if version >= snapshotRules {
+		text, count := r.text(), r.uint()
+		given, err := newRules(text, count)
+		r.must(err == nil && (text == "" || count > 0), "rules that make no sense")
+		if r.err == nil {
+			m.rules = given
+		}
+		policies, err := newPolicies(r.text())
+		r.must(err == nil, "policies that make no sense")
+		if r.err == nil {
+			m.policies = policies
+		}
+	}
 	_, wrong := m.limits.Wrong()
 	r.must(!wrong, "a limit out of its bounds")
 
@@ -119,9 +134,12 @@ func (r *reader) state(m *Machine, version byte) {
 	}
 	last := uint64(0)
 	for n := r.count(minRequest); n > 0 && r.err == nil; n-- {
-		h := r.hold()
+		h := r.hold(version)
 		r.must(h.token.Order() > last && h.token.Order() <= m.revision, "tokens out of order")
 		last = h.token.Order()
+		r.must(h.Nonce == fencing.Nonce{} || m.level >= LevelNonces, "a nonce of a lower level")
+		r.must(h.Sealed == "" || m.level >= LevelHiddenIDs, "a sealed id of a lower level")
+		r.must(!h.HeedsMaxHold || m.level >= LevelRules, "a request of a lower level")
 		r.must(h.lingering() || m.sessions[h.session] != nil, "a hold of no session")
 		if r.err == nil {
 			m.shareOwner(h)
@@ -148,6 +166,10 @@ func (r *reader) sessionState(version byte) *session {
 		s.client = r.text()
 		r.must(checkText("", s.client, maxOwnerBytes) == nil, "a client that cannot be")
 	}
+	if version >= snapshotHiddenIDs {
+		s.principal = principal.Principal(r.text())
+		r.must(checkText("", string(s.principal), maxOwnerBytes) == nil, "a principal that cannot be")
+	}
 	s.acked = r.uint()
 	last := s.acked
 	for n := r.count(2); n > 0 && r.err == nil; n-- {
@@ -159,20 +181,25 @@ func (r *reader) sessionState(version byte) *session {
 	return s
 }
 
-func (r *reader) hold() *hold {
+func (r *reader) hold(version byte) *hold {
 	order := r.max(1<<63 - 1)
-	h := &hold{token: fencing.Token(order), session: r.session(), since: r.int(), Request: r.request()}
+	h := &hold{token: fencing.Token(order), session: r.session(), since: r.int()}
+	if version >= snapshotRules {
+		h.max = r.duration()
+		r.must(h.max >= 0 && (h.max == 0 || !h.lingering()), "a maximum that cannot be")
+	}
+	h.Request = r.request()
 	if h.Kind != Exclusive {
 		h.token = h.token.NotExclusive()
 	}
-	r.sane(&h.Request)
+	r.sane(&h.Request, version >= snapshotRules)
 	return h
 }
 
 func (r *reader) wait() *wait {
 	w := &wait{ticket: r.uint(), session: r.session(), since: r.int(), requests: r.requests(), under: r.texts()}
 	for i := range w.requests {
-		r.sane(&w.requests[i])
+		r.sane(&w.requests[i], false)
 	}
 	r.must(len(w.requests) > 0, "a wait for nothing")
 	r.must(checkUnder(w.under) == nil, "a wait under what cannot be")
@@ -184,11 +211,12 @@ func (r *reader) wait() *wait {
 	return w
 }
 
-// sane fails if q is nothing that an acquire would have taken, as far as the state depends on it.
-func (r *reader) sane(q *Request) {
+// sane fails if q is a request that no acquire would have taken, as far as the state depends on it. over: a hold may
+// have more permits than a limit that was lowered since.
+func (r *reader) sane(q *Request, over bool) {
 	known := q.Kind <= Permits && q.Name != ""
 	fits := q.Kind != Permits && q.Limit == 0 && q.Permits == 0 ||
-		q.Permits >= 1 && q.Permits <= q.Limit && !q.Hierarchical
+		q.Permits >= 1 && q.Limit >= 1 && (over || q.Permits <= q.Limit) && !q.Hierarchical
 	r.must(known && fits && q.MinHold >= 0, "a request that cannot be")
 }
 
@@ -197,7 +225,7 @@ func (r *reader) result() *Result {
 	if code == 0 {
 		return nil
 	}
-	r.must(code <= CodeUnknown && code != CodeGranted && code != CodeQueued, "a code that is not remembered")
+	r.must(code <= CodeDenied && code != CodeGranted && code != CodeQueued, "a code that is not remembered")
 	result := &Result{Code: code}
 	has := r.flags(3)
 	if has[0] {

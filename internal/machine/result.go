@@ -18,9 +18,9 @@ const (
 	CodeQueued Code = 3
 	// CodeHeld: somebody else holds the name or waits for it. Result.Holder.
 	CodeHeld Code = 4
-	// CodeNotHeld: there is no such hold or wait, or not any more.
+	// CodeNotHeld: there is no such hold or wait, or no longer.
 	CodeNotHeld Code = 5
-	// CodeCancelled: the acquire was given up before it was carried out: see Command.Target.
+	// CodeCancelled: the acquire was abandoned before it was carried out: see Command.Target.
 	CodeCancelled Code = 6
 	// CodeDeadlock: waiting would close a cycle. Result.Cycle.
 	CodeDeadlock Code = 7
@@ -39,6 +39,9 @@ const (
 	// CodeUnknown: this build does not know the operation or the level. Not remembered. The replica must stop before it
 	// drifts apart from others, unless Command.Ignorable is set.
 	CodeUnknown Code = 14
+	// CodeDenied: the session, or the session of the hold or the wait, is another principal's; or the rules do not
+	// allow it, with Field Name.
+	CodeDenied Code = 15
 )
 
 // Result is the answer to one command.
@@ -48,31 +51,36 @@ type Result struct {
 	Grants []Grant
 	// Ticket of the wait. Only with CodeQueued.
 	Ticket uint64
-	// Holder is in the way: a holder, or a waiter if there is none. Only with CodeHeld.
+	// Holder is the blocker: a holder, or a waiter if there is no such holder. Only with CodeHeld.
 	Holder *Blocker
-	// Cycle of who waits for whom, the newcomer first, with the name that it would wait for; each of the others has the
-	// name that the one before waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
+	// Cycle of blockers, the newcomer first, with the name that it would wait for; each of the others has the name
+	// that its predecessor waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
 	Cycle []Blocker
-	// Field that is refused, in the words of the structs Command, Request and Limits; Detail says why, for people. Only
+	// Field is the refused field, by its name in Command, Request or Limits; Detail says why, for people. Only
 	// with CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
 	Field, Detail string
 }
 
-// Grant is one hold that was granted.
+// Grant is one granted hold.
 type Grant struct {
 	Name      string
 	RequestID string
+	Sealed    string // see Request.Sealed
 	Token     fencing.Token
+	Nonce     fencing.Nonce
 	MinHold   time.Duration
+	// MaxHold is how long the hold may last, by the policy of its name; zero: without a bound. The leader measures it, and
+	// ends the hold with OpFree.
+	MaxHold time.Duration
 }
 
-// Blocker is a holder or waiter that somebody else has to wait for.
+// Blocker is a holder or waiter that blocks another request.
 type Blocker struct {
-	Name    string // that is wanted and in use, be it by a hierarchical hold or wait below it
+	Name    string // wanted and in use, possibly by a hierarchical hold or wait below it
 	Session SessionID
 	Owner   string
 	HoldID  string
-	Waits   bool // it does not hold the name but waits for it
+	Waits   bool // it waits for the name and does not hold it
 }
 
 // Cause says why a hold or a session ended against its owner's will.
@@ -83,32 +91,39 @@ const (
 	CauseExpired Cause = 1
 	// CauseClosed: the session was closed.
 	CauseClosed Cause = 2
-	// CauseForced: an administrator took the hold away.
+	// CauseForced: an administrator force-released the hold.
 	CauseForced Cause = 3
 	// CauseGivenBack: somebody outside the session released the hold or cancelled the wait, by the request id.
 	CauseGivenBack Cause = 4
 	// CauseMoved: another session took it over, by OpMove.
 	CauseMoved Cause = 5
+	// CauseMaxHold: the maximum hold time was over.
+	CauseMaxHold Cause = 6
+	// CauseDenied: new rules do not allow the wait.
+	CauseDenied Cause = 7
 )
 
-// NoticeType says what a Notice tells.
+// NoticeType is the type of a Notice.
 type NoticeType uint8
 
 const (
 	// NoticeGranted: the wait with Ticket of Session is over, and all of Grants are held, in the order of its requests.
 	NoticeGranted NoticeType = 1
-	// NoticeLost: the hold with Name, RequestID and Token of Session was taken away, or the wait with Name, RequestID
-	// and Ticket. Cause, Detail.
+	// NoticeLost: the hold with Name, RequestID and Token of Session was ended, or the wait with Name, RequestID and
+	// Ticket. Cause, Detail.
 	NoticeLost NoticeType = 2
-	// NoticeSessionEnded: Session ended, and with it all that it held and waited for. Cause. One notice, however many
+	// NoticeSessionEnded: Session ended, and with it all its holds and waits. Cause. One notice, however many
 	// holds there were.
 	NoticeSessionEnded NoticeType = 3
 	// NoticeLingering: the hold with Name, RequestID and Token lingers from now on; the leader frees it when its
 	// MinHold is over. It has no Session any more.
 	NoticeLingering NoticeType = 4
+	// NoticeUntimed: the hold with Token, which had a maximum, has ended. It is for the leader, and nobody's: it has no
+	// Session.
+	NoticeUntimed NoticeType = 5
 )
 
-// Notice is something that a command did to somebody else than who sent it.
+// Notice is an effect of a command on another session than its sender's.
 type Notice struct {
 	Type      NoticeType
 	Session   SessionID
@@ -116,8 +131,11 @@ type Notice struct {
 	Grants    []Grant
 	Name      string
 	RequestID string
+	Sealed    string // see Request.Sealed; for Session
 	Token     fencing.Token
 	MinHold   time.Duration
 	Cause     Cause
 	Detail    string
+
+	By, Principal string // of CauseForced: see Command
 }

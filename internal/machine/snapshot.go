@@ -17,6 +17,8 @@ type Frozen struct {
 	clock    time.Duration
 	limits   Limits
 	level    uint32
+	rules    *Rules
+	policies *Policies
 	sessions []session // without holds and waits
 	holds    map[uint64]*hold
 	waits    map[uint64]*wait
@@ -27,7 +29,8 @@ func (m *Machine) Freeze() *Frozen {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	f := &Frozen{
-		revision: m.revision, now: m.now, clock: m.clock, limits: m.limits, level: m.level,
+		revision: m.revision, now: m.now, clock: m.clock, limits: m.limits, level: m.level, rules: m.rules,
+		policies: m.policies,
 		sessions: make([]session, 0, len(m.sessions)),
 		holds:    maps.Clone(m.holds),
 		waits:    maps.Clone(m.waits),
@@ -36,12 +39,15 @@ func (m *Machine) Freeze() *Frozen {
 	for _, s := range m.sessions {
 		n += len(s.results)
 	}
-	results := make([]remembered, 0, n) // one piece of memory for all of them
+	results := make([]remembered, 0, n) // one allocation for all of them
 	for _, s := range m.sessions {
 		from := len(results)
 		results = append(results, s.results...)
 		f.sessions = append(f.sessions,
-			session{id: s.id, ttl: s.ttl, due: s.due, client: s.client, acked: s.acked, results: results[from:]})
+			session{
+				id: s.id, ttl: s.ttl, due: s.due, client: s.client, principal: s.principal, acked: s.acked,
+				results: results[from:],
+			})
 	}
 	return f
 }
@@ -78,24 +84,31 @@ func (f *Frozen) WriteTo(w io.Writer) (int64, error) {
 	return written + int64(n), err
 }
 
-// Hash is that of the present state: see Frozen.Hash.
+// Hash returns the checksum of the present state: see Frozen.Hash.
 func (m *Machine) Hash() [sha256.Size]byte { return m.Freeze().Hash() }
 
 // magic begins every snapshot; its version follows, in one byte.
 const magic = "fencelock\x00"
 
-// The versions of snapshots. That of a snapshot depends on the level of the state, so that every member of a cluster
-// can read those of the others.
+// The versions of snapshots. The version depends on the level of the state, so that every member of a cluster can
+// read the others' snapshots.
 const (
 	snapshotFirst     = 2
-	snapshotDeadlines = 3 // from LevelDeadlines: the clock, when each session is due, and whose it is
+	snapshotDeadlines = 3 // from LevelDeadlines: the clock, each session's deadline, and its client
+	snapshotHiddenIDs = 4 // from LevelHiddenIDs: hashes in place of ids, and the principals of sessions
+	snapshotRules     = 5 // from LevelRules: rules, policies, and how long holds may last
 )
 
 func snapshotVersion(level uint32) byte {
-	if level < LevelDeadlines {
+	switch {
+	case level < LevelDeadlines:
 		return snapshotFirst
+	case level < LevelHiddenIDs:
+		return snapshotDeadlines
+	case level < LevelRules:
+		return snapshotHiddenIDs
 	}
-	return snapshotDeadlines
+	return snapshotRules
 }
 
 // encode writes everything but the checksum, in pieces.
@@ -119,6 +132,11 @@ func (f *Frozen) encode(write func([]byte) error) error {
 		b = appendInt(b, int64(f.clock))
 		b = appendInt(b, int64(f.limits.ClientShare))
 	}
+	if version >= snapshotRules {
+		b = appendText(b, f.rules.Text)
+		b = appendUint(b, f.rules.Version)
+		b = appendText(b, f.policies.Text)
+	}
 	const piece = 1 << 16
 
 	sessions := slices.Clone(f.sessions)
@@ -132,7 +150,7 @@ func (f *Frozen) encode(write func([]byte) error) error {
 	}
 	b = appendUint(b, uint64(len(f.holds)))
 	for _, h := range sorted(f.holds) {
-		b = appendHold(b, h)
+		b = appendHold(b, h, version)
 		if err := flush(piece); err != nil {
 			return err
 		}
@@ -154,6 +172,9 @@ func appendSession(dst []byte, s *session, version byte) []byte {
 		dst = appendInt(dst, int64(s.due))
 		dst = appendText(dst, s.client)
 	}
+	if version >= snapshotHiddenIDs {
+		dst = appendText(dst, string(s.principal))
+	}
 	dst = appendUint(dst, s.acked)
 	dst = appendUint(dst, uint64(len(s.results)))
 	for _, r := range s.results {
@@ -163,10 +184,13 @@ func appendSession(dst []byte, s *session, version byte) []byte {
 	return dst
 }
 
-func appendHold(dst []byte, h *hold) []byte {
+func appendHold(dst []byte, h *hold, version byte) []byte {
 	dst = appendUint(dst, h.token.Order())
 	dst = append(dst, h.session[:]...)
 	dst = appendInt(dst, h.since)
+	if version >= snapshotRules {
+		dst = appendInt(dst, int64(h.max))
+	}
 	return appendRequest(dst, &h.Request)
 }
 
@@ -178,8 +202,8 @@ func appendWait(dst []byte, w *wait) []byte {
 	return appendTexts(dst, w.under)
 }
 
-// appendResult writes a remembered result; code zero stands for a command that is remembered without one. Results that
-// are remembered have neither grants nor a ticket.
+// appendResult writes a remembered result; code zero stands for a command that is remembered without one. Remembered
+// results have neither grants nor a ticket.
 func appendResult(dst []byte, r *Result) []byte {
 	if r == nil {
 		return append(dst, 0)
@@ -210,5 +234,5 @@ func appendBlocker(dst []byte, b *Blocker) []byte {
 	return appendFlags(dst, b.Waits)
 }
 
-// duration reads what is written with appendInt.
+// duration reads a value of appendInt.
 func (r *reader) duration() time.Duration { return time.Duration(r.int()) }

@@ -7,18 +7,20 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// hold is one hold. It never changes, so that frozen states can share it: one that begins to linger, or that moves to
-// another session, is replaced.
+// hold is one hold. It never changes, so that frozen states can share it: when it begins to linger, or moves to
+// another session, it is replaced.
 type hold struct {
 	Request
 	token   fencing.Token
 	session SessionID // zero: lingering
 	since   int64
+	max     time.Duration // how long it may last, as the policy said at the grant; zero: without a bound
 }
 
-// wait is one ticket. It never changes: one that moves to another session is replaced.
+// wait is one ticket. It never changes: when it moves to another session, it is replaced.
 type wait struct {
 	ticket   uint64
 	session  SessionID
@@ -28,30 +30,32 @@ type wait struct {
 	claims   []claim // of requests
 }
 
-// session is what the leader times.
+// session is the unit that the leader times.
 type session struct {
-	id      SessionID
-	ttl     time.Duration
-	due     time.Duration // see SessionTTL.Due
-	client  string        // whose it is; empty: nobody's
-	owner   string        // of its last hold: most have the same, and share its memory
-	acked   uint64
-	results []remembered // by seq
-	holds   map[uint64]*hold
-	waits   map[uint64]*wait
+	id     SessionID
+	ttl    time.Duration
+	due    time.Duration // see SessionTTL.Due
+	client string        // empty if unknown
+	// principal alone may attach it, and take over its holds and waits
+	principal principal.Principal
+	owner     string // of its last hold: most have the same, and share its memory
+	acked     uint64
+	results   []remembered // by seq
+	holds     map[uint64]*hold
+	waits     map[uint64]*wait
 }
 
-// requestKey names what one request wants of one name.
+// requestKey identifies one request for one name.
 type requestKey struct{ name, id string }
 
-// claimant is what a request has of a name: one of the two.
+// claimant is the hold or the wait of a request for a name.
 type claimant struct {
 	hold *hold
 	wait *wait
 }
 
-// The following, and those in move.go, are the only ways in which holds and waits come, go and change. They keep
-// everything that is computed from them.
+// The following functions, and those in move.go, are the only ways in which holds and waits come, go and change. They
+// maintain everything that is computed from them.
 
 func (m *Machine) addHold(h *hold) {
 	m.holds[h.token.Order()] = h
@@ -61,8 +65,7 @@ func (m *Machine) addHold(h *hold) {
 	m.own(h)
 }
 
-// shareOwner lets h, which is new, have the owner of the last hold of its session rather than a copy, if they are the
-// same.
+// shareOwner lets h, which is new, share the owner text of the last hold of its session, if they are the same.
 func (m *Machine) shareOwner(h *hold) {
 	s := m.sessions[h.session]
 	switch {
@@ -74,7 +77,7 @@ func (m *Machine) shareOwner(h *hold) {
 	}
 }
 
-// own enters h in its session, unless it lingers.
+// own adds h to its session, unless it lingers.
 func (m *Machine) own(h *hold) {
 	s := m.sessions[h.session]
 	if s == nil {
@@ -121,7 +124,7 @@ func (m *Machine) addWait(w *wait) {
 	m.ownWait(w)
 }
 
-// ownWait enters w in its session.
+// ownWait adds w to its session.
 func (m *Machine) ownWait(w *wait) {
 	for i := range w.requests {
 		m.claimants[requestKey{w.requests[i].Name, w.requests[i].ID}] = claimant{wait: w}
@@ -167,7 +170,7 @@ func (m *Machine) disownWait(w *wait) {
 	}
 }
 
-// find returns what the request with this id has of name. Nobody has what lingers.
+// find returns the hold or the wait of the request with this id for name. Lingering holds belong to no request.
 func (m *Machine) find(name, id string) (*hold, *wait) {
 	e := m.names[name]
 	if e == nil {
@@ -182,7 +185,7 @@ func (m *Machine) find(name, id string) (*hold, *wait) {
 	return c.hold, c.wait
 }
 
-// claimsOf returns what h has. The slice is overwritten by the next call.
+// claimsOf returns the claims of h. The next call overwrites the slice.
 func (m *Machine) claimsOf(h *hold) []claim {
 	m.scratch = appendClaims(m.scratch[:0], &h.Request)
 	return m.scratch
@@ -199,8 +202,8 @@ func (m *Machine) open(c claim) *entry {
 	return e
 }
 
-// touch notes that e lost c: settle looks at its waiters, if one of them may be let in now, and drops it if nothing is
-// left.
+// touch notes that e lost c: settle checks its waiters, if one of them may be granted now, and drops e if it is
+// unused.
 func (m *Machine) touch(e *entry, c claim) {
 	e.stirred = e.stirred || e.frees(c)
 	if !e.touched {
@@ -209,7 +212,7 @@ func (m *Machine) touch(e *entry, c claim) {
 	}
 }
 
-// sorted returns the values of by in the order of their keys: maps are ranged over in no other way that shows.
+// sorted returns the values of by in the order of their keys: no map is ranged over in a visible order.
 func sorted[K cmp.Ordered, V any](by map[K]V) []V {
 	values := make([]V, 0, len(by))
 	for _, k := range slices.Sorted(maps.Keys(by)) {

@@ -1,11 +1,13 @@
 package machine
 
-// Usage is what the sessions of one client have together.
+import "github.com/fencelock/fencelock/internal/principal"
+
+// Usage counts the state of all sessions of one client.
 type Usage struct {
 	Sessions, Holds, Waits int
 }
 
-// use adds to what a client has.
+// use adds to a client's usage.
 func (m *Machine) use(client string, more Usage) {
 	if client == "" {
 		return
@@ -17,7 +19,7 @@ func (m *Machine) use(client string, more Usage) {
 	}
 }
 
-// overShare refuses what would be more than a client may have; more is what it asks for.
+// overShare refuses a request beyond a client's share; more is the requested amount.
 func (m *Machine) overShare(client string, more Usage) *Result {
 	if client == "" {
 		return nil
@@ -34,9 +36,21 @@ func (m *Machine) overShare(client string, more Usage) *Result {
 	return nil
 }
 
+// Total counts the state of all sessions.
+func (m *Machine) Total() Usage {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return Usage{Sessions: len(m.sessions), Holds: len(m.holds), Waits: len(m.waits)}
+}
+
 // SessionUsage is one session, for operators.
 type SessionUsage struct {
 	SessionTTL
-	Client       string // whose it is; empty: nobody's
+	Client       string // empty if unknown
+	Principal    principal.Principal
 	Holds, Waits int
+	// Owner is the owner of its last hold, or of a wait if it has no hold; Names are the first ten names that it
+	// holds.
+	Owner string
+	Names []string
 }

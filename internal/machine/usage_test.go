@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A client takes its share, and another one still gets what it asks for; what it has had before it is given again.
+// A client uses up its share, and another client still gets its locks; the machine grants repeats to the first one.
 func TestClientShare(t *testing.T) {
 	r := newRig(t)
 	limits := DefaultLimits()
@@ -18,7 +18,7 @@ func TestClientShare(t *testing.T) {
 	r.want(Command{Op: OpRaiseLevel, Level: LevelDeadlines}, CodeOK)
 	open("a", "mallory", CodeOK)
 	open("b", "mallory", CodeOK)
-	open("a", "mallory", CodeOK) // again
+	open("a", "mallory", CodeOK) // repeated
 	full := func(got Result, field string) {
 		t.Helper()
 		if got.Field != field {
@@ -31,7 +31,7 @@ func TestClientShare(t *testing.T) {
 
 	r.want(ask("a", "1"), CodeGranted)
 	r.want(ask("b", "2"), CodeGranted)
-	r.want(ask("a", "1"), CodeGranted) // again
+	r.want(ask("a", "1"), CodeGranted) // repeated
 	full(r.want(ask("b", "3"), CodeLimit), "ClientHolds")
 	r.want(ask("x", "3"), CodeGranted)
 	r.want(give("b", "2"), CodeOK)

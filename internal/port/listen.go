@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// Again calls start, which listens where this process has listened before, and for a second again while it cannot: a
+// Again calls start, which listens where this process has listened before, and for ten seconds again while it cannot: a
 // process that this one starts has copies of all descriptors until its program begins, among them that of a listener
 // which was closed here meanwhile.
 func Again(start func() error) error {
-	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		err := start()
 		if failed := (*net.OpError)(nil); !errors.As(err, &failed) || failed.Op != "listen" || time.Now().After(end) {
 			return err

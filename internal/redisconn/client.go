@@ -1,7 +1,7 @@
 package redisconn
 
-// This file is what both drivers check of what their New functions are given. They take any UniversalClient of
-// go-redis, so that what is missing shows at run time only.
+// This file has the checks of both drivers on the clients that New gets. They take any UniversalClient of
+// go-redis, so that a missing method shows at run time only.
 
 import (
 	"fmt"

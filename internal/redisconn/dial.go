@@ -1,8 +1,8 @@
 package redisconn
 
 // This file connects to the servers of a URL and remembers why that failed. go-redis answers a connection that cannot
-// be made in time with the bare end of the context; the reason, such as a certificate that nobody trusts, is what the
-// URL's author needs. See URL.Look.
+// be made in time with the bare end of the context; the reason, such as a certificate that nobody trusts, is the
+// information for the URL's author. See URL.Look.
 
 import (
 	"context"
@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // dialer connects to the servers of a URL.
 type dialer struct {
 	// For the connection and the TLS handshake together.
 	timeout time.Duration
-	// nil: none.
+	// nil: no TLS.
 	tls *tls.Config
 	// Why the last attempt failed; shared by all connections of the URL.
 	failed *atomic.Pointer[error]
@@ -35,9 +36,9 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return conn, err
 }
 
-// connect connects. A TLS handshake that fails says so: a server that does not speak TLS waits for the end of what it
-// takes for a command, and all that shows is that time is over. The handshake is made here for that reason and not left
-// to go-redis.
+// connect connects. A TLS handshake that fails says so: a server that does not speak TLS takes the handshake
+// for a command and waits for its end, and all that shows is that time is over. The handshake is made here for that
+// reason and not left to go-redis.
 func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -47,8 +48,12 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, e
 		return conn, err
 	}
 	// The configuration is shared by all connections, so that a copy gets the name.
-	config := d.tls
-	// Without a name of its own the certificate must be for the host of the address.
+	config, err := kit.DialTLS(d.tls)
+	if err != nil {
+		_ = conn.Close() // the reason is err
+		return nil, err
+	}
+	// Without a server name the certificate must be for the host of the address.
 	if config.ServerName == "" {
 		config = config.Clone()
 		if config.ServerName, _, err = net.SplitHostPort(addr); err != nil {
@@ -63,7 +68,7 @@ func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, e
 	return secure, nil
 }
 
-// handshakeFailure says what is wrong with a TLS handshake that ended with err. What only a change of the URL or the
+// handshakeFailure describes a TLS handshake that failed with err. What only a change of the URL or the
 // server can mend is Fatal.
 func handshakeFailure(addr string, err error) *Failure {
 	config := &backend.ConfigError{}

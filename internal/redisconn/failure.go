@@ -1,4 +1,4 @@
-// Package redisconn is what the Redis drivers have in common beside the script: how calls begin, what a failed exchange
+// Package redisconn is the common part of the Redis drivers beside the script: how calls begin, what a failed exchange
 // means, whether a server is fit for locks, the subscription on which pushes arrive, and the words of requests and
 // answers. Package redis uses it on one server or cluster, package redlock on several servers at once.
 package redisconn
@@ -16,10 +16,10 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// ErrAnswer is the cause of a Failure by a server that answers, but not what the script would.
+// ErrAnswer is the cause of a Failure by a server that answers, but not as the script would.
 var ErrAnswer = errors.New("the server's answer is not one of this script")
 
-// Failure is a step that got no answer it could use. Its fields say what the caller may conclude: Sent decides between
+// Failure is a step that got no answer it could use. Its fields are for the caller's conclusions: Sent decides between
 // ErrUnavailable and ErrUnknown, Fatal whether to try again.
 type Failure struct {
 	Cause error
@@ -30,7 +30,7 @@ type Failure struct {
 	// Trying again cannot help; Cause says which class of error it is.
 	Fatal bool
 
-	// Nothing was done: the keys are on their way to another node of a cluster.
+	// The step had no effect: the keys are on their way to another node of a cluster.
 	Moving bool
 }
 
@@ -49,8 +49,8 @@ func (e ServerError) Error() string { return string(e) }
 // RedisError marks it as an answer of the server, for go-redis' own tests of errors.
 func (ServerError) RedisError() {}
 
-// refusals are answers of a server that is not able to serve now, and did nothing. The call can be made again, here or
-// on another server.
+// refusals are answers of a server that is not able to serve now, and made no change. The call can be made again, here
+// or on another server.
 var refusals = map[string]bool{
 	"LOADING": true, "MASTERDOWN": true, "READONLY": true, "CLUSTERDOWN": true, "TRYAGAIN": true, "OOM": true,
 	"MISCONF": true, "NOREPLICAS": true, "BUSY": true, "MOVED": true, "ASK": true,
@@ -75,10 +75,10 @@ var settings = []struct{ code, text, setting, value, want, why string }{
 		"the server is not a node of a cluster (cluster-enabled no)"},
 }
 
-// FailureOf classifies what the client library returned. An error that says of which class it is, such as one of a
+// FailureOf classifies an error of the client library. An error that says of which class it is, such as one of a
 // check that was made while connecting, is believed. An error without an answer may come from a connection that broke
-// after the command had left, so it counts as Sent unless it says that there was none to send on. An answer that is not
-// known is Fatal: the server has looked at the command and will not like it any better the next time.
+// after the command had left, so it counts as Sent unless it says that there was no connection to send on. An answer
+// that is not known is Fatal: the server has looked at the command and will not like it any better the next time.
 func FailureOf(err error) *Failure {
 	var known *Failure
 	switch {
@@ -109,7 +109,7 @@ func FailureOf(err error) *Failure {
 	return &Failure{Cause: err, Fatal: true}
 }
 
-// Unsent is FailureOf for a question: it changes nothing, so that it does not matter whether the server has run it.
+// Unsent is FailureOf for a question: it makes no change, so that it does not matter whether the server has run it.
 func Unsent(err error) *Failure {
 	f := *FailureOf(err)
 	f.Sent = false
@@ -158,7 +158,7 @@ func CallError(ctx context.Context, driver, call, name string, err error) error 
 	}
 	var f *Failure
 	if errors.As(err, &f) && !f.Fatal {
-		// Nothing was sent: the caller may do as if it had not asked.
+		// No request was sent: the caller may do as if it had not asked.
 		kind := backend.ErrUnavailable
 		if f.Sent {
 			// The caller, or the core for it, has to find out or give back.

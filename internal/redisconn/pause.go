@@ -61,5 +61,5 @@ type deadlineContext struct {
 	at time.Time
 }
 
-// Deadline is the one that WithDeadline was given.
+// Deadline returns the deadline given to WithDeadline.
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.at, true }

@@ -24,7 +24,7 @@ const (
 	ProbeSoon = time.Second
 )
 
-// What the last look at the service has found.
+// The results of the last look at the service.
 const (
 	// It is fit, or no look has been made.
 	fits uint32 = iota
@@ -39,12 +39,12 @@ const (
 type Probe struct {
 	// Gate counts the calls, and the looks.
 	Gate *kit.Gate
-	// Unfit is what New found wrong. Every call answers it, as New does no I/O and has no error of its own.
+	// Unfit is the error that New found. Every call answers it, as New does no I/O and returns no error.
 	Unfit error
 	// Look is one look at the service. It ends with Note.
 	Look func(context.Context) error
 
-	// passed says that a look has ended well. It is never taken back: what is held can be kept and given back on a
+	// passed says that a look has ended well. It is never taken back: holds can be kept and released on a
 	// service that has become unfit.
 	passed atomic.Bool
 	// found is one of the constants above.
@@ -68,8 +68,8 @@ type probing struct {
 func (p *Probe) Passed() bool { return p.passed.Load() }
 
 // Begin counts a call in whose service was found fit, and looks at it first if it was not, or not yet. Unless it fails,
-// Gate.Leave follows. A look that is stale is made again beside the calls, and what it finds is for those that come
-// later: calls do not wait for a question whose answer is nearly always the same.
+// Gate.Leave follows. A look that is stale is made again beside the calls, and its result is for later
+// calls: calls do not wait for a question whose answer is nearly always the same.
 func (p *Probe) Begin(ctx context.Context) error {
 	return p.enter(func() error {
 		if err := ctx.Err(); err != nil {
@@ -95,8 +95,8 @@ func (p *Probe) BeginAcquire(ctx context.Context, d backend.Description, rs ...b
 	return begin(ctx, rs[0].Wait, p.Begin)
 }
 
-// BeginKnown is Begin for a service that need only have been fit once: for calls on what is held, which can be kept and
-// given back whatever became of the service since.
+// BeginKnown is Begin for a service that need only have been fit once: for calls on holds, which can be kept and
+// released whatever became of the service since.
 func (p *Probe) BeginKnown(ctx context.Context) error {
 	return p.enter(func() error {
 		if p.Passed() {
@@ -121,7 +121,7 @@ func (p *Probe) enter(pass func() error) error {
 	return err
 }
 
-// Ping joins the look that is under way, or makes the one that it is given.
+// Ping joins the look that is under way, or makes the given one.
 func (p *Probe) Ping(ctx context.Context, look func(context.Context) error) error {
 	switch {
 	case p.Gate.Closed():
@@ -200,7 +200,7 @@ func (p *Probe) end(run *probing, err error) {
 }
 
 // begin calls once, which probes what has to be probed before a call, and after a fault again if the call waits. When
-// ctx ends meanwhile, the last fault is the answer: it says why nothing was asked for.
+// ctx ends meanwhile, the last fault is the answer: it says why there was no call.
 func begin(ctx context.Context, wait bool, once func(context.Context) error) error {
 	var last error
 	for n := 1; ; n++ {

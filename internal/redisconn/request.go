@@ -1,9 +1,9 @@
 package redisconn
 
-// This file turns requests of the contract into holds of the script and back: what is written into a server is
-// redisscript's, what the core sees is backend's, and both drivers say it in the same words. The two directions meet in
-// a grant's incarnation: it carries what the script compares (without the request's id, which the grant has anyway) and
-// the metadata, so that a driver needs no memory of what it has granted.
+// This file turns requests of the contract into holds of the script and back: servers get the types of
+// redisscript, the core gets those of backend, and both drivers say it in the same words. The two directions meet in
+// a grant's incarnation: it carries the part that the script compares (without the request's id, which the grant has
+// anyway) and the metadata, so that a driver needs no memory of its grants.
 
 import (
 	"encoding/json"
@@ -30,7 +30,7 @@ func HoldOf(r backend.Request, client string, n uint64) redisscript.Hold {
 	return h
 }
 
-// PXOf returns the time to live that a renewal asks for now: the TTL, or what is left of the minimum hold if that is
+// PXOf returns the time to live that a renewal asks for now: the TTL, or the rest of the minimum hold if that is
 // more.
 func PXOf(g backend.Grant, now backend.Instant) time.Duration {
 	if g.MinHoldUntil.IsZero() {
@@ -55,9 +55,9 @@ func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) b
 	g := backend.Grant{
 		Name: r.Name, Owner: r.Owner, RequestID: r.RequestID, HoldID: r.HoldID,
 		Kind: r.Kind, Permits: r.Permits, Limit: r.Limit,
-		TTL: r.TTL, SentAt: sentAt, Incarnation: h.Incarnation(),
+		TTL: r.TTL, SentAt: sentAt, Incarnation: h.Incarnation(), Nonce: redisscript.NonceOf(h.Start()),
 	}
-	// ValueOf needs it for servers that lack the hold; nothing else reads it.
+	// ValueOf needs it for servers that lack the hold; no other code reads it.
 	if h.Metadata != "" {
 		g.Incarnation += metadataMark + h.Metadata
 	}
@@ -72,7 +72,7 @@ func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) b
 const metadataMark = "\n"
 
 // StartOf is Hold.Start for a grant that came back. It is empty for a grant that names no incarnation of ours, such as
-// one that Request.Grant made.
+// a grant that Request.Grant made.
 func StartOf(g backend.Grant) string {
 	if g.Incarnation == "" {
 		return ""
@@ -88,11 +88,12 @@ func ValueOf(g backend.Grant) string {
 	return redisscript.ValueOf(incarnation, g.RequestID, shown)
 }
 
-// HolderOf tells about one hold. Of the hold it shows the id that is meant to be shown, and nothing by which it could
+// HolderOf tells about one hold. Of the hold it shows the id that is meant to be shown, and no field by which it could
 // be moved.
 func HolderOf(s redisscript.State) (backend.Holder, error) {
 	h := backend.Holder{
-		Owner: s.Hold.Owner, HoldID: s.Hold.ID, Permits: s.Hold.Permits, ExpiresIn: s.ExpiresIn,
+		Owner: s.Hold.Owner, HoldID: s.Hold.ID, Permits: s.Hold.Permits, Limit: s.Hold.Limit, ExpiresIn: s.ExpiresIn,
+		Nonce: redisscript.NonceOf(s.Hold.Start()),
 	}
 	switch {
 	case s.Hold.Shared:
@@ -115,7 +116,7 @@ func HeldError(name string, s redisscript.State) *backend.HeldError {
 	return &backend.HeldError{Name: name, Holder: s.Hold.Owner, HoldID: s.Hold.ID, RetryAfter: s.ExpiresIn}
 }
 
-// LossReason tells a hold that ran out before now from one that went before its time.
+// LossReason tells a hold that ran out before now from a hold that ended before its time.
 func LossReason(g backend.Grant, now backend.Instant) backend.Reason {
 	if now >= g.SentAt.Add(g.TTL) {
 		return backend.ReasonExpired

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Server is what a server says of itself, as far as it matters for locks.
+// Server is a server's own report, as far as it matters for locks.
 type Server struct {
 	// It is a node of a cluster.
 	Cluster bool
@@ -29,7 +29,7 @@ type Server struct {
 	Uptime time.Duration
 	// How many are connected.
 	Replicas int
-	// It has on disk what it has acknowledged: appendonly yes, appendfsync always, also while the file is rewritten.
+	// Acknowledged writes are on disk: appendonly yes, appendfsync always, also while the file is rewritten.
 	Durable bool
 
 	// The policies volatile-… are accepted; set by the caller of Fit.
@@ -44,7 +44,7 @@ type Server struct {
 	aof bool
 }
 
-// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as one that
+// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as a server that
 // forgets.
 func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	text, err := c.Info(ctx).Result()
@@ -139,7 +139,7 @@ func (s Server) Fit() error {
 		return &backend.ConfigError{
 			Setting: "redis_version", Value: s.version, Want: "6.0 or later", Why: "the lock script needs it",
 		}
-	// A replica refuses the writes of every lock, and what it would show is late.
+	// A replica refuses the writes of every lock, and its answers are late.
 	case s.role != "master":
 		return &backend.ConfigError{
 			Setting: "role", Value: s.role, Want: "master", Why: "a replica grants nothing and lags behind",

@@ -102,7 +102,7 @@ func (s *Subscription) listen(ctx context.Context, client Subscriber, channel st
 		s.mu.Unlock()
 		return false, errors.Join(context.Canceled, sub.Close())
 	}
-	// Close finds it here. Whichever of the two takes mu second sees what the other has done.
+	// Close finds it here. Whichever of the two takes mu second sees the other's work.
 	s.sub = sub
 	s.mu.Unlock()
 	defer func() { _ = sub.Close() }() // closed already, or of no more use

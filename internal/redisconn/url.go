@@ -1,7 +1,7 @@
 package redisconn
 
 // This file reads the URLs of both drivers, and makes errors of a first connection say what to change in them. The
-// syntax that all drivers share is kit.Syntax; here is what is Redis' own: the options prefix, pool-size and protocol,
+// syntax that all drivers share is kit.Syntax; here are Redis' own parts: the options prefix, pool-size and protocol,
 // and settings without which go-redis would repeat commands.
 
 import (
@@ -22,7 +22,7 @@ import (
 // ConnectTime is how long connecting and the first look at the servers may take by default.
 const ConnectTime = 3 * time.Second
 
-// URL is what the URL of a Redis driver says.
+// URL is the parsed URL of a Redis driver.
 type URL struct {
 	*kit.URL
 	driver string
@@ -30,7 +30,7 @@ type URL struct {
 	failed atomic.Pointer[error]
 }
 
-// ParseURL reads the URL of a driver, with options of its own beside those that every Redis driver has.
+// ParseURL reads the URL of a driver, with its own options beside those that every Redis driver has.
 func ParseURL(s kit.Syntax, rawURL string) (*URL, error) {
 	s.User, s.Path, s.Timeout = true, true, ConnectTime
 	s.Options = append([]string{"prefix", "pool-size", "protocol"}, s.Options...)
@@ -86,9 +86,9 @@ func (u *URL) Look(ctx context.Context, d interface {
 	return u.explain(err)
 }
 
-// explain adds to the error of a first look at the servers what it does not say by itself: why nothing was connected
-// when the time was over, and what the URL's author may have overlooked. A server that closes the connection at the
-// first byte is taken for one that expects TLS.
+// explain adds to the error of a first look at the servers the missing facts: why there was no connection
+// when the time was over, and which setting the URL's author may have overlooked. A server that closes the connection
+// at the first byte is taken for one that expects TLS.
 func (u *URL) explain(err error) error {
 	last := u.failed.Load()
 	timeOver := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)

@@ -48,7 +48,7 @@ func (w *Wanted) Has(lock string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	until, ok := w.until[lock]
-	// What is over is removed by the next question, and needs no timer.
+	// An entry that is over is removed by the next question, and needs no timer.
 	if ok && time.Now().After(until) {
 		delete(w.until, lock)
 		w.any.Store(len(w.until) > 0)

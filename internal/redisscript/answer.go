@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// State is what a refused Try and Inform answer about a name.
+// State is the answer of a refused Try and of Inform about a name.
 type State struct {
 	Value     string        // of the lock key; empty without one
 	Hold      Hold          // valid if Held
@@ -106,7 +106,7 @@ func incarnationOf(start any, request string) (string, bool) {
 	return strings.CutSuffix(text, StartOf("", request))
 }
 
-// Place is what a look says about one waiter.
+// Place is a look's answer about one waiter.
 type Place int64
 
 const (

@@ -4,13 +4,17 @@ package redisscript
 // DEL of one key are all that an uncontended lock costs.
 
 import (
+	"crypto/sha256"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/fencelock/fencelock/fencing"
 )
 
-// Hold is what the lock key and the queue's elements hold: share|client|nonce|request|id|owner, and metadata after a
-// newline, which no owner has. Everything up to the request decides, and is never shown; the rest is for people.
+// Hold is the value of the lock key and of the queue's elements: share|client|nonce|request|id|owner, and metadata
+// after a newline, which no owner has. Everything up to the request decides, and is never shown; the rest is for
+// people.
 //
 // The share is px of an exclusive hold, "s" and px of a shared one, "p", n/limit/ and px of permits.
 type Hold struct {
@@ -36,6 +40,14 @@ func (h Hold) Incarnation() string { return h.share() + "|" + h.Client + "|" + h
 
 // StartOf returns Start for the incarnation of a request's hold.
 func StartOf(incarnation, request string) string { return incarnation + "|" + request + "|" }
+
+// NonceOf returns the public nonce of the hold that start names. It is a hash, because start contains the request id and
+// is unique already: a driver's random identity and its count of tries tell each new hold from every earlier one, and a
+// repeat of the request finds the same start. So the server stores no more than before.
+func NonceOf(start string) fencing.Nonce {
+	sum := sha256.Sum256([]byte("fencelock hold nonce\x00" + start))
+	return fencing.Nonce(sum[:16])
+}
 
 // Value returns the whole string.
 func (h Hold) Value() string { return h.Start() + h.forPeople() }

@@ -161,6 +161,7 @@ local function handover()
 	-- whom it is not known whether it lives.
 	function steps.r(lock, queue, seen, start, ms)
 		if not starts(get(lock), start) then return 0 end
+		alive(seen, start)
 		free(lock, queue, seen, start, tonumber(ms))
 		return offered and 3 or 1
 	end

@@ -38,7 +38,7 @@ func shaOf(source string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Set, Take and Free do without the script what is right for names that nobody else wants. They are for exclusive
+// Set, Take and Free serve without the script for names that nobody else wants. They are for exclusive
 // holds.
 const (
 	// Set is SET NX, whoever waits. The answer is TakeRefused or TakeGranted. Not for requests that were here before.
@@ -94,7 +94,8 @@ const (
 	Renew = "n"
 	// Accept makes an offer a hold of its whole time: start of the value, px. The answer is as for Renew.
 	Accept = "a"
-	// Settle hands over if the present hold has run out. The answer is what the hold has left in ms, or -2 without one.
+	// Settle hands over if the present hold has run out. The answer is the remaining time of the hold in ms, or -2
+	// without one.
 	Settle = "s"
 	// Look tells what became of a client's places, and that the client lives: client, nonces. See ParseLooked.
 	Look = "l"
@@ -102,11 +103,11 @@ const (
 	Peek = "p"
 	// Inform tells who holds and how many wait. See ParseState.
 	Inform = "i"
-	// Mark notes that the holds of a name are about to be taken away. Its third key is Keys.Marks.
-	Mark = "k"
-	// Marked asks whether a hold was marked, and removes the mark: start of the value. Its third key is Keys.Marks.
+	// Marked asks whether Force ended a hold, and removes the mark: start of the value. Its third key is Keys.Marks. The
+	// answer is read by ParseMarked.
 	Marked = "K"
-	// Force ends all holds of a name. The answer is as for Release.
+	// Force takes the keys of a name and its Keys.Marks. It ends the hold whose value starts so, or all holds if that is
+	// empty, and leaves a mark for each: start of the value, MarkOf the reason. The answer is as for Release.
 	Force = "f"
 
 	// These are the same for shared holds and permits; what stays closed for a minimum hold is the share.
@@ -169,7 +170,37 @@ func KeysOfLock(lock string) Keys {
 	return Keys{Lock: queue[:len(lock)], Queue: queue, Seen: lock + seenSuffix}
 }
 
-// Marks returns the keys for Mark and Marked: the marks of holds that were taken away take the place of Seen.
+// mark is the first byte of every mark. Earlier versions wrote it alone.
+const mark = "1"
+
+// MarkOf returns the mark of a hold that was ended for a reason, and by whom. A NUL precedes each of the latter.
+func MarkOf(reason, by, principal string) string {
+	text := mark + reason
+	for _, s := range []string{by, principal} {
+		text += "\x00" + strings.ReplaceAll(s, "\x00", "")
+	}
+	return text
+}
+
+// ParseMarked reads the answer to Marked. It is false if the hold has no mark. Marks of earlier versions have the reason
+// alone.
+func ParseMarked(answer any) (reason, by, principal string, marked bool) {
+	list, _ := answer.([]any)
+	if len(list) != 1 {
+		return "", "", "", false
+	}
+	text, _ := list[0].(string)
+	reason, marked = strings.CutPrefix(text, mark)
+	if end := strings.LastIndexByte(reason, 0); end >= 0 {
+		reason, principal = reason[:end], reason[end+1:]
+	}
+	if end := strings.LastIndexByte(reason, 0); end >= 0 {
+		reason, by = reason[:end], reason[end+1:]
+	}
+	return reason, by, principal, marked
+}
+
+// Marks returns the keys for Force and Marked: the marks of holds that were taken away take the place of Seen.
 func (k Keys) Marks() Keys {
 	k.Seen = k.Lock + marksSuffix
 	return k

@@ -289,21 +289,21 @@ function shares()
 
 	-- judge says whether a request for p can be granted now: 1 it can, 2 it holds already, in field start of g if that is
 	-- not nil, 0 it has to wait, -1 the name is in use otherwise. keeps is not nil if a hold of another client's stays as it
-	-- is; then start, also of an exclusive hold, is followed by true if this one does.
+	-- is, and '2' if any does; then start, also of an exclusive hold, is followed by true if this one does.
 	local function judge(lock, queue, seen, p, request, keeps, served)
 		local held, g = load(lock)
 		if g then g = reap(lock, queue, seen, g) end
 		if request and held and not p.limit then
 			local q = parse(held)
 			if q and q.request == request then
-				local same = keeps and stays(q, p, string.sub(held, #q.start + 1))
+				local same = keeps and (keeps == '2' or stays(q, p, string.sub(held, #q.start + 1)))
 				return 2, nil, same and q.start or nil, same
 			end
 		elseif request and g then
 			local start, q = owned(lock, request)
 			if start and q.n == p.n and q.limit == p.limit then
 				local info = string.match(call('HGET', lock, start), '^%d+|(.*)$')
-				return 2, g, start, keeps and stays(q, p, info)
+				return 2, g, start, keeps and (keeps == '2' or stays(q, p, info))
 			end
 		end
 		local permits = counted(p)
@@ -423,6 +423,7 @@ function shares()
 			leave(lock, queue, seen, g, start, p)
 			return true
 		end
+		hand.alive(seen, start)
 		call('HDEL', lock, start)
 		call('HSET', lock, '-' .. start, text(after(ms)) .. '|')
 		g.next = math.min(g.next, after(ms))
@@ -437,6 +438,7 @@ function shares()
 	-- has and that stays as it is: see judge. A request that may have been here before keeps the place that it has.
 	local function acquire(lock, queue, seen, v, wait, request, keep, keeps)
 		local p = parse(v)
+		if request and p then hand.alive(seen, p.start) end
 		local verdict, g, start, same = judge(lock, queue, seen, p, request, keeps)
 		if same then
 			tell(lock, queue, seen, start, p, g)

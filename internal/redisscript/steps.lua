@@ -34,7 +34,7 @@ local function careful()
 
 	-- w, t: wait, try, where quick has met something. value, px. W, T, and gW, gT for shared holds and permits: the request
 	-- may have been here before. value, px, request, and 1 if what it holds through another client stays that one's, so
-	-- that none of both can give it back by mistake
+	-- that none of both can give it back by mistake; 2 if what it holds stays, through whichever client
 	function steps.w(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, true) end
 	function steps.t(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, false) end
 	function steps.W(lock, queue, seen, v, _, request, keeps)
@@ -51,17 +51,17 @@ local function careful()
 		return s.acquire(lock, queue, seen, v, wait == '1')
 	end
 
-	-- m: try several names, all or none. 1 if the requests may have been here before, then value and request of each. The
+	-- m: try several names, all or none. 1 if the requests may have been here before, 2 if the holds that they have then stay, then value and request of each. The
 	-- answer is 1, or the number of the name that is in the way, with value and time to live of its holder unless it is in
 	-- use otherwise, or 0 and for each name the start of the hold that stays as it is, or nothing.
 	function steps.m(k, a, n)
-		local again = ARGV[a] == '1'
+		local again, keeps = ARGV[a] ~= '0', ARGV[a] == '2' and '2' or true
 		local all, bad, why, same = {}, nil, nil, {0}
 		for i = 1, (n - 1) / 2 do
 			local each = {KEYS[k], KEYS[k + 1], KEYS[k + 2], ARGV[a + 1], ARGV[a + 2]}
 			each.p = s.parse(each[4])
 			each.verdict, each.g, each.start, each.same =
-				s.judge(each[1], each[2], each[3], each.p, again and each[5] or nil, true)
+				s.judge(each[1], each[2], each[3], each.p, again and each[5] or nil, keeps)
 			if each.verdict <= 0 and not bad then
 				bad, why = i, {i}
 				if each.verdict == 0 then
@@ -287,40 +287,42 @@ local function careful()
 		return answer
 	end
 
-	-- k: mark the holds of a name as taken away. Its third key is the marks', a hash of starts of values, which lives as long as
-	-- the marked holds could. K: was that hold marked? start of the value. The answer is 1, once, or 0
-	function steps.k(lock, _, marks)
+	-- K: was that hold ended by force? start of the value. The answer is a list of its mark, once, or of nothing
+	function steps.K(_, _, marks, start)
+		local mark = call('HGET', marks, start)
+		call('HDEL', marks, start)
+		return {mark or nil}
+	end
+
+	-- f: force-release: end all holds of a name, or one. start of the value or nothing, mark. It has two names: the second
+	-- one's third key is the marks', a hash of starts of values, which lives as long as the holds could. The answer is as for r
+	function steps.f(lock, queue, seen, marks, only, mark)
 		local held, g = s.load(lock)
+		local starts, left = {}, math.max(1, call('PTTL', lock))
 		local p = held and s.parse(held)
 		if p then
-			call('HSET', marks, p.start, 1)
+			starts[1] = p.start
 		elseif g then
-			s.each(lock, function(start, held, _, ends)
-				if held and ends > s.now() then call('HSET', marks, start, 1) end
-			end)
-		end
-		if p or g then prolong(marks, math.max(1, call('PTTL', lock))) end
-		return 0
-	end
-	function steps.K(_, _, marks, start) return call('HDEL', marks, start) end
-
-	-- f: force-release: end all holds of a name. The answer is as for r.
-	function steps.f(lock, queue, seen)
-		local held, g = s.load(lock)
-		if held then
-			if not s.parse(held) then return 0 end -- closed, or foreign
-			hand.alive(seen, held)
-			hand.free(lock, queue, seen, held, 0)
-			return offered and 3 or 1
-		end
-		local starts = {}
-		if g then
 			s.each(lock, function(start, held, _, ends)
 				if held and ends > s.now() then starts[#starts + 1] = start end
 			end)
 		end
-		for _, start in ipairs(starts) do s.release(lock, queue, seen, start, 0) end
-		return #starts == 0 and 0 or offered and 3 or 1
+		local ended = 0
+		for _, start in ipairs(starts) do
+			if only == '' or only == start then
+				call('HSET', marks, start, mark)
+				if p then
+					hand.alive(seen, held)
+					hand.free(lock, queue, seen, held, 0)
+				else
+					s.release(lock, queue, seen, start, 0)
+				end
+				ended = ended + 1
+			end
+		end
+		if ended == 0 then return 0 end
+		prolong(marks, left)
+		return offered and 3 or 1
 	end
 
 	return steps
@@ -341,6 +343,9 @@ while KEYS[k] do
 		if step == 'm' then
 			names = (n - 1) / 2
 			ok, answer = pcall(f, k, a + 2, n)
+		elseif step == 'f' then
+			names = 2
+			ok, answer = pcall(f, KEYS[k], KEYS[k + 1], KEYS[k + 2], KEYS[k + 5], ARGV[a + 2], ARGV[a + 3])
 		elseif step == 'p' then
 			names = tonumber(ARGV[a + 2])
 			ok, answer = pcall(f, k, a + 2, names)

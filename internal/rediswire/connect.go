@@ -1,8 +1,8 @@
 package rediswire
 
 // This file makes the connections that lines use. What a connection needs before its first command (TLS, HELLO, AUTH,
-// SELECT, CLIENT SETNAME, the user's OnConnect) is left to go-redis, so that every option of a client means here what
-// it means there. go-redis has no call for that alone, so it is given a connection to greet and made to let go of it.
+// SELECT, CLIENT SETNAME, the user's OnConnect) is left to go-redis, so that every option of a client means the same
+// here and there. go-redis has no call for that alone, so it is given a connection to greet and made to let go of it.
 
 import (
 	"context"
@@ -25,7 +25,7 @@ func Connect(opt goredis.Options) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The library closes what it cannot greet, but lent keeps the connection from that.
+	// The library closes a connection that it cannot greet, but lent keeps the connection from that.
 	if err := greet(ctx, opt, raw); err != nil {
 		_ = raw.Close() // the reason is err
 		return nil, err
@@ -34,7 +34,7 @@ func Connect(opt goredis.Options) (net.Conn, error) {
 }
 
 // greet lends c to a client of the library until that has made a connection out of it. The client has a pool of one,
-// dials once, pings, and is closed; what it would do beyond that is turned off: retries, idle connections, and RESP3,
+// dials once, pings, and is closed; its further features are turned off: retries, idle connections, and RESP3,
 // with which a server may speak unasked.
 func greet(ctx context.Context, opt goredis.Options, c net.Conn) error {
 	used := false

@@ -81,7 +81,7 @@ type encoder struct {
 }
 
 // encode writes the requests for steps, and passes on each call with its steps in the order in which they are answered.
-// With sharded, each step is a call of its own, since keys may be on different nodes. The slices that it passes on are
+// With sharded, each step is a separate call, since keys may be on different nodes. The slices that it passes on are
 // used again by the next write.
 func (e *encoder) encode(steps []*Step, channels string, sharded bool, each func(kind, []*Step)) {
 	e.out = e.out[:0]

@@ -48,7 +48,7 @@ const (
 // Options say what a line is to.
 type Options struct {
 	// Connect makes a connection on which the server takes requests. Whatever fails, no step was sent. It is called on
-	// a goroutine of its own, one at a time.
+	// a separate goroutine, one at a time.
 	Connect func() (net.Conn, error)
 
 	Clock backend.Clock
@@ -65,8 +65,8 @@ type Options struct {
 	Report func(*redisconn.Failure)
 }
 
-// Line carries steps to one server, over one connection as long as that is well. Nothing waits for the answers to what
-// was sent before; what is submitted while the connection is being written to leaves together, with the next write.
+// Line carries steps to one server, over one connection as long as that is well. Nothing waits for the answers to
+// earlier requests; steps submitted while the connection is being written to leave together, with the next write.
 //
 // While nothing is under way, the submitter writes the request itself: handing it to another goroutine first would cost
 // as much as all the rest.
@@ -125,7 +125,7 @@ func (l *Line) Submit(steps ...*Step) {
 		w = l.wire
 	}
 	switch {
-	// There is no connection: the one that comes writes what is pending.
+	// There is no connection: the next one writes the pending steps.
 	case w == nil:
 		l.reach()
 	// The present writer takes it along; behind a request that is overdue an ordered line sends nothing.
@@ -176,8 +176,8 @@ func (l *Line) Addr() net.Addr {
 	return l.wire.RemoteAddr()
 }
 
-// retire leaves the present connection to its reader, unless too many have been left already: then what is pending
-// waits with it. mu is held.
+// retire leaves the present connection to its reader, unless too many have been left already: then pending steps
+// wait with it. mu is held.
 func (l *Line) retire() {
 	w := l.wire
 	// So many that owe answers say that the server is at fault, and not one connection.
@@ -281,7 +281,7 @@ func (l *Line) giveBack(steps []*Step) {
 	l.returned += len(steps)
 }
 
-// Close ends the line when what is pending has been sent and answered. The channel tells when that is done: within
+// Close ends the line when pending steps have been sent and answered. The channel tells when that is done: within
 // answerTime of the last request, as every request has a deadline. Steps submitted later fail with backend.ErrClosed.
 func (l *Line) Close() (ended <-chan struct{}) {
 	l.mu.Lock()

@@ -3,7 +3,7 @@ package rediswire
 // A lone caller writes its request, and reads the answer, on its own goroutine: two hand-overs between goroutines cost
 // more than all that is done beside the system calls. So of a connection that one caller at a time uses again and
 // again, nobody reads between two exchanges. As soon as it rests, or has more than one request in flight, the goroutine
-// of its own reads, and notices its end.
+// of the connection reads, and notices its end.
 //
 // The right to read is wire.reading, which changes under Line.mu only. It goes from the background to nobody when the
 // background has read its last answer (rest), from nobody to a caller with its request (Carry), and back to nobody or
@@ -21,7 +21,7 @@ import (
 // A lone caller writes its request, and reads the answer, on its own goroutine: two hand-overs between goroutines cost
 // more than all that is done beside the system calls. So of a connection that one caller at a time uses again and
 // again, nobody reads between two exchanges. As soon as it rests, or has more than one request in flight, the goroutine
-// of its own reads, and notices its end.
+// of the connection reads, and notices its end.
 const (
 	// restTime is the time without an exchange after which the connection is read in the background.
 	restTime = 10 * time.Millisecond
@@ -45,7 +45,7 @@ const (
 	byNobody
 )
 
-// own is what is handed on with the right to read. The one that has that right reads and writes it without a lock.
+// own is handed on with the right to read. The goroutine with that right reads and writes it without a lock.
 type own struct {
 	// Gives the right to the background; has room for one, since at most one has it to give.
 	turn chan struct{}

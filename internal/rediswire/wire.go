@@ -1,9 +1,9 @@
 package rediswire
 
-// This file is one connection. Its life: connect makes it; write sends what is pending, by the goroutine that kick
+// This file is one connection. Its life: connect makes it; write sends the pending steps, by the goroutine that kick
 // wakes or by a caller; read completes steps in the order in which their calls were sent, which is the order of the
 // answers; and serve ends it: first nobody writes any more, then the steps without an answer fail, and then the
-// connection is drained, so that what is sent on the next one is not overtaken by what this one still carries.
+// connection is drained, so that steps on the next one are not overtaken by steps that this one still carries.
 
 import (
 	"bufio"
@@ -38,7 +38,7 @@ type wire struct {
 	calls []call
 	// The steps of these calls.
 	flight []*Step
-	// latest is the latest deadline of what is in flight.
+	// latest is the latest deadline of the steps in flight.
 	latest time.Time
 	// Somebody writes, or is about to.
 	writing bool
@@ -72,9 +72,9 @@ func newWire(l *Line, c net.Conn) *wire {
 }
 
 const (
-	// keptMemory is what is kept of the memory of a large request.
+	// keptMemory is the part of a large request's memory that is kept.
 	keptMemory = 64 << 10
-	// smallWrite is what an idle connection's buffers take at once.
+	// smallWrite is the size that an idle connection's buffers take at once.
 	smallWrite = 8 << 10
 )
 
@@ -91,13 +91,13 @@ func (w *wire) write() {
 	}
 }
 
-// write sends what is pending, once, and reports whether there is more. Only the goroutine that has set w.writing calls
-// it.
+// write sends the pending steps, once, and reports whether there is more. Only the goroutine that has set w.writing
+// calls it.
 func (l *Line) write(w *wire) (more bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var steps []*Step
-	// A connection that was left, or has failed, writes nothing more; what is pending is the next one's.
+	// A connection that was left, or has failed, writes nothing more; the pending steps are the next one's.
 	if l.wire == w && !w.finished && !(l.o.Ordered && w.stalled()) {
 		steps = l.take(maxWrite)
 	}
@@ -139,7 +139,7 @@ func (w *wire) depart(steps []*Step) {
 	l := w.l
 	now := time.Now()
 	bound := now.Add(answerTime)
-	last := now // what is late already has its chance, too
+	last := now // a late step has its chance, too
 	for _, s := range steps {
 		if s.Deadline.IsZero() || s.Deadline.After(bound) {
 			last = bound
@@ -202,8 +202,8 @@ func (w *wire) over() time.Time {
 // reader reads from a wire, as long as an answer may take.
 type reader struct{ w *wire }
 
-// Read sets the deadline of what is owed, and looks again when it has passed: what was sent meanwhile may allow more. A
-// connection that owes nothing is read without a deadline, so that its end is noticed.
+// Read sets the deadline of the answers owed, and looks again when it has passed: what was sent meanwhile may allow
+// more. A connection that owes nothing is read without a deadline, so that its end is noticed.
 func (r reader) Read(p []byte) (int, error) {
 	w := r.w
 	if w.own.first {
@@ -268,7 +268,7 @@ func (w *wire) serve() {
 	// A read error after something was sent counts as Sent: the server may have run it.
 	f := redisconn.FailureOf(err)
 	l.o.Report(f)
-	// The server sees the end of what is sent, runs what it has, and ends the connection itself.
+	// The server sees the end of the requests, runs those received, and ends the connection itself.
 	half, ok := w.Conn.(interface{ CloseWrite() error })
 	wait := answerTime
 	if l.o.Ordered {

@@ -15,6 +15,7 @@ type findings struct {
 	faults      map[string][]facts.ClusterFault
 	failovers   []facts.Failover
 	soaks       []facts.Soak
+	server      *facts.ServerSoak
 	reported    []facts.Soak
 	mutants     []mutant
 	simulations []facts.Simulation
@@ -54,6 +55,8 @@ func (f *findings) attribute(pkg, key, value string) error {
 		} else {
 			f.soaks = append(f.soaks, fact)
 		}
+	case facts.ServerSoak:
+		f.server = &fact
 	case facts.Mutant:
 		f.mutants = append(f.mutants, mutant{path.Base(pkg), fact})
 	case facts.Simulation:

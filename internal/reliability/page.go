@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	_ "embed"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -14,25 +12,6 @@ import (
 
 //go:embed bugs.md
 var bugs string
-
-const (
-	begin = "<!-- reliability: make report -->\n"
-	end   = "<!-- end of reliability -->\n"
-)
-
-// rewrite replaces what is between the marks of a file.
-func rewrite(file, text string) error {
-	old, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, found := bytes.Cut(old, []byte(begin))
-	_, after, closed := bytes.Cut(rest, []byte(end))
-	if !found || !closed {
-		return fmt.Errorf("%s: the marks %q and %q are not there", file, begin, end)
-	}
-	return os.WriteFile(file, bytes.Join([][]byte{before, []byte(begin + text + end), after}, nil), 0o644)
-}
 
 // table writes a Markdown table.
 type table struct{ b strings.Builder }
@@ -55,7 +34,7 @@ func (t *table) perDriver(what string, cell func(driver string) string) {
 
 const none = "–"
 
-// head is the table that README.md shows, and the page begins with.
+// head returns the table with which the page begins.
 func head(f findings) string {
 	var t table
 	t.header(append([]string{""}, drivers...)...)
@@ -104,7 +83,7 @@ func head(f findings) string {
 	return t.b.String()
 }
 
-// hours is how much time each simulation covered.
+// hours returns the time that each simulation covered.
 func hours(all []facts.Simulation) []string {
 	var texts []string
 	for _, s := range all {
@@ -163,7 +142,7 @@ func margin(f findings, driver string) string {
 func page(f findings, steps []step) string {
 	var b strings.Builder
 	b.WriteString("# Reliability\n\n" +
-		"Written by `make report`; every figure is one that a test has written, on one machine:\n" + f.about + ".\n" +
+		"Written by `make report`; every figure comes from a test, on one machine:\n" + f.about + ".\n" +
 		"How it is done: [conformance](../conformance/doc.go) (clauses), [cluster](../conformance/cluster/cluster.go) (directed faults),\n" +
 		"[nemesis](../conformance/nemesis/doc.go) (faults drawn by a seed, processes that are stopped and killed),\n" +
 		"[check](../conformance/check/doc.go) (histories: scans, and a search for a legal order),\n" +
@@ -180,12 +159,13 @@ func page(f findings, steps []step) string {
 		recoveryTable(f))
 	b.WriteString("\n## Failovers of PostgreSQL\n\n" + failoverText + failoverTable(f.failovers))
 	b.WriteString("\n## Faults drawn by seed\n\n" + soakTable(f.soaks))
-	b.WriteString("\n## What Redis and Redlock do not survive\n\n" +
+	b.WriteString(serverSection(f.server, f.about))
+	b.WriteString(afterServer + "\n\n" +
 		"No client can prevent what follows: the service itself forgets. That is why these drivers do not compile where a double run\n" +
 		"corrupts data: their tier is efficiency. The library reports the loss at the next renewal, which is too late for the rival\n" +
 		"that came before. A violation is counted for the fault after which it was found.\n\n")
 	b.WriteString(reportedTable(f.reported))
-	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where what the algorithm assumes does not hold:\n\n" +
+	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where an assumption of the algorithm does not hold:\n\n" +
 		rateTable(f.rates))
 	b.WriteString("\n## Others under the same checks\n\nEach library takes, holds and waits for locks, while links are held back or lost, servers stop, and keys are deleted behind\n" +
 		"everybody; the last one nobody can tell a holder before its rival. Libraries that tell nobody get the benefit of a user who watches\n" +
@@ -203,6 +183,39 @@ func page(f findings, steps []step) string {
 	}
 	b.WriteString("```\n")
 	return b.String()
+}
+
+// serverTitle begins the section about the soak of the bundled server, and afterServer the section after that.
+const (
+	serverTitle = "\n## The bundled server under machines and operators\n"
+	afterServer = "\n## What Redis and Redlock do not survive"
+)
+
+// serverSection is the section that "-only soak-server" writes anew; empty without a run.
+func serverSection(s *facts.ServerSoak, about string) string {
+	if s == nil {
+		return ""
+	}
+	var t table
+	t.header("seed", "time", "faults", "kinds of faults", "grants", "longest time without a grant", "violations")
+	t.row(fmt.Sprint(s.Seed), s.Took.Round(time.Second).String(), fmt.Sprint(s.Faults), fmt.Sprint(s.Kinds),
+		fmt.Sprint(s.Grants), s.Longest.Round(100*time.Millisecond).String(), fmt.Sprintf("**%d**", s.Violations))
+	return serverTitle + "\nThree members in network namespaces, with lost and slow packets, failing and slow disks, stopped and killed processes,\n" +
+		"upgrades from an earlier version, and operators' mistakes: a copied directory, an old disk, a lost one. A separate\n" +
+		"checker judges the clients' histories. " + about + ".\n\n" + t.b.String()
+}
+
+// withServer returns the page with another section about the soak of the bundled server.
+func withServer(page, section string) (string, error) {
+	after := strings.Index(page, afterServer)
+	if after < 0 {
+		return "", fmt.Errorf("the page has no section %q", strings.TrimSpace(afterServer))
+	}
+	before := after
+	if i := strings.Index(page[:after], serverTitle); i >= 0 {
+		before = i
+	}
+	return page[:before] + section + page[after:], nil
 }
 
 // clusterTable has a row for each directed fault.

@@ -61,6 +61,7 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 				Standby: "lagging", Rounds: 20, Grants: 1275, Losses: 3, Doubled: 2, Overrun: 29 * time.Millisecond,
 			},
 		},
+		{"internal/soak", facts.ServerSoak{Faults: 51, Grants: 10356, Violations: 2}},
 		{"redlock", facts.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
 		{"conformance", facts.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
 		{"conformance/check", facts.Mutant{What: "the same token twice", Killers: "token model"}},
@@ -78,13 +79,31 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 		"| `overtaken-leader` |", "8, 1433, 6.7 ms, **3**", "2, 17, no loss, **0**", "1.15, 1.35 (2 rounds)",
 		"1.35 s", "the core 1003.2 h",
 		"99, × 1 set-ups, **3** failed, 4 without a verdict", "2 of 2", "(overlap × 1)", "| 4, 2s |",
-		"| clock jumps | 7 of 12 |",
+		"| clock jumps | 7 of 12 |", "| 51 | 0 | 10356 | 0s | **2** |",
 		"| lagging | 20 | 1275 | 3 | **0** | 2 | 29.0 ms |",
 		"| check | the same token twice | token model |",
 	} {
 		if !strings.Contains(text, part) {
 			t.Errorf("the page does not say %q:\n%s", part, text)
 		}
+	}
+}
+
+// The section about the soak of the server is written anew without the rest of the page, as often as one likes.
+func TestServerSectionIsWrittenAlone(t *testing.T) {
+	const rest = "# Reliability\n\nfirst\n" + afterServer + "\n\nlast\n"
+	text, err := rest, error(nil)
+	for _, faults := range []int{51, 52} {
+		section := serverSection(&facts.ServerSoak{Faults: faults}, "2026-11-26, commit a")
+		if text, err = withServer(text, section); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(text, section+afterServer) || strings.Replace(text, section, "", 1) != rest {
+			t.Errorf("the page:\n%s", text)
+		}
+	}
+	if _, err := withServer("# Another page\n", "x"); err == nil {
+		t.Error("a page without the section behind it is no error")
 	}
 }
 
@@ -95,20 +114,10 @@ func TestFactThatIsNotUnderstoodIsAnError(t *testing.T) {
 	}
 }
 
-// The head in the README is that of the page.
-func TestReadmeShowsTheHead(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestPageHasTheListOfBugs(t *testing.T) {
 	report, err := os.ReadFile("../../docs/RELIABILITY.md")
 	if err != nil {
 		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(readme), begin)
-	shown, _, found := strings.Cut(rest, end)
-	if !found || !strings.Contains(string(report), shown) {
-		t.Error("the head of the report in README.md is not the one of docs/RELIABILITY.md: run make report")
 	}
 	if !strings.Contains(string(report), bugs) {
 		t.Error("docs/RELIABILITY.md has not the list of bugs.md: run make report FROM=…")

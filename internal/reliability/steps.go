@@ -24,17 +24,20 @@ type step struct {
 	dir     string // in which it runs; empty: the root of the module
 	env     []string
 	command []string
-	plain   bool // what it prints is taken as it is: no test
+	plain   bool // its output is used unchanged: no test
 	wants   func(*findings) int
 }
 
 // drivers in the order of the page.
 var drivers = []string{"builtin", "etcd", "zookeeper", "postgres", "redis", "redlock"}
 
-// clusters are the drivers whose service is a cluster of nodes that agree.
+// soakServer names the step that breaks the bundled server as machines and operators do.
+const soakServer = "soak-server"
+
+// clusters are the drivers for a cluster of nodes that agree.
 var clusters = []string{"builtin", "etcd", "zookeeper"}
 
-// stepsOf lists all that is run, one after the other: each needs the machine for itself.
+// stepsOf lists all steps, one after the other: each needs the machine for itself.
 func stepsOf(s settings) []step {
 	test := func(name, run, pkg string, wants func(*findings) int, args ...string) step {
 		return step{
@@ -78,7 +81,14 @@ func stepsOf(s settings) []step {
 		st.env = append(st.env, "FENCELOCK_SOAK="+s.soak.String())
 		steps = append(steps, st)
 	}
-	return append(steps,
+	server := test(soakServer, "^TestServer$", "./internal/soak", func(f *findings) int {
+		if f.server == nil {
+			return 0
+		}
+		return 1
+	})
+	server.env = append(server.env, "FENCELOCK_SOAK="+s.soak.String())
+	return append(steps, server,
 		test("redlock-violations", "^TestViolationRate$", "./redlock", func(f *findings) int { return len(f.rates) },
 			"-violations", "30"),
 		step{
@@ -109,7 +119,7 @@ func (s step) String() string {
 
 func (s step) file(dir string) string { return filepath.Join(dir, s.name+".out") }
 
-// run runs the command and keeps what it prints, unless an earlier run in dir has done so.
+// run runs the command and keeps its output, unless an earlier run in dir has done so.
 func (s step) run(dir string) error {
 	log.Printf("%v", s)
 	if _, err := os.Stat(s.file(dir)); err == nil {
@@ -134,7 +144,7 @@ func (s step) run(dir string) error {
 	return errors.Join(out.Close(), os.Rename(part, s.file(dir)))
 }
 
-// read takes the findings out of what the command has printed.
+// read takes the findings out of the command's output.
 func (s step) read(dir string, f *findings) error {
 	data, err := os.ReadFile(s.file(dir))
 	if err != nil {
@@ -162,7 +172,7 @@ func eachAttribute(data []byte, f func(pkg, key, value string) error) error {
 	for scanner.Scan() {
 		var event struct{ Action, Package, Key, Value string }
 		if err := json.Unmarshal(scanner.Bytes(), &event); err != nil {
-			continue // what a build prints
+			continue // the output of a build
 		}
 		if event.Action != "attr" {
 			continue
@@ -179,7 +189,7 @@ const module = "github.com/fencelock/fencelock"
 
 const machineFile = "machine.txt"
 
-// machine tells on what the figures were measured.
+// machine describes the machine of the measurements.
 func machine() string {
 	commit := "an unknown commit"
 	if out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output(); err == nil {

@@ -6,8 +6,9 @@ import (
 	"unsafe"
 )
 
-// Clock is a clock whose date can jump, as when an administrator sets it, or a virtual machine is moved. Its monotonic
-// part goes on undisturbed: the operating system promises that. The zero value is right. It is safe for concurrent use.
+// Clock is a clock with a date that can jump, as when an administrator sets it, or a virtual machine is moved. Its
+// monotonic part goes on undisturbed: the operating system promises that. The zero value is right. It is safe for
+// concurrent use.
 type Clock struct {
 	mu      sync.Mutex
 	off     time.Duration
@@ -35,7 +36,7 @@ func (c *Clock) Now() time.Time {
 	return redate(time.Now(), off)
 }
 
-// redate changes the date of a time and not its monotonic reading, which nothing in package time does: Add changes
+// redate changes the date of a time and not its monotonic reading, which package time cannot do: Add changes
 // both. The first word of a time that has such a reading is a flag, 33 bits of seconds and 30 bits of nanoseconds.
 func redate(t time.Time, d time.Duration) time.Time {
 	*(*uint64)(unsafe.Pointer(&t)) += uint64(d/time.Second) << 30

@@ -22,18 +22,18 @@ type Disk struct {
 	hit atomic.Int64
 }
 
-// Ailment is what a disk suffers from.
+// Ailment is the fault of a disk.
 type Ailment struct {
-	// Fsync is what every fsync fails with. The data was handed to the operating system before.
+	// Fsync is the error of every fsync. The data was handed to the operating system before.
 	Fsync error
-	// Create is what the making of a file fails with, Write what every write fails with, after it wrote half.
+	// Create is the error of the creation of a file, Write the error of every write, after it wrote half.
 	Create, Write error
-	// Delay is how much longer every fsync takes.
+	// Delay prolongs every fsync.
 	Delay time.Duration
 }
 
 // Full is a disk without room; NoNewFiles is that as long as the log has room in a file that it made ahead of time;
-// FailingFsync is a disk that takes what it cannot keep.
+// FailingFsync is a disk that accepts writes and cannot keep them.
 var (
 	Full         = Ailment{Create: syscall.ENOSPC, Write: syscall.ENOSPC}
 	NoNewFiles   = Ailment{Create: syscall.ENOSPC}
@@ -47,7 +47,7 @@ func (d *Disk) Suffer(a Ailment) {
 	d.ails = a
 }
 
-// Hits is how many operations were refused or delayed.
+// Hits returns the number of refused or delayed operations.
 func (d *Disk) Hits() int64 { return d.hit.Load() }
 
 func (d *Disk) ailment() Ailment {
@@ -71,7 +71,7 @@ func (d *Disk) refuse(err error) error {
 	return err
 }
 
-// fsync is what happens before the real one.
+// fsync runs before the real one.
 func (d *Disk) fsync() error {
 	a := d.ailment()
 	if a.Delay > 0 {

@@ -1,5 +1,5 @@
-// Package rig lets the tests of this module come between a server and what it stands on: its disk, its clock, and how
-// much log it keeps. It is internal: no program gets at it by mistake.
+// Package rig lets the tests of this module come between a server and its foundations: its disk, its clock, and the
+// size of its log. It is internal: no program uses it by mistake.
 package rig
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// Rig is what a server uses instead of the usual. Fields that are zero change nothing.
+// Rig replaces parts of a server. Zero fields have no effect.
 type Rig struct {
 	// Files comes between the log and the file system, Log between raft and the log, Stable between raft and its store
 	// of terms and votes.
@@ -22,8 +22,15 @@ type Rig struct {
 	// Now replaces time.Now.
 	Now func() time.Time
 
-	// SnapshotEntries is how many log entries gather before a snapshot, TrailingEntries how many stay after it, and
+	// SnapshotEntries is the number of log entries before a snapshot, TrailingEntries the number kept after it, and
 	// SnapshotInterval how often a member looks.
 	SnapshotEntries, TrailingEntries uint64
 	SnapshotInterval                 time.Duration
+
+	// Start is the process of a member that continues here, as one does in a virtual machine reverted to a
+	// snapshot: nobody is asked whether it may start. Empty: a new one.
+	Start string
+
+	// Level is the feature level that a member says it knows, as one of an earlier version does. 0: its highest.
+	Level uint32
 }

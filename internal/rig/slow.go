@@ -6,11 +6,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// SlowLog is a log store whose writes can be made to hang.
+// SlowLog is a log store with writes that can be made to hang.
 type SlowLog struct {
 	raft.LogStore
 	mu   sync.Mutex
-	hang chan struct{} // nil: nothing hangs
+	hang chan struct{} // nil: writes do not hang
 }
 
 // StoreLogs implements raft.LogStore.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/generation"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -20,21 +21,25 @@ import (
 type admin struct {
 	lockpb.UnimplementedAdminServiceServer
 	server  *Server
-	looking chan struct{} // holds one while a stale look is answered: no more of the machine's time than that
+	looking chan struct{} // holds one while a stale look is answered: that bounds its processor time
 }
 
 // Status implements lockpb.AdminServiceServer.
 func (a *admin) Status(context.Context, *lockpb.StatusRequest) (*lockpb.MemberStatus, error) {
 	s := a.server
 	leader, _ := s.replica.Leader()
+	applied := s.replica.Applied() // before the end of the log, which it is never beyond
 	is := s.replica.Status()
-	return &lockpb.MemberStatus{
+	m := &lockpb.MemberStatus{
 		NodeId: s.replica.ID(), ClusterId: s.replica.State.Cluster(), ServerVersion: s.config.Version,
 		Durable: s.config.Store != replica.StoreMemory, Leader: s.Leads(), LeaderId: leader,
-		Term: is.Term, LastIndex: is.LastIndex, CommitIndex: is.CommitIndex, AppliedIndex: s.replica.Applied(),
+		Term: is.Term, LastIndex: is.LastIndex, CommitIndex: is.CommitIndex, AppliedIndex: applied,
 		AgreedIndex: is.Agreed, DiffersIndex: is.Differs,
-		Maintenance: s.replica.InMaintenance(), Members: membersOut(s.replica.Members()),
-	}, nil
+		Generation:  generation.Of(s.replica.State.History()).String(),
+		Maintenance: s.replica.InMaintenance(), Members: membersOut(s.replica.Members()), AdminAddress: s.AdminAddr(),
+	}
+	s.waitsToServe(m)
+	return m, nil
 }
 
 // ListMembers implements lockpb.AdminServiceServer.
@@ -115,7 +120,7 @@ func (a *admin) SetMaintenance(
 	return &lockpb.SetMaintenanceReply{}, nil
 }
 
-// membersOut are members in the words of the wire.
+// membersOut converts members to the wire's type.
 func membersOut(members []replica.Member) []*lockpb.Member {
 	all := make([]*lockpb.Member, len(members))
 	for i, m := range members {
@@ -127,15 +132,18 @@ func membersOut(members []replica.Member) []*lockpb.Member {
 	return all
 }
 
-// notLeading tells an operator where to ask instead.
+// notLeading returns an error that names the leader's address.
 func (s *Server) notLeading() error {
+	if err := s.closedStatus(); err != nil {
+		return err
+	}
 	if address := s.leaderAddress(); address != "" {
 		return status.Errorf(codes.Unavailable, "this member does not lead; clients find the leader at %s", address)
 	}
 	return status.Error(codes.Unavailable, "this member does not lead, and knows nobody who does")
 }
 
-// memberError is why the members, or the leader among them, could not be changed, in the words of the wire.
+// memberError returns the wire's error for a change of the members, or of the leader, that failed.
 func (s *Server) memberError(err error) error {
 	switch {
 	case errors.As(err, new(*replica.RefusedError)):

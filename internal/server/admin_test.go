@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -19,8 +20,20 @@ type operator struct {
 	t *testing.T
 }
 
-func operate(t *testing.T, address string) operator {
-	return operator{lockpb.NewAdminServiceClient(grpcTo(t, address, insecure.NewCredentials())), t}
+// operate reaches a server where it takes changes.
+func operate(t *testing.T, at string) operator {
+	return operator{lockpb.NewAdminServiceClient(grpcTo(t, at, insecure.NewCredentials())), t}
+}
+
+// operateOnce calls do with an operator that disconnects at its end. A loop needs it: a listener takes few operators.
+func operateOnce(t *testing.T, at string, do func(operator)) {
+	t.Helper()
+	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	do(operator{lockpb.NewAdminServiceClient(conn), t})
 }
 
 func (o operator) members() []*lockpb.Member {
@@ -57,9 +70,10 @@ func TestStatusOfEveryMember(t *testing.T) {
 	leader := c.leader()
 	for i, s := range c.servers {
 		var got *lockpb.MemberStatus
+		o := operate(t, c.configs[i].adminListen())
 		eventually(t, "the member knows all", func() (ok bool) {
 			var err error
-			got, err = operate(t, c.configs[i].Listen).Status(t.Context(), &lockpb.StatusRequest{})
+			got, err = o.Status(t.Context(), &lockpb.StatusRequest{})
 			return err == nil && got.LeaderId != "" && got.ClusterId != "" && len(got.Members) == 3 &&
 				got.Members[i].ClientAddress != ""
 		})
@@ -76,7 +90,7 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	away := (leader + 1) % 3
-	o := operate(t, c.configs[leader].Listen)
+	o := operate(t, c.configs[leader].adminListen())
 	eventually(t, "all are alive", func() bool {
 		alive := 0
 		for _, m := range o.members() {
@@ -88,13 +102,16 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 	})
 	gone := c.servers[away].replica.ID()
 	c.stop(away)
-	for _, m := range o.members() {
-		if m.Alive != (m.NodeId != gone) {
-			t.Errorf("%s is stopped; alive: %v", gone, m)
+	eventually(t, "all but the one that is stopped are alive", func() bool {
+		for _, m := range o.members() {
+			if m.Alive != (m.NodeId != gone) {
+				return false
+			}
 		}
-	}
+		return true
+	})
 	c.expectKnown(leader, (leader+2)%3)
-	_, err := operate(t, c.configs[(leader+2)%3].Listen).ListMembers(t.Context(), &lockpb.ListMembersRequest{})
+	_, err := operate(t, c.configs[(leader+2)%3].adminListen()).ListMembers(t.Context(), &lockpb.ListMembersRequest{})
 	expectCode(t, err, codes.Unavailable, c.configs[leader].Listen)
 }
 
@@ -103,14 +120,14 @@ func TestAddMember(t *testing.T) {
 	addresses := port.Addresses(t, 2)
 	calmly := func(c Config) Config { calm(&c); return c }
 	first := alone(t, calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0]}))
-	o := operate(t, first.Addr().String())
+	o := operate(t, first.AdminAddr())
 	x := attach(t, first)
 	x.hold(x.open(longTTL), "x")
 
-	// One that is told of itself alone waits until somebody takes it in.
+	// A server that knows only itself waits until an operator adds it.
 	second := start(t,
 		calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[1], Join: addresses[1:]}))
-	for range 2 { // the second time nothing changes
+	for range 2 { // the second add changes nothing
 		m, err := o.add(addresses[1])
 		if err != nil || m.NodeId != second.replica.ID() || m.PeerAddress != addresses[1] {
 			t.Fatalf("added: %v, %v", m, err)
@@ -131,9 +148,9 @@ func TestAddMember(t *testing.T) {
 		_, err := o.add(address)
 		expectCode(t, err, want, address)
 	}
-	_, err := operate(t, second.Addr().String()).add(addresses[1])
+	_, err := operate(t, second.AdminAddr()).add(addresses[1])
 	expectCode(t, err, codes.Unavailable, first.Addr().String())
-	_, err = operate(t, alone(t, Config{Listen: "127.0.0.1:0"}).Addr().String()).add(addresses[1])
+	_, err = operate(t, alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0"}).AdminAddr()).add(addresses[1])
 	expectCode(t, err, codes.FailedPrecondition, "--peer-listen")
 }
 
@@ -145,11 +162,11 @@ func TestRemoveMember(t *testing.T) {
 	c := newCluster(t, 3, calm)
 	leader := c.leader()
 	dead, alive := c.servers[(leader+1)%3], c.servers[(leader+2)%3]
-	o := operate(t, c.configs[leader].Listen)
+	o := operate(t, c.configs[leader].adminListen())
 	_, err := o.RemoveMember(t.Context(), &lockpb.RemoveMemberRequest{NodeId: "nobody"})
 	expectCode(t, err, codes.NotFound, "nobody")
 	c.expectKnown(leader, (leader+2)%3)
-	expectCode(t, operate(t, c.configs[(leader+2)%3].Listen).remove(dead), codes.Unavailable, c.configs[leader].Listen)
+	expectCode(t, operate(t, c.configs[(leader+2)%3].adminListen()).remove(dead), codes.Unavailable, c.configs[leader].Listen)
 
 	c.stop((leader + 1) % 3)
 	expectCode(t, o.remove(alive), codes.FailedPrecondition, "too few")
@@ -164,7 +181,7 @@ func TestRemoveMember(t *testing.T) {
 	// The leader goes: it hands over first.
 	expectCode(t, o.remove(c.servers[leader]), codes.Unavailable, "handed")
 	eventually(t, "the other one leads", alive.Leads)
-	o = operate(t, alive.Addr().String())
+	o = operate(t, alive.AdminAddr())
 	eventually(t, "the former leader is removed", func() bool {
 		err := o.remove(c.servers[leader])
 		return err == nil || status.Code(err) == codes.NotFound

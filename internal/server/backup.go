@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -16,29 +17,30 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// Backup writes everything that the cluster keeps to w, with all that was acknowledged to anybody before the call. Any
-// member does that, while there is a leader. If it returns an error, what was written is of no use, and replica.Restore
+// Backup writes everything that the cluster keeps to w, with all that was acknowledged to anybody before the call.
+// Any member can do that while there is a leader. If it returns an error, the output is useless, and replica.Restore
 // refuses it. The locks go on meanwhile.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error {
 	frozen, err := s.present(ctx)
 	if err == nil {
-		err = frozen.WriteBackup(w, replica.BackupInfo{
-			MaxTTL: s.config.MaxTTL, At: s.config.now().UTC(), Server: s.config.Version,
-		})
+		err = frozen.WriteBackup(w, replica.BackupInfo{At: s.config.now().UTC(), Server: s.config.Version})
 	}
 	if err != nil {
 		return fmt.Errorf("server.Backup: %w", err)
 	}
+	s.backedUp.Store(time.Now().Unix())
 	return nil
 }
 
-// present is the state with all that was acknowledged before the call. A member that follows asks the leader how far
-// that goes, and waits until it has come there. It asks for news before it compares, so that none comes unnoticed.
+// present returns the state with all that was acknowledged before the call. A follower asks the leader for that
+// index, and waits until it has applied it. It subscribes to news before it compares, so that it misses no news.
 func (s *Server) present(ctx context.Context) (*replica.Frozen, error) {
 	index, err := s.replica.Acknowledged(ctx)
 	if err != nil {
 		return nil, err
 	}
+	counted := time.NewTicker(20 * time.Millisecond) // raft counts a snapshot after the state machine has notified
+	defer counted.Stop()
 	for {
 		news := s.news.wait()
 		if s.replica.Applied() >= index {
@@ -46,6 +48,7 @@ func (s *Server) present(ctx context.Context) (*replica.Frozen, error) {
 		}
 		select {
 		case <-news:
+		case <-counted.C:
 		case <-s.done:
 			return nil, errClosing
 		case <-ctx.Done():

@@ -30,7 +30,7 @@ func backupOf(t *testing.T, s *Server) []byte {
 	return b.Bytes()
 }
 
-// restored is a new data directory with what is in the backup.
+// restored restores the backup into a new data directory.
 func restored(t *testing.T, backup []byte, o replica.RestoreOptions) (string, replica.Restored) {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,11 +48,10 @@ func TestRestoredServer(t *testing.T) {
 			const ttl = 700 * time.Millisecond
 			before := alone(t, Config{DataDir: t.TempDir(), MinTTL: time.Millisecond, MaxTTL: ttl})
 			x := attach(t, before)
-			session := x.open(ttl / 2)
-			x.hold(session, "x")
+			session, _ := x.holdShort(ttl/2, "x")
 			backup := backupOf(t, before)
 			// After the backup: a name changes hands, another one is taken, and time passes.
-			_, last := x.hold(x.open(ttl), "y") // for longer than anybody held before
+			_, last := x.holdShort(ttl, "y") // for longer than anybody held before
 			cluster := before.replica.State.Cluster()
 			if err := before.Close(context.Background()); err != nil {
 				t.Fatal(err)
@@ -88,9 +87,8 @@ func TestRestoredServer(t *testing.T) {
 			}
 
 			again := alone(t, config)
-			if again.replica.State.ClosedFor() != 0 || again.replica.State.Cluster() != cluster {
-				t.Errorf("started again it is closed for %v, in cluster %s",
-					again.replica.State.ClosedFor(), again.replica.State.Cluster())
+			if wait, _ := again.replica.State.Closed(); wait != 0 || again.replica.State.Cluster() != cluster {
+				t.Errorf("started again it is closed for %v, in cluster %s", wait, again.replica.State.Cluster())
 			}
 			if r := attach(t, again).call(attachOf(anew, "", 0)); len(r.GetSession().GetHolds()) != 2 {
 				t.Errorf("and has lost what was held: %v", r)
@@ -229,7 +227,7 @@ func TestBackupOverTheNetwork(t *testing.T) {
 		}
 	}
 	fetch := func(i int) (all []byte, pieces int, err error) {
-		stream, err := operate(t, c.configs[i].Listen).Backup(t.Context(), &lockpb.BackupRequest{})
+		stream, err := operate(t, c.configs[i].adminListen()).Backup(t.Context(), &lockpb.BackupRequest{})
 		for err == nil {
 			var p *lockpb.BackupPiece
 			if p, err = stream.Recv(); err == nil {

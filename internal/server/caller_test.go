@@ -11,11 +11,11 @@ import (
 // callerTTL is longer than any test looks for a leader: a caller's session never ends.
 const callerTTL = 2 * patience
 
-// caller is a client that finds the leader again and again, as a driver does.
+// caller is a client that finds each new leader, as a driver does.
 type caller struct {
 	*client
 	t        testing.TB
-	connect  func() *client // to the leader; nil while there is none
+	connect  func() *client // to the leader; nil without a leader
 	session  []byte
 	sequence uint64
 }

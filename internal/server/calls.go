@@ -1,17 +1,16 @@
 package server
 
-// Calls: what becomes of a client's request. There are three ways to an answer.
+// Calls: the processing of a client's request. There are three ways to an answer.
 //
 //	propose, log   a command goes through the log; that it lands in this term proves that this member led
-//	keepAlive      a session is renewed in memory; the answer waits for the same proof, by Term.Confirm
-//	look           that proof, and then what the state machine shows
+//	keepAllAlive   sessions are renewed in memory; the answer waits for the same proof, by Term.Confirm
+//	look           that proof, and then the answer of the state machine
 //
-// An answer says renewed only if the proof is of an instant after the receipt of the request. Without it a leader that
-// was paused and succeeded would promise time of which its successor knows nothing: see
+// An answer says renewed only if the proof is of an instant after the receipt of the request. Without it a leader
+// that was paused and replaced would promise time that its successor does not know of: see
 // docs/decisions/2026-11-22-no-leader-is-believed-alone.md.
 
 import (
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -22,16 +21,16 @@ import (
 	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
-// outcome is what a command did, for its answer.
+// outcome is the result of a command, for its answer.
 type outcome struct {
 	lead.Outcome
 	renewed bool // the command has renewed its session
 }
 
-// propose sends a command through the log and answers with its result, or with what then makes of it.
+// propose sends a command through the log and answers with its result, which then converts.
 //
-// That the command is in the log of this term proves that this member led after the request was received. It renews the
-// session as a keepalive does, also one that is kept.
+// That the command is in the log of this term proves that this member led after the request was received. It renews
+// the session as a keepalive does, even a kept session.
 func (x *call) propose(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 	named := x.session != machine.SessionID{}
 	renewed := named && x.leadership.Time.Renew(x.session, x.receipt)
@@ -42,12 +41,15 @@ func (x *call) propose(c machine.Command, then func(*outcome) *lockpb.Reply) err
 	})
 }
 
-// log is propose for what renews nothing. It waits while the connection has too much in flight.
+// log is propose without a renewal. It waits while the connection has too much in flight.
 func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
-	c.Session = x.session
+	if bad := x.ids.hide(&c, x.leadership); bad != nil {
+		x.reply(x.request, resultReply(bad, x.leadership.Time, x.server.config.Limits))
+		return nil
+	}
 	places := min(1+lead.Weight(&c)/placeBytes, inFlight)
 	if !x.board(places) {
-		return nil // nobody would hear of it
+		return nil // nobody would get the answer
 	}
 	done := func(o lead.Outcome, err error) {
 		defer x.alight(places)
@@ -61,71 +63,100 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 		with := outcome{Outcome: o}
 		r := then(&with)
 		r.Renewed = r.Renewed || with.renewed
-		// Those who lose something by the command hear of it before its sender has the answer: a former holder that
-		// asks from then on whether it still holds finds the loss told already.
+		// Clients that lose something by the command are notified before its sender has the answer: a former holder
+		// that asks from then on whether it still holds finds the loss reported already.
 		x.leadership.Deliver(x.conn, o.Notices)
 		x.reply(x.request, r)
+		for _, g := range o.Result.Grants {
+			x.leadership.Time.Bounded(g.Name, g.Token, g.MaxHold)
+		}
 	}
-	err := x.leadership.Submit(lead.Proposal{Command: c, By: x.conn, Obsolete: x.attachedElsewhere, Done: done})
+	err := x.leadership.Submit(lead.Proposal{
+		Command: c, By: x.conn, From: x.client, Address: x.address,
+		Obsolete: x.attachedElsewhere, Done: done,
+	})
 	if err != nil {
 		x.alight(places)
 	}
 	return err
 }
 
-// attachedElsewhere is why a command that has waited for the log is not carried out any more. It waits in the lane of
-// its connection, and what the client has sent on another one since, to which the session is attached now, may be ahead
-// of it.
+// attachedElsewhere returns the reason not to carry out a command that has waited for the log. It waits in the lane
+// of its connection, and may be overtaken by later commands of the client on another connection, to which the session
+// is attached now.
 func (x *call) attachedElsewhere() error {
 	if !x.speaks() || x.session == (machine.SessionID{}) {
 		return nil
 	}
-	if other := x.leadership.Listener(x.session); other != nil && other != x.conn {
+	return x.attachedToOther(x.session)
+}
+
+// attachedToOther returns an error if the session is attached to another connection.
+func (x *call) attachedToOther(id machine.SessionID) error {
+	if other := x.leadership.Listener(id); other != nil && other != x.conn {
 		return notAttached()
 	}
 	return nil
 }
 
-// plain makes the reply of a command that has no reply of its own.
+// plain makes the reply of a command without a special reply.
 func (x *call) plain(o *outcome) *lockpb.Reply {
-	return resultReply(&o.Result, x.leadership.Time, x.server.config.Limits)
+	r := resultReply(&o.Result, x.leadership.Time, x.server.config.Limits)
+	nameGrants(x.request, r.GetAcquired().GetGrants())
+	x.hide(r.GetError())
+	return r
 }
 
-// numbered adds what makes it harmless to send the command again.
+// numbered adds the numbers that make a repetition of the command harmless.
 func (x *call) numbered(c machine.Command) machine.Command {
 	c.Seq, c.Acked = x.request.Sequence, x.request.Acknowledged
 	return c
 }
 
-// openSession claims the session for this connection before the command goes into the log, since the client may send
-// more for it before it has the answer. The bounds of the TTL are settings of this server and no part of the state, so
+// openSession claims the session for this connection before the command goes into the log, since the client may use
+// it before it has the answer. The bounds of the TTL are settings of this server and no part of the state, so
 // they are checked here.
 func (x *call) openSession(ttl time.Duration) error {
-	if low, high := x.server.config.MinTTL, x.server.config.MaxTTL; ttl < low || ttl > high {
+	if low, high := x.server.config.MinTTL, x.server.replica.MaxTTL(); ttl < low || ttl > high {
 		return invalid("ttl", "%v is not between %v and %v", ttl, low, high)
 	}
-	x.leadership.Claim(x.session, x.conn)
+	if err := x.checkPrincipal(); err != nil {
+		return err
+	}
+	x.leadership.Claim(x.session, x.ids.secret, x.conn)
 	c := machine.Command{Op: machine.OpOpenSession, TTL: ttl}
 	if x.machine().Level() >= machine.LevelDeadlines {
 		c.Client = x.client
 	}
-	return x.propose(c, func(o *outcome) *lockpb.Reply {
+	return x.propose(x.signed(c), func(o *outcome) *lockpb.Reply {
 		if o.Result.Code != machine.CodeOK {
 			return x.plain(o)
 		}
 		lives := x.leadership.Time.Opened(x.session, ttl, x.receipt)
-		x.leadership.Attach(x.session, x.conn)
+		x.leadership.Attach(x.session, x.ids.secret, x.conn)
 		return &lockpb.Reply{
 			Renewed: lives,
 			Answer: &lockpb.Reply_Session{Session: &lockpb.SessionState{
-				TtlNanos: int64(ttl), Revision: x.machine().Revision(),
+				TtlNanos: int64(ttl), Revision: x.machine().Revision(), Principal: string(x.principal),
 			}},
 		}
 	})
 }
 
-// closeSession renews nothing, so the log is all that it needs.
+// checkPrincipal refuses the session if it is open and belongs to another principal, whoever knows its id. Members of
+// an earlier version know no principals: before LevelHiddenIDs sessions have no principals.
+func (x *call) checkPrincipal() error {
+	if owner, open := x.machine().Principal(x.session); open && x.leadership.HidesIDs && !x.principal.MayUse(owner) {
+		return refused(lockpb.Code_CODE_DENIED, "session", "it is another principal's")
+	}
+	return nil
+}
+
+// closeSession renews no session, so it needs only the log.
 func (x *call) closeSession() error {
+	if err := x.checkPrincipal(); err != nil {
+		return err
+	}
 	c := machine.Command{Op: machine.OpCloseSession, Linger: x.leadership.Time.AnyClosed()}
 	return x.log(c, func(o *outcome) *lockpb.Reply {
 		x.leadership.Time.Ended(x.session)
@@ -134,25 +165,98 @@ func (x *call) closeSession() error {
 	})
 }
 
-func (x *call) acquire(all []*lockpb.Acquire, under []string) error {
+// signed adds the principal to a command, once all members know principals.
+func (x *call) signed(c machine.Command) machine.Command {
+	if x.leadership.HidesIDs {
+		c.Principal = x.principal
+	}
+	return c
+}
+
+func (x *call) acquire(all []*lockpb.Acquire, under, underHidden []string) error {
 	c, err := acquireCommand(all, under)
 	if err != nil {
 		return err
 	}
+	c.UnderHidden = underHidden
+	x.settleFields(c.Requests)
 	return x.propose(x.numbered(c), x.plain)
 }
 
-func (x *call) cancelWait(q *lockpb.CancelWait) error {
-	return x.propose(x.numbered(machine.Command{
-		Op: machine.OpCancelWait, Name: q.GetName(), RequestID: q.GetRequestId(), Target: q.GetTarget(),
-	}), x.plain)
+// settleFields gives a nonce to each request without a nonce, as those of earlier clients, and takes away what a member
+// may not know.
+func (x *call) settleFields(requests []machine.Request) {
+	level := x.machine().Level()
+	known := level >= machine.LevelNonces
+	for i := range requests {
+		r := &requests[i]
+		r.HeedsMaxHold = r.HeedsMaxHold && level >= machine.LevelRules
+		n := &r.Nonce
+		switch {
+		case !known:
+			*n = fencing.Nonce{}
+		case *n == fencing.Nonce{}:
+			*n = fencing.NewNonce()
+		}
+	}
 }
 
+func (x *call) cancelWait(q *lockpb.CancelWait) error {
+	return x.propose(x.signed(x.numbered(machine.Command{
+		Op: machine.OpCancelWait, Name: q.GetName(), RequestID: q.GetRequestId(), Target: q.GetTarget(),
+	})), x.plain)
+}
+
+// release ends the hold of a request. With its token a caller had it: its minimum goes on if it is not over. Without
+// a token no caller had it, and a lingering hold ends as well.
 func (x *call) release(q *lockpb.Release) error {
-	return x.propose(x.numbered(machine.Command{
-		Op: machine.OpRelease, Name: q.GetName(), RequestID: q.GetRequestId(), Token: fencing.Token(q.GetToken()),
-		Target: q.GetTarget(), Linger: x.lingers(q), Own: q.GetOwn(),
-	}), x.plain)
+	token := fencing.Token(q.GetToken())
+	c := machine.Command{
+		Op: machine.OpRelease, Name: q.GetName(), RequestID: q.GetRequestId(), Token: token, Target: q.GetTarget(),
+		Linger: token != 0 && x.leadership.Time.Closed(token) > 0, Own: q.GetOwn(),
+	}
+	freed := new(bool)
+	if token == 0 && !q.GetOwn() {
+		if err := x.free(q, freed); err != nil {
+			return err
+		}
+	}
+	return x.propose(x.signed(x.numbered(c)), func(o *outcome) *lockpb.Reply {
+		if *freed && o.Result.Code == machine.CodeNotHeld {
+			o.Result.Code = machine.CodeOK
+		}
+		return x.plain(o)
+	})
+}
+
+// free ends a lingering hold of the request, ahead of its release in the lane of this connection, and sets freed if
+// there was one. Outcomes come from one goroutine, in their order.
+func (x *call) free(q *lockpb.Release, freed *bool) error {
+	if !x.leadership.Time.AnyClosed() {
+		return nil
+	}
+	id := q.GetRequestId()
+	if x.leadership.HidesIDs {
+		id = machine.HiddenRequest(id)
+	}
+	for _, h := range x.machine().Holder(q.GetName()).Holders {
+		if !h.Lingering || h.RequestID != id {
+			continue
+		}
+		err := x.leadership.Submit(lead.Proposal{
+			Command: machine.Command{Op: machine.OpFree, Name: h.Name, Token: h.Token}, By: x.conn,
+			Done: func(o lead.Outcome, err error) {
+				if err == nil && o.Result.Code == machine.CodeOK {
+					*freed = true
+					x.leadership.Deliver(x.conn, o.Notices)
+				}
+			},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (x *call) move(q *lockpb.Move) error {
@@ -161,61 +265,26 @@ func (x *call) move(q *lockpb.Move) error {
 	}), x.plain)
 }
 
-// lingers reports whether the minimum of the hold that is released goes on. The command carries that: the state machine
-// reads no clock, and only the leader times minimums.
-func (x *call) lingers(q *lockpb.Release) bool {
-	if !x.leadership.Time.AnyClosed() {
-		return false
-	}
-	if q.GetToken() != 0 {
-		return x.leadership.Time.Closed(fencing.Token(q.GetToken())) > 0
-	}
-	holders := x.machine().Holder(q.GetName()).Holders
-	return slices.ContainsFunc(holders, func(h machine.Hold) bool {
-		return h.RequestID == q.GetRequestId() && x.leadership.Time.Closed(h.Token) > 0
-	})
-}
-
 func (x *call) forceRelease(q *lockpb.ForceRelease) error {
-	return x.propose(x.numbered(machine.Command{
+	nonce, err := nonceOf(q.GetNonce())
+	if err != nil {
+		return err
+	}
+	c := machine.Command{
 		Op: machine.OpForceRelease, Name: q.GetName(), Reason: q.GetReason(), By: q.GetBy(),
-	}), x.plain)
+		Nonce: nonce, Token: fencing.Token(q.GetToken()),
+	}
+	switch known := x.machine().Level() >= machine.LevelNonces; {
+	case known:
+		c.Principal = x.reported
+	case nonce != fencing.Nonce{} || c.Token != 0:
+		return refused(lockpb.Code_CODE_UNSUPPORTED, "nonce",
+			"a member of the cluster runs a version that knows no conditions of a forced release")
+	}
+	return x.propose(x.numbered(c), x.plain)
 }
 
-// keepAlive renews the session. The answer waits for the proof that this member led after the request was received: a
-// leader that was deposed must not promise time that its successor does not know of. A session that is kept is renewed
-// through the log, since a new leader goes by the deadline that stands there.
-func (x *call) keepAlive() error {
-	if x.leadership.Time.IsKept(x.session) {
-		return x.propose(machine.Command{Op: machine.OpRenew}, func(o *outcome) *lockpb.Reply {
-			if !o.renewed {
-				return errorReply(x.server.wireError(x.whyNotRenewed()))
-			}
-			return aliveReply()
-		})
-	}
-	if !x.board(1) {
-		return nil
-	}
-	renewed := x.leadership.Time.Renew(x.session, x.receipt)
-	x.leadership.Term.Confirm(func(err error) {
-		defer x.alight(1)
-		if err != nil {
-			x.fail(x.request, err)
-			return
-		}
-		if renewed || x.leadership.Time.Renew(x.session, x.receipt) {
-			r := aliveReply()
-			r.Renewed = true
-			x.reply(x.request, r)
-			return
-		}
-		x.fail(x.request, x.whyNotRenewed())
-	})
-	return nil
-}
-
-// renewInLog renews a session that is kept. What it returns is closed once that has come to its end.
+// renewInLog renews a kept session. The channel is closed when the renewal has ended.
 func (x *call) renewInLog() <-chan struct{} {
 	over := make(chan struct{})
 	err := x.leadership.Submit(lead.Proposal{
@@ -233,9 +302,9 @@ func (x *call) renewInLog() <-chan struct{} {
 	return over
 }
 
-// whyNotRenewed tells a session that ended from one of which the outcome is open.
-func (x *call) whyNotRenewed() error {
-	if x.machine().SessionOpen(x.session) {
+// whyNotRenewed tells an ended session from one with an unknown outcome.
+func (x *call) whyNotRenewed(id machine.SessionID) error {
+	if x.machine().SessionOpen(id) {
 		return refused(lockpb.Code_CODE_UNAVAILABLE, "",
 			"the session is about to end, or was opened just now: ask again")
 	}
@@ -247,10 +316,10 @@ func (x *call) whyNotRenewed() error {
 
 func (x *call) machine() *machine.Machine { return x.server.replica.State.Machine }
 
-// look answers with what see returns, unless that is nil. It sees everything that was acknowledged to anybody before
-// the request.
+// look answers with the result of see, unless that is nil. see sees everything that was acknowledged to anybody
+// before the request.
 //
-// Nobody led after this member, and everything that this member acknowledged was applied here before; so was everything
+// No other member led later, and everything that this member acknowledged was applied here before; so was everything
 // of earlier leaders before this member began to serve.
 func (x *call) look(see func() *lockpb.Reply) error {
 	if !x.begin() {
@@ -268,7 +337,7 @@ func (x *call) look(see func() *lockpb.Reply) error {
 			x.seen()
 			return
 		}
-		go func() { // see takes its time, and others wait for the confirmer
+		go func() { // see may take long, and others wait for the confirmer
 			defer x.seen()
 			if !x.awaitTurn() {
 				return
@@ -287,15 +356,15 @@ func (x *call) seen() {
 	x.tasks.Done()
 }
 
-// pageLimit bounds the entries of one answer, and pageBytes its size. attachLimit bounds those of one answer about a
-// session: they are small, and each page looks at all that the session has.
+// pageLimit bounds the entries of one answer, and pageBytes its size. attachLimit bounds the entries of one answer
+// about a session: they are small, and each page visits the whole session.
 const (
 	pageLimit   = 1000
 	pageBytes   = 1 << 20
 	attachLimit = 5000
 )
 
-// limitOf is how many entries to answer with; asked is 0 if the client has named no number.
+// limitOf returns the number of entries to answer with; asked is 0 if the client has named no number.
 func limitOf(asked uint32, most int) int {
 	if asked == 0 {
 		return pageLimit
@@ -305,7 +374,10 @@ func limitOf(asked uint32, most int) int {
 
 func (x *call) holder(q *lockpb.GetHolder) error {
 	return x.look(func() *lockpb.Reply {
-		info := x.machine().Holder(q.GetName())
+		if e := x.mayRead(q.GetName()); e != nil {
+			return errorReply(e)
+		}
+		info := x.machine().Look(q.GetName())
 		return &lockpb.Reply{Answer: &lockpb.Reply_Name{Name: nameState(&info, x.leadership.Time)}}
 	})
 }
@@ -313,31 +385,39 @@ func (x *call) holder(q *lockpb.GetHolder) error {
 func (x *call) list(q *lockpb.List) error {
 	return x.look(func() *lockpb.Reply {
 		infos, more := x.machine().List(q.GetPrefix(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
-		names, next := namePage(infos, more, x.leadership.Time)
+		names, next := namePage(infos, more, x.leadership.Time, x.reads())
 		return &lockpb.Reply{Answer: &lockpb.Reply_Names{Names: &lockpb.NameList{Names: names, NextAfter: next}}}
 	})
 }
 
-// namePage is one page of names, of which there are more or not. next is set if there are.
-func namePage(infos []machine.Info, more bool, k *lead.Timekeeper) (names []*lockpb.NameState, next string) {
-	size := 0
+// namePage returns one page of names, without those that are not shown. next is set if there are more.
+func namePage(
+	infos []machine.Info, more bool, k *lead.Timekeeper, shows func(name string) bool,
+) (names []*lockpb.NameState, next string) {
+	size, last := 0, ""
 	for i := range infos {
-		name := nameState(&infos[i], k)
-		if size += proto.Size(name); size > pageBytes && i > 0 {
-			more = true
-			break
+		if shows(infos[i].Name) {
+			name := nameState(&infos[i], k)
+			if size += proto.Size(name); size > pageBytes && len(names) > 0 {
+				more = true
+				break
+			}
+			names = append(names, name)
 		}
-		names = append(names, name)
+		last = infos[i].Name
 	}
-	if more && len(names) > 0 {
-		next = names[len(names)-1].Name
+	if more {
+		next = last
 	}
 	return names, next
 }
 
-// attach directs the session's pushes here before it looks at the state, so that what happens meanwhile is told twice
+// attach directs the session's pushes here before it looks at the state, so that a change meanwhile is reported twice
 // rather than not at all.
 func (x *call) attach(q *lockpb.Attach) error {
+	if err := x.checkPrincipal(); err != nil {
+		return err
+	}
 	var logged <-chan struct{}
 	renewed := x.leadership.Time.Renew(x.session, x.receipt)
 	if !renewed && x.leadership.Time.IsKept(x.session) {
@@ -351,23 +431,25 @@ func (x *call) attach(q *lockpb.Attach) error {
 				return nil
 			}
 		}
-		x.leadership.Attach(x.session, x.conn)
+		x.leadership.Attach(x.session, x.ids.secret, x.conn)
 		page, open := x.machine().SessionPage(x.session, q.GetAfter(), limitOf(q.GetLimit(), attachLimit))
 		if !open {
 			x.leadership.Forget(x.session)
-			return errorReply(x.server.wireError(x.whyNotRenewed()))
+			return errorReply(x.server.wireError(x.whyNotRenewed(x.session)))
 		}
-		r := &lockpb.Reply{Answer: &lockpb.Reply_Session{Session: sessionPage(&page)}}
+		r := &lockpb.Reply{Answer: &lockpb.Reply_Session{Session: x.sessionPage(&page)}}
 		r.Renewed = renewed || x.leadership.Time.Renew(x.session, x.receipt)
 		return r
 	})
 }
 
-// sessionPage is one page in the words of the wire.
-func sessionPage(p *machine.SessionPage) *lockpb.SessionState {
-	out := &lockpb.SessionState{TtlNanos: int64(p.TTL), Revision: p.Revision}
+// sessionPage converts one page to the wire's type.
+func (x *call) sessionPage(p *machine.SessionPage) *lockpb.SessionState {
+	out := &lockpb.SessionState{TtlNanos: int64(p.TTL), Revision: p.Revision, Principal: string(x.principal)}
 	for _, e := range p.Entries {
-		entry := &lockpb.SessionEntry{Name: e.Name, RequestId: e.RequestID, Token: uint64(e.Token)}
+		entry := &lockpb.SessionEntry{
+			Name: e.Name, RequestId: x.ids.request(e.RequestID, e.Sealed), Token: uint64(e.Token),
+		}
 		if e.Token != 0 {
 			out.Holds = append(out.Holds, entry)
 		} else {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
 )
 
 func keepAliveOf(session []byte) *lockpb.Request {
@@ -27,8 +28,9 @@ func holderOf(name string) *lockpb.Request {
 func TestSessionExpires(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{MinTTL: 100 * time.Millisecond})
+	const ttl = 10 * time.Second // a busy machine does not use it up before b waits
 	a, b := attach(t, s), attach(t, s)
-	dead, alive := a.open(400*time.Millisecond), b.open(time.Minute)
+	dead, alive := a.open(ttl), b.open(time.Minute)
 	began := time.Now()
 	_, token := a.hold(dead, "x")
 	if r := b.call(acquireOf(alive, "x", backend.NewRequestID(), true)); !r.GetAcquired().GetQueued() {
@@ -38,7 +40,7 @@ func TestSessionExpires(t *testing.T) {
 	if string(lost.GetSession()) != string(dead) || lost.Reason != lockpb.Reason_REASON_SESSION_ENDED {
 		t.Errorf("lost: %v", lost)
 	}
-	if lived := time.Since(began); lived < 400*time.Millisecond {
+	if lived := time.Since(began); lived < ttl {
 		t.Errorf("it ended after %v", lived)
 	}
 	granted := b.next().GetGranted()
@@ -71,10 +73,23 @@ func TestSessionIsKeptAlive(t *testing.T) {
 			s := alone(t, Config{MinTTL: 100 * time.Millisecond})
 			c := attach(t, s)
 			c.hold(c.open(time.Minute), "x")
-			session := c.open(ttl)
-			for end := time.Now().Add(2 * ttl); time.Now().Before(end); time.Sleep(ttl / 20) {
-				if r := c.call(request(session)); !r.Renewed {
+			// A renewal that went out later than the TTL allows proves nothing: the machine stood still.
+			var session []byte
+			var began, renewed time.Time
+			for ; session == nil || renewed.Sub(began) < 2*ttl; time.Sleep(ttl / 20) {
+				if session == nil {
+					began = time.Now()
+					session, renewed = c.open(ttl), began
+				}
+				sent := time.Now()
+				r := c.call(request(session))
+				switch {
+				case r.Renewed:
+					renewed = sent
+				case time.Since(renewed) < ttl:
 					t.Fatalf("not renewed: %v", r)
+				default:
+					session = nil
 				}
 			}
 		})
@@ -145,13 +160,15 @@ func TestAttachTellsWhatHangsOnTheSession(t *testing.T) {
 
 func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
 	t.Parallel()
-	const minimum = time.Second
+	const minimum = 10 * time.Second // a busy machine does not use it up before somebody waits
 	s := alone(t, Config{})
 	c := attach(t, s)
 	session := c.open(time.Minute)
-	for _, end := range []string{"release", "release of the request", "close"} {
+	for _, end := range []string{"release", "close"} {
 		t.Run(end, func(t *testing.T) {
-			mine := c.open(time.Minute)
+			t.Parallel()
+			c := attach(t, s)
+			session, mine := c.open(time.Minute), c.open(time.Minute)
 			id := backend.NewRequestID()
 			q := acquireOf(mine, end, id, false)
 			q.GetAcquire().MinHoldNanos = int64(minimum)
@@ -163,8 +180,6 @@ func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
 			switch end {
 			case "release":
 				c.call(releaseOf(mine, end, id, g[0].Token))
-			case "release of the request":
-				c.call(releaseOf(mine, end, id, 0))
 			default:
 				c.call(&lockpb.Request{
 					Session: mine, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}},
@@ -189,6 +204,23 @@ func TestMinimumHoldOutlivesItsHolder(t *testing.T) {
 		eventually(t, "the minimum is over", func() bool { return !s.leadership.Load().Time.AnyClosed() })
 		c.call(releaseOf(session, "over", id, token))
 		c.hold(session, "over")
+	})
+	t.Run("unused", func(t *testing.T) {
+		id := backend.NewRequestID()
+		q := acquireOf(session, "unused", id, false)
+		q.GetAcquire().MinHoldNanos = int64(time.Hour)
+		token := c.call(q).GetAcquired().Grants[0].Token
+		c.call(releaseOf(session, "unused", id, token)) // it lingers
+		next := backend.NewRequestID()
+		if r := c.call(acquireOf(session, "unused", next, true)); !r.GetAcquired().GetQueued() {
+			t.Fatalf("not closed: %v", r)
+		}
+		if r := c.call(releaseOf(session, "unused", id, 0)); r.GetError() != nil {
+			t.Errorf("release of a lingering hold by its request: %v", r)
+		}
+		if g := c.next().GetGranted().GetGrants(); len(g) != 1 {
+			t.Errorf("the waiter got %v", g)
+		}
 	})
 }
 
@@ -243,13 +275,13 @@ func TestKeepAliveCountsPushes(t *testing.T) {
 	if r := a.call(keepAliveOf(session)); codeOf(r) != lockpb.Code_CODE_CONFLICT {
 		t.Errorf("keepalive on the connection before: %v", r)
 	}
-	s.leadership.Load().Forget([16]byte(session)) // by a fault
+	s.leadership.Load().Forget(machine.SessionID(session).Hidden()) // by a fault
 	if r := b.call(keepAliveOf(session)); codeOf(r) != lockpb.Code_CODE_CONFLICT {
 		t.Errorf("keepalive of a session whose pushes go nowhere: %v", r)
 	}
 }
 
-// An answer that got lost is asked for again, over another connection.
+// A client asks again for a lost answer, over another connection.
 func TestSequenceMakesRequestsHarmless(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})
@@ -286,7 +318,7 @@ func TestSequenceMakesRequestsHarmless(t *testing.T) {
 	if r := b.call(acquire()); codeOf(r) != lockpb.Code_CODE_STALE {
 		t.Errorf("an acquire that arrives late: %v", r)
 	}
-	// An acquire is given up before it arrives.
+	// The client cancels an acquire before it arrives.
 	cancel := &lockpb.Request{Session: session, Sequence: 4, Call: &lockpb.Request_CancelWait{
 		CancelWait: &lockpb.CancelWait{Name: "y", RequestId: id, Target: 3},
 	}}

@@ -1,37 +1,82 @@
 package server
 
-// Whose a connection is. Limits count by client, so that one that takes too much is refused itself, and not the others.
+// The client behind a connection. Limits count by client, so that a client that takes too much is refused, and not
+// the others.
 
 import (
 	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"net"
+	"net/netip"
 
 	"google.golang.org/grpc/credentials"
 	grpcpeer "google.golang.org/grpc/peer"
+
+	"github.com/fencelock/fencelock/internal/front"
+
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// clientOf says whose a connection is: the certificate's, by its name, or where there is none the address's. What all
-// connections of one client have counts together. It is empty for those within the process.
+// clientOf says whose a connection is: the principal's of its token, or else the certificate's, by its name, or else
+// the address's. What all
+// connections of one client have counts together. Within the process it is the name given to AttachAs.
 func clientOf(ctx context.Context) string {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok || p.Addr == nil {
-		return ""
+		name, _ := ctx.Value(clientName{}).(string)
+		return name
 	}
-	if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.VerifiedChains) > 0 {
-		leaf := t.State.PeerCertificates[0]
-		name := leaf.Subject.CommonName
-		if len(leaf.DNSNames) > 0 {
-			name = cmp.Or(name, leaf.DNSNames[0])
-		}
-		if plain(name) {
-			return "certificate " + name
-		}
-		sum := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
-		return "certificate of key " + hex.EncodeToString(sum[:8])
+	if b, ok := bearerOf(ctx); ok {
+		return string(b.who)
 	}
-	return "address " + hostOf(p.Addr)
+	if name, ok := certificateOf(p); ok {
+		return "certificate " + name
+	}
+	return "address " + front.ClientOf(front.HostOf(p.Addr.String()))
+}
+
+// principalOf returns the proven principal of a connection: see package principal.
+func principalOf(ctx context.Context) principal.Principal {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return principal.Process
+	}
+	if b, ok := bearerOf(ctx); ok {
+		return b.who
+	}
+	if name, ok := certificateOf(p); ok {
+		return principal.Certificate(name)
+	}
+	return principal.Nobody
+}
+
+// reportedOf is principalOf for events and victims, which show the address of a client without a principal.
+func reportedOf(ctx context.Context) principal.Principal {
+	who := principalOf(ctx)
+	if p, ok := grpcpeer.FromContext(ctx); ok && who == principal.Nobody {
+		return principal.Address(front.ClientOf(front.HostOf(p.Addr.String())))
+	}
+	return who
+}
+
+// certificateOf names the verified certificate of the other side.
+func certificateOf(p *grpcpeer.Peer) (name string, ok bool) {
+	t, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(t.State.VerifiedChains) == 0 {
+		return "", false
+	}
+	leaf := t.State.PeerCertificates[0]
+	name = leaf.Subject.CommonName
+	if len(leaf.DNSNames) > 0 {
+		name = cmp.Or(name, leaf.DNSNames[0])
+	}
+	if plain(name) {
+		return name, true
+	}
+	sum := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
+	return "of key " + hex.EncodeToString(sum[:8]), true // no plain name has a space
 }
 
 // plain reports whether a name can be shown and kept as it is: it stands in tables, in the log and in the state.
@@ -44,13 +89,21 @@ func plain(name string) bool {
 	return name != "" && len(name) <= 128
 }
 
-// connections is how many connections of clients this member takes.
+// connections bounds the connections of clients at this member.
 func (s *Server) connections() int {
-	clients, _ := connectionsAllowed(cmp.Or(s.config.files, fileLimit()))
+	clients, _ := front.Connections(cmp.Or(s.config.files, front.FileLimit()))
 	return clients
 }
 
-// streamsOfOne is how many streams one client may have.
+// Admit returns a listener of this process, for clients that reach the server over another protocol, with the bounds
+// that apply over gRPC: together they have no more connections than the process has file descriptors for, and l has
+// no more than most, or half of them if most is 0. One address may have share of them, or its share over gRPC if
+// share is 0. Connections of trusted networks, those of proxies, count towards no client's share.
+func (s *Server) Admit(l net.Listener, what string, most, share int, trusted ...netip.Prefix) net.Listener {
+	return s.gate.AdmitShare(l, cmp.Or(most, max(s.connections()/2, 1)), share, what, trusted...)
+}
+
+// streamsOfOne bounds the streams of one client.
 func (s *Server) streamsOfOne() int { return s.config.Limits.Share(s.connections()) }
 
 func (s *Server) streamsOf(client string) int {

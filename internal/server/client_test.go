@@ -18,12 +18,13 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/port"
 )
 
-// patience is how long a test waits for what must come: the machine may be slow.
-const patience = 30 * time.Second
+// patience is how long a test waits for an expected event: the machine may be slow.
+const patience = time.Minute
 
-// quiet is a logger for tests: what fails is told by the test.
+// quiet is a logger for tests: the test reports failures.
 func quiet(t testing.TB) *slog.Logger {
 	if testing.Verbose() {
 		return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo}))
@@ -47,8 +48,11 @@ func start(t testing.TB, c Config) *Server {
 	if c.Log == nil {
 		c.Log = quiet(t)
 	}
-	s, err := Start(t.Context(), c)
-	if err != nil {
+	var s *Server
+	if err := port.Again(func() (err error) {
+		s, err = Start(t.Context(), c)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -69,7 +73,7 @@ func eventually(t testing.TB, what string, is func() bool) {
 	}
 }
 
-// client speaks the wire protocol and believes nothing by itself.
+// client speaks the wire protocol and relies on nothing by itself.
 type client struct {
 	t      testing.TB
 	stream ClientStream
@@ -131,7 +135,7 @@ func tryDialFrom(t testing.TB, address, from string) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !ready(conn) { // a process that is paused takes connections and says nothing
+	if !ready(conn) { // a paused process accepts connections but does not answer
 		conn.Close()
 		return nil, errors.New("no connection")
 	}
@@ -143,7 +147,7 @@ func tryDialFrom(t testing.TB, address, from string) (*client, error) {
 	return newClient(t, stream, func() { conn.Close() }), nil
 }
 
-// impatience is how long a server is given to prove that it is there.
+// impatience is how long a server may take to answer a new connection.
 const impatience = time.Second
 
 func ready(conn *grpc.ClientConn) bool {
@@ -296,6 +300,21 @@ func (c *client) hold(session []byte, name string) (id string, token uint64) {
 		c.t.Fatalf("acquire %q: %v", name, r)
 	}
 	return id, r.GetAcquired().Grants[0].Token
+}
+
+// holdShort holds a lock on a new session. A busy machine may use up the TTL before the grant: holdShort tries again.
+func (c *client) holdShort(ttl time.Duration, name string) (session []byte, token uint64) {
+	c.t.Helper()
+	for {
+		session = c.open(ttl)
+		r := c.call(acquireOf(session, name, backend.NewRequestID(), false))
+		if grants := r.GetAcquired().GetGrants(); len(grants) == 1 {
+			return session, grants[0].Token
+		}
+		if code := codeOf(r); code != lockpb.Code_CODE_SESSION_ENDED {
+			c.t.Fatalf("acquire %q: %v", name, r)
+		}
+	}
 }
 
 // codeOf is the code of an error reply.

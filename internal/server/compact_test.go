@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/internal/race"
 )
 
-// A server through which much has gone, and that holds nothing any more, is small again: on disk and in memory.
+// A server that has handled much and holds nothing becomes small again: on disk and in memory.
 func TestEmptiedServerIsSmall(t *testing.T) {
 	t.Parallel()
 	acquires := 20_000 // 80 MB
@@ -55,7 +55,7 @@ func TestEmptiedServerIsSmall(t *testing.T) {
 	t.Logf("after %d acquires of 3.9 KB, all released: %d MB on disk, %d MB of log; %d MB of heap in use, %d MB resident",
 		acquires, sizeOfDir(t, config.DataDir)>>20, s.replica.Status().LogBytes>>20,
 		memory.HeapInuse>>20, resident(t)>>20)
-	switch { // the race detector keeps several bytes for each that is used
+	switch { // the race detector needs several bytes for each byte in use
 	case race.Enabled && memory.HeapInuse > 300<<20:
 		t.Errorf("%d MB of heap are in use", memory.HeapInuse>>20)
 	case deep.Wanted() && !race.Enabled && resident(t) > 300<<20:
@@ -76,7 +76,7 @@ func sizeOfDir(t *testing.T, dir string) (n int64) {
 	return n
 }
 
-// resident is the memory of this process, in bytes; zero where that is not known.
+// resident returns the resident memory of this process, in bytes; zero if the system does not report it.
 func resident(t *testing.T) (n int64) {
 	t.Helper()
 	text, _ := os.ReadFile("/proc/self/statm")

@@ -1,9 +1,10 @@
 package server
 
-// Settings, their defaults, and what is wrong with them. resolve looks for mistakes before anything is opened, so that
-// a wrong setting leaves nothing behind.
+// Settings and their defaults. resolve looks for mistakes before anything is opened, so that a wrong setting leaves
+// no files or listeners behind.
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -13,67 +14,104 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fencelock/fencelock/internal/audit"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/rules"
+	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// Config says what kind of server to start. The zero value is one node in memory that only this process reaches.
+// Config configures a server. The zero value is one node in memory that only this process reaches.
 type Config struct {
-	// DataDir keeps the log, the snapshots and the name of this member. Empty: nothing is kept, and the server says
-	// that it is not durable.
+	// DataDir keeps the log, the snapshots and the name of this member. Empty: the server has no disk storage, and
+	// reports that it is not durable.
 	DataDir string
+	// Moved permits a DataDir that is a copy, provided that the server of the original never starts again. Without it
+	// a copy is a *replica.CopiedError.
+	Moved bool
 	// Store is the kind of log in DataDir: replica.StoreWAL (the default) or replica.StoreBolt. It cannot be changed
 	// later.
 	Store replica.Store
 
-	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is what clients are
-	// told instead, if they reach the server under another name.
+	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is the address for
+	// clients, if they reach the server under another name.
 	Listen, Advertise string
-	// PeerListen is where the other members connect, host:port. Empty: there are none. PeerAdvertise is the address by
-	// which they know this member; it is the one that stands in their Join.
+	// PeerListen is where the other members connect, host:port. Empty: no other members. PeerAdvertise is the address
+	// by which they know this member, as in their Join.
 	PeerListen, PeerAdvertise string
+
+	// AdminListen is where operators change the cluster: unix:PATH, a socket that only the user of the process can open;
+	// host:port, with AdminTLS; or none. Default: unix:DataDir/admin.sock if there are DataDir and Listen, else none.
+	AdminListen string
+	// AdminTLS is for operators over TCP. It must require and verify their certificates: every owner of one may do
+	// everything.
+	AdminTLS *tls.Config
 
 	// PeerDial opens connections to the other members, by the addresses that they advertise. Default TCP.
 	PeerDial func(ctx context.Context, address string) (net.Conn, error) `json:"-"`
 
-	// Join lists the peer addresses of the members; this one may be among them. A member that belongs to no cluster
-	// asks them to take it in.
+	// Join lists the peer addresses of the members; this one may be among them. A member without a cluster asks them
+	// to add it.
 	Join []string
-	// JoinKey, at least MinJoinKey bytes that all members share, approves new members that have it too. Nil: each is
-	// approved by an operator, see AddMember in lockpb.AdminService: until then it has no vote.
+	// JoinKey, at least MinJoinKey bytes that all members share, approves new members that have it too. Nil: an
+	// operator approves each, see AddMember in lockpb.AdminService: until then it has no vote.
 	JoinKey []byte
 	// BootstrapExpect is the number of members in Join, this one included, if they are to make a new cluster once all
-	// of them are there. All of them are given the same Join. 0: only an existing cluster is joined.
+	// of them are there. Give all of them the same Join. 0: the member only joins an existing cluster.
 	BootstrapExpect int
 
-	// TLS is for clients, PeerTLS for members, in both directions, so it needs certificates of both sorts.
+	// TLS is for clients, PeerTLS for members, in both directions, so it needs certificates for both.
 	TLS, PeerTLS *tls.Config
 	// Insecure permits addresses beyond loopback without TLS.
 	Insecure bool
 
-	// MinTTL and MaxTTL bound the TTLs of sessions. Defaults: 3 s, which outlasts an election, and 24 h.
+	// MinTTL and MaxTTL bound the TTLs of sessions while this member leads. Defaults: 3 s, which outlasts an election, and
+	// 1 h, or 24 h in a cluster that a version before 0.1 made. A restored cluster serves nobody for the greatest
+	// MaxTTL.
 	MinTTL, MaxTTL time.Duration
-	// Limits bound what the cluster takes on. A field that is zero has its value of machine.DefaultLimits. The members
-	// agree on those of the one that leads: give all of them the same. What is over a limit when it is lowered stays.
+	// Limits bound the state of the cluster. A zero field has its value of machine.DefaultLimits. The leader's limits
+	// apply: give all members the same. State over a limit stays when the limit is lowered.
 	Limits machine.Limits
+	// Rules are a file of package rules: the first rules of the cluster, until operators set others. They count for clients
+	// with certificates by the name that lists of sessions show. Give all members the same. Empty: no rules, and
+	// everybody may do everything.
+	Rules string
+	// Proofs says whose the tokens of clients are, for each connection anew and while it lasts. It needs TLS. Certificates of
+	// clients are known by their names, whatever it says of them. Nil: no token is known.
+	Proofs func() *principal.Proofs `json:"-"`
 	// Timing of the members among themselves. Give all of them the same.
 	Timing replica.Timing
 
 	// hangAfter replaces the constant, for tests that hang a server.
 	hangAfter time.Duration
-	// files replaces how many files the process may open, for tests of too many connections.
+	// files replaces the limit of open files, for tests of too many connections.
 	files int
-	// compareEvery replaces the constant, for tests of states that differ.
+	// compareEvery replaces the constant, for tests of divergent states.
 	compareEvery time.Duration
+	// healthEvery replaces the constant, for tests of members that do not follow.
+	healthEvery time.Duration
+	// rivalsEvery replaces the constant, for tests of two generations.
+	rivalsEvery time.Duration
+	// askTime replaces the constants, for tests of other members' answers to a starting member.
+	askTime time.Duration
 	// unreadTime replaces the constant, for tests of clients that do not read.
 	unreadTime time.Duration
-	// Rig is for the tests of this module, which alone can make one.
+	// Rig is for the tests of this module; only they can make one.
 	Rig *rig.Rig `json:"-"`
+
+	// Meter gets a leader's counts, and Appended the time of each append to the log, with its fsync. They must not
+	// block. Nil: no counting.
+	Meter    lead.Meter          `json:"-"`
+	Appended func(time.Duration) `json:"-"`
+
+	// Audit gets who did what. The owner closes it, after the server. Nil: no audit log.
+	Audit *audit.Log `json:"-"`
 
 	// Version is told to clients, for people.
 	Version string
-	// Log is where the server tells what it does. Default: slog.Default.
+	// Log receives the server's log. Default: slog.Default.
 	Log *slog.Logger
 }
 
@@ -83,16 +121,13 @@ const MinJoinKey = 16
 // Defaults of Config.
 const (
 	DefaultMinTTL = 3 * time.Second
-	DefaultMaxTTL = replica.DefaultMaxTTL
+	DefaultMaxTTL = replica.DefaultMaxTTL // of a new cluster
 )
 
-// resolve returns c with its defaults, or the first thing that is wrong.
+// resolve returns c with its defaults, or the first error in it.
 func (c Config) resolve() (Config, error) {
 	if c.MinTTL == 0 {
 		c.MinTTL = DefaultMinTTL
-	}
-	if c.MaxTTL == 0 {
-		c.MaxTTL = DefaultMaxTTL
 	}
 	c.Limits = c.Limits.WithDefaults()
 	if c.Log == nil {
@@ -107,7 +142,8 @@ func (c Config) resolve() (Config, error) {
 	if c.DataDir == "" {
 		c.Store = replica.StoreMemory
 	}
-	for _, check := range []func() error{c.checkStore, c.checkTimes, c.checkLimits, c.checkAddresses, c.checkJoin} {
+	for _, check := range []func() error{c.checkStore, c.checkTimes, c.checkLimits, c.checkRules, c.checkProofs,
+		c.checkAddresses, c.checkAdmin, c.checkJoin} {
 		if err := check(); err != nil {
 			return c, err
 		}
@@ -123,7 +159,7 @@ func (c *Config) rig() *rig.Rig {
 	return c.Rig
 }
 
-// now reads the clock. Only what people read is made of its date; lengths of time are measured by its monotonic part.
+// now reads the clock. Its date is only for people; durations use its monotonic part.
 func (c *Config) now() time.Time {
 	if now := c.rig().Now; now != nil {
 		return now()
@@ -150,8 +186,8 @@ func (c *Config) checkTimes() error {
 	switch {
 	case c.MinTTL <= 0:
 		return mistake("MinTTL", c.MinTTL.String(), "it is not positive")
-	case c.MaxTTL < c.MinTTL:
-		return mistake("MaxTTL", c.MaxTTL.String(), "it is less than MinTTL")
+	case cmp.Or(c.MaxTTL, DefaultMaxTTL) < c.MinTTL:
+		return mistake("MaxTTL", cmp.Or(c.MaxTTL, DefaultMaxTTL).String(), "it is less than MinTTL")
 	}
 	return c.Timing.WithDefaults().Check(c.MinTTL)
 }
@@ -159,6 +195,24 @@ func (c *Config) checkTimes() error {
 func (c *Config) checkLimits() error {
 	if l, wrong := c.Limits.Wrong(); wrong {
 		return mistake("Limits."+l.Field, fmt.Sprint(*l.Value), fmt.Sprintf("it is not between 1 and %d", l.Most))
+	}
+	return nil
+}
+
+func (c *Config) checkRules() error {
+	if _, err := rules.Parse([]byte(c.Rules)); err != nil {
+		return mistake("Rules", "of so many bytes: "+fmt.Sprint(len(c.Rules)), err.Error())
+	}
+	if n := len(c.Rules); n > machine.MaxRulesBytes {
+		return mistake("Rules", "of so many bytes: "+fmt.Sprint(n), fmt.Sprintf("want at most %d", machine.MaxRulesBytes))
+	}
+	return nil
+}
+
+// checkProofs refuses tokens in the clear.
+func (c *Config) checkProofs() error {
+	if c.Proofs != nil && c.TLS == nil {
+		return mistake("Proofs", "of tokens", "tokens need TLS, else others read them on their way")
 	}
 	return nil
 }
@@ -192,7 +246,8 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// checkJoin sees that Join and BootstrapExpect agree, since the cluster is made only once all of its members are there.
+// checkJoin checks that Join and BootstrapExpect agree, since the cluster is made only once all of its members are
+// there.
 func (c *Config) checkJoin() error {
 	if n := len(c.JoinKey); n > 0 && n < MinJoinKey {
 		return mistake("JoinKey", "of so many bytes: "+fmt.Sprint(n), fmt.Sprintf("it needs at least %d", MinJoinKey))
@@ -226,7 +281,7 @@ func (c *Config) checkJoin() error {
 	return nil
 }
 
-// peerAddress is the address by which the others know this member, as far as it is known before listening.
+// peerAddress returns the address by which the others know this member, as far as it is known before listening.
 func (c *Config) peerAddress() string {
 	if c.PeerAdvertise != "" {
 		return c.PeerAdvertise

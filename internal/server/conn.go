@@ -5,11 +5,11 @@ package server
 //	read ─► handle ─► call.start ─► lead ─┬─► reply ─► outbox ─► write
 //	                                Hear ─┘
 //
-// A client must not be able to fill the server, so each of its ways has a bound. board bounds the commands on their
-// way, looks and awaitTurn the reads, the outbox the replies. Too much on its way stops the reader, which stops the
-// client. Too many replies end the connection instead: the log cannot wait for a client that does not read.
+// A client must not be able to fill the server, so each of its ways has a bound. board bounds the commands in flight,
+// looks and awaitTurn the reads, the outbox the replies. Too many requests stop the reader, and with it the client.
+// Too many replies end the connection instead: the log cannot wait for a client that does not read.
 //
-// A session speaks on one connection at a time, the one that it was attached to last: see checkAttached, and
+// A session speaks on one connection at a time, to which it was attached last: see checkAttached, and
 // docs/decisions/2026-11-21-a-session-speaks-on-one-connection.md.
 
 import (
@@ -22,6 +22,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -34,17 +35,17 @@ type Stream interface {
 }
 
 const (
-	// farewell is how long a connection that is cut off has to take the reason.
+	// farewell is the time in which a connection that is cut off can take the reason.
 	farewell = time.Second
-	// inFlight is how many commands and keepalives one connection may have on their way. More are not read from it
-	// before some are answered: a client cannot fill the server. A large command counts as one for each placeBytes, so
-	// that they are bounded in bytes too.
+	// inFlight bounds the commands and keepalives in flight on one connection. Reading stops at the bound until some
+	// are answered: a client cannot fill the server. A large command counts as one for each placeBytes, so that they
+	// are bounded in bytes too.
 	inFlight   = 4096
 	placeBytes = 1 << 10
-	// looksAtOnce is how many requests to look at something one connection may have on their way. They are answered one
-	// after the other, each when the answers before it are on their way to the client.
+	// looksAtOnce bounds the reads in flight on one connection. They are answered one after the other, each when the
+	// answers before it are on their way to the client.
 	looksAtOnce = 64
-	// unreadTime is how long a client may leave a message unread that the connection has no room for.
+	// unreadTime bounds the time for which a client may leave a message unread that the connection has no room for.
 	unreadTime = 15 * time.Second
 )
 
@@ -52,18 +53,23 @@ const (
 type conn struct {
 	server *Server
 	stream Stream
-	client string // whose it is; empty: nobody's, and unbounded
-	ctx    context.Context
-	out    *outbox
-	looks  chan struct{}
-	turn   chan struct{} // holds one while a look is answered
-	aboard chan struct{} // holds one for each place that is taken; only the reader adds
+	client string // the client for its share; empty: no share, and no bound
+	// principal is the connection's principal: it owns the sessions that are opened here.
+	principal principal.Principal
+	reported  principal.Principal // the same for people, with the address of Nobody
+	address   string              // from where the connection comes; empty within the process
+	ids       clientIDs           // of the session that was named last; for the reader alone
+	ctx       context.Context
+	out       *outbox
+	looks     chan struct{}
+	turn      chan struct{} // holds one while a look is answered
+	aboard    chan struct{} // holds one for each place in use; only the reader adds
 
 	mu    sync.Mutex
 	over  bool           // no task begins any more
 	tasks sync.WaitGroup // what must end before the connection is forgotten; added to only while over is false
 
-	cut     chan struct{} // closed when the server wants to end it
+	cut     chan struct{} // closed to end the connection
 	cutOnce sync.Once
 
 	watches watches
@@ -72,13 +78,14 @@ type conn struct {
 // serveStream talks with one client until either side ends it. When it returns, no task answers on the connection any
 // more, and no session is attached to it.
 //
-// A connection that the server ends has farewell to take the reason, and no longer: a client that does not read must
-// not keep it.
+// A connection that the server ends has the time farewell to take the reason, and no longer: a client that does not
+// read must not keep it.
 func (s *Server) serveStream(stream Stream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	c := &conn{
-		server: s, stream: stream, client: clientOf(ctx), ctx: ctx, out: newOutbox(&s.unread),
+		server: s, stream: stream, client: clientOf(ctx), principal: principalOf(ctx), ctx: ctx, out: newOutbox(&s.unread),
+		reported: reportedOf(ctx), address: addressFrom(ctx),
 		looks: make(chan struct{}, looksAtOnce), turn: make(chan struct{}, 1), aboard: make(chan struct{}, inFlight),
 		cut: make(chan struct{}),
 	}
@@ -97,15 +104,7 @@ func (s *Server) serveStream(stream Stream) error {
 	// They end with the stream, which for gRPC is after this function has returned.
 	s.streams.Go(func() { defer close(reading); c.read() })
 	s.streams.Go(func() { defer close(writing); c.write() })
-	select {
-	case <-reading:
-	case <-writing:
-	case <-c.cut:
-		select {
-		case <-writing:
-		case <-time.After(farewell):
-		}
-	}
+	c.await(reading, writing)
 	cancel()
 	c.finish()
 	c.out.abandon()
@@ -113,6 +112,35 @@ func (s *Server) serveStream(stream Stream) error {
 		r.Detach(c)
 	}
 	return nil
+}
+
+// await waits until the connection is to end: its client ends it, or the server, which it does if its token ends.
+func (c *conn) await(reading, writing <-chan struct{}) {
+	var look <-chan time.Time // nil without a token
+	token, ok := bearerOf(c.ctx)
+	if ok {
+		tick := time.NewTicker(tokenEvery)
+		defer tick.Stop()
+		look = tick.C
+	}
+	for {
+		select {
+		case <-reading:
+			return
+		case <-writing:
+			return
+		case <-c.cut:
+			select {
+			case <-writing:
+			case <-time.After(farewell):
+			}
+			return
+		case <-look:
+			if err := c.server.tokenEnded(token); err != nil {
+				c.end(&lockpb.Goodbye{Code: lockpb.Code_CODE_DENIED, Message: err.Error()}, false)
+			}
+		}
+	}
 }
 
 // begin counts a task, unless the connection is over.
@@ -133,8 +161,8 @@ func (c *conn) finish() {
 	c.tasks.Wait()
 }
 
-// board takes so many of the places in flight, and waits while there are too few. It reports false if the connection
-// has ended.
+// board acquires that many of the places in flight, and waits while there are too few. It reports false if the
+// connection has ended.
 func (c *conn) board(places int) bool {
 	for i := range places {
 		select {
@@ -147,17 +175,16 @@ func (c *conn) board(places int) bool {
 	return true
 }
 
-// alight gives places back. It does not block.
+// alight releases places. It does not block.
 func (c *conn) alight(places int) {
 	for range places {
 		<-c.aboard
 	}
 }
 
-// read starts requests in the order in which they came. All of one message have one instant of receipt.
+// read starts requests in the order in which they came. All requests of one message have the same instant of receipt.
 //
-// The end of the stream is read as a farewell only if it is EOF, by which a client says that it sends no more: see
-// takeLeave.
+// Only EOF at the end of the stream is a farewell, by which a client says that it sends no more: see takeLeave.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -173,7 +200,7 @@ func (c *conn) read() {
 			c.handle(q, receipt)
 		}
 		select {
-		case <-c.cut: // nobody would hear what came of more
+		case <-c.cut: // nobody would get further answers
 			<-c.ctx.Done()
 			return
 		default:
@@ -181,9 +208,9 @@ func (c *conn) read() {
 	}
 }
 
-// takeLeave ends the sessions that are attached to the connection, whose client has said that it sends no more. Only a
-// client says that: a connection that breaks, a process that dies and a proxy that stops end a stream in another way,
-// and the client may come back. It returns once the sessions have ended, or cannot be ended now.
+// takeLeave ends the sessions that are attached to the connection, whose client has said that it sends no more. Only
+// a client says that: a broken connection, a dead process and a stopped proxy end a stream in another way, and the
+// client may come back. It returns once the sessions have ended, or cannot be ended now.
 func (c *conn) takeLeave() {
 	defer c.end(&lockpb.Goodbye{Message: "the client has left"}, false)
 	r := c.server.leadership.Load()
@@ -217,8 +244,8 @@ func (c *conn) takeLeave() {
 	leaving.Wait()
 }
 
-// write sends what is in the outbox, in large messages. The timer ends the connection where the client leaves a message
-// unread: Send blocks then, and nothing else would notice while the outbox has room.
+// write sends the outbox, in large messages. The timer ends the connection if the client leaves a message unread:
+// Send blocks then, which is not noticed otherwise while the outbox has room.
 func (c *conn) write() {
 	after := cmp.Or(c.server.config.unreadTime, unreadTime)
 	unread := time.AfterFunc(after, func() { c.end(tooSlow(), true) })
@@ -239,16 +266,17 @@ func (c *conn) write() {
 	}
 }
 
-// Hear implements lead.Listener: it tells the client what befell one of its sessions.
-func (c *conn) Hear(r *lead.Leadership, n *machine.Notice) {
+// Hear implements lead.Listener: it sends the client a notice of one of its sessions.
+func (c *conn) Hear(r *lead.Leadership, secret machine.SessionID, n *machine.Notice) {
+	ids := idsOf(r, secret)
 	if n.Type == machine.NoticeGranted {
-		c.push(grantedPush(n, r.Time))
+		c.push(grantedPush(n, ids, r.Time))
 		return
 	}
-	c.push(lostPush(n))
+	c.push(lostPush(n, ids))
 }
 
-// push sends what was not asked for, or an answer that is complete.
+// push sends an unsolicited message, or an answer that is complete.
 func (c *conn) push(r *lockpb.Reply) {
 	if !c.out.add(r) {
 		c.end(tooSlow(), true)
@@ -259,9 +287,9 @@ func tooSlow() *lockpb.Goodbye {
 	return &lockpb.Goodbye{Code: lockpb.Code_CODE_EXHAUSTED, Message: "the client reads too slowly"}
 }
 
-// awaitTurn waits until the next look may be answered: one at a time, and only while the client reads. A look's answer
-// is up to pageBytes large, so that those of looksAtOnce would fill the outbox at once. It reports false if the
-// connection has ended.
+// awaitTurn waits until the next look may be answered: one at a time, and only while the client reads. A look's
+// answer may have pageBytes, so that looksAtOnce answers would fill the outbox. It reports false if the connection
+// has ended.
 func (c *conn) awaitTurn() bool {
 	select {
 	case c.turn <- struct{}{}:
@@ -287,6 +315,9 @@ func (c *conn) end(why *lockpb.Goodbye, drop bool) {
 
 // reply answers q.
 func (c *conn) reply(q *lockpb.Request, r *lockpb.Reply) {
+	if e := r.GetError(); e.GetCode() == lockpb.Code_CODE_DENIED {
+		c.auditDenial(q, e)
+	}
 	r.Number = q.Number
 	c.push(r)
 }
@@ -294,7 +325,7 @@ func (c *conn) reply(q *lockpb.Request, r *lockpb.Reply) {
 // fail answers q with an error.
 func (c *conn) fail(q *lockpb.Request, err error) { c.reply(q, errorReply(c.server.wireError(err))) }
 
-// wireError is err in the words of the wire.
+// wireError converts err to the wire's type.
 func (s *Server) wireError(err error) *lockpb.Error {
 	var refused *requestError
 	switch {
@@ -310,9 +341,9 @@ func (s *Server) wireError(err error) *lockpb.Error {
 	return &lockpb.Error{Code: lockpb.Code_CODE_UNAVAILABLE, Message: err.Error()}
 }
 
-// handle starts one request. It does not wait for its outcome, but for a place if the connection has too much on its
-// way. Hello is answered by every member, everything else by the leader: what a member that follows forwarded would
-// have two instants of receipt.
+// handle starts one request. It does not wait for its outcome, but for a place if the connection has too many
+// requests in flight. Every member answers Hello, only the leader everything else: a request that a follower
+// forwarded would have two instants of receipt.
 func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 	if _, ok := q.Call.(*lockpb.Request_Hello); ok {
 		c.reply(q, &lockpb.Reply{Answer: &lockpb.Reply_Welcome{Welcome: c.server.welcome()}})
@@ -320,6 +351,10 @@ func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 	}
 	r := c.server.leadership.Load()
 	if r == nil {
+		if e := c.server.closedError(); e != nil {
+			c.reply(q, errorReply(e))
+			return
+		}
 		c.fail(q, replica.ErrNotLeader)
 		return
 	}
@@ -334,15 +369,18 @@ type call struct {
 	leadership *lead.Leadership
 	request    *lockpb.Request
 	receipt    time.Time
-	session    machine.SessionID // zero if the request names none
+	session    machine.SessionID // as the state machine knows it; zero if the request has no session
+	ids        clientIDs         // of the session
 }
 
 // start begins the call. An error is its answer; without one the answer comes later, by reply or fail.
-func (x *call) start() (err error) {
+func (x *call) start() error {
 	if len(x.request.Session) > 0 || needsSession(x.request) {
-		if x.session, err = sessionOf(x.request); err != nil {
+		secret, err := sessionOf(x.request.Session)
+		if err != nil {
 			return err
 		}
+		x.name(secret)
 	}
 	if err := x.checkAttached(); err != nil {
 		return err
@@ -353,13 +391,16 @@ func (x *call) start() (err error) {
 	case *lockpb.Request_Attach:
 		return x.attach(q.Attach)
 	case *lockpb.Request_KeepAlive:
+		if all := q.KeepAlive.GetSessions(); len(all) > 0 {
+			return x.keepAlives(all)
+		}
 		return x.keepAlive()
 	case *lockpb.Request_CloseSession:
 		return x.closeSession()
 	case *lockpb.Request_Acquire:
-		return x.acquire([]*lockpb.Acquire{q.Acquire}, q.Acquire.GetUnder())
+		return x.acquire([]*lockpb.Acquire{q.Acquire}, q.Acquire.GetUnder(), q.Acquire.GetUnderHidden())
 	case *lockpb.Request_AcquireAll:
-		return x.acquire(q.AcquireAll.GetRequests(), q.AcquireAll.GetUnder())
+		return x.acquire(q.AcquireAll.GetRequests(), q.AcquireAll.GetUnder(), q.AcquireAll.GetUnderHidden())
 	case *lockpb.Request_CancelWait:
 		return x.cancelWait(q.CancelWait)
 	case *lockpb.Request_Release:
@@ -383,19 +424,29 @@ func (x *call) start() (err error) {
 }
 
 func needsSession(q *lockpb.Request) bool {
-	switch q.Call.(type) {
-	case *lockpb.Request_OpenSession, *lockpb.Request_Attach, *lockpb.Request_KeepAlive, *lockpb.Request_CloseSession,
+	switch c := q.Call.(type) {
+	case *lockpb.Request_KeepAlive:
+		return len(c.KeepAlive.GetSessions()) == 0
+	case *lockpb.Request_OpenSession, *lockpb.Request_Attach, *lockpb.Request_CloseSession,
 		*lockpb.Request_Acquire, *lockpb.Request_AcquireAll, *lockpb.Request_CancelWait, *lockpb.Request_Move:
 		return true
 	}
 	return false
 }
 
+// name sets the session of the call.
+func (x *call) name(secret machine.SessionID) {
+	if x.conn.ids.secret != secret || x.conn.ids.hidden != x.leadership.HidesIDs {
+		x.conn.ids = idsOf(x.leadership, secret)
+	}
+	x.ids, x.session = x.conn.ids, x.conn.ids.session
+}
+
 func notAttached() error {
 	return refused(lockpb.Code_CODE_CONFLICT, "session", "it is not attached to this connection")
 }
 
-// speaks reports whether the call speaks for a session, which only the connection does to which it is attached.
+// speaks reports whether the call is for a session and restricted to the connection to which that is attached.
 func (x *call) speaks() bool {
 	switch x.request.Call.(type) {
 	case *lockpb.Request_KeepAlive, *lockpb.Request_Acquire, *lockpb.Request_AcquireAll,
@@ -405,15 +456,17 @@ func (x *call) speaks() bool {
 	return false
 }
 
-// checkAttached refuses what is said for a session on a connection to which it is not attached: what a connection
-// delivers that the client gave up, however late, must not meet what the client has done since on another one. That
-// holds for keepalives too, although they change no lock: a client whose pushes go elsewhere, or nowhere, learns it.
+// checkAttached refuses a request for a session on a connection to which it is not attached: late messages of an
+// abandoned connection must not interfere with the client's requests on another one. That holds for keepalives too,
+// although they change no lock: it shows a client that its pushes go elsewhere, or nowhere.
 func (x *call) checkAttached() error {
-	if !x.speaks() || x.session == (machine.SessionID{}) || x.leadership.Listener(x.session) == x.conn {
+	if !x.speaks() || x.session == (machine.SessionID{}) || x.attachedHere(x.session) {
 		return nil
 	}
-	if !x.machine().SessionOpen(x.session) {
-		return nil // the log tells
-	}
 	return notAttached()
+}
+
+// attachedHere reports whether the session may speak here. A session that is not open may: the log reports that.
+func (x *call) attachedHere(id machine.SessionID) bool {
+	return x.leadership.Listener(id) == x.conn || !x.machine().SessionOpen(id)
 }

@@ -21,7 +21,7 @@ import (
 
 func withoutKey(c *Config) { c.JoinKey = nil }
 
-// suffrage is what the leader makes of s: whether it has a vote, and whether it is a member at all.
+// suffrage reports whether the leader counts s as a voter, and whether it counts s as a member at all.
 func (c *cluster) suffrage(s *Server) (votes, in bool) {
 	for _, m := range c.servers[c.leader()].replica.Members() {
 		if m.ID == s.replica.ID() {
@@ -81,7 +81,7 @@ func TestStrangersGetNoVote(t *testing.T) {
 	x.unlock(x.lock("x"))
 }
 
-// However many ask at once, each by itself and through the test.
+// The cluster bounds the strangers that wait, however many ask at once, each directly and through the test.
 func TestCrowdOfStrangersIsBounded(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 1, withoutKey)
@@ -121,7 +121,7 @@ func TestCrowdOfStrangersIsBounded(t *testing.T) {
 	}
 }
 
-// A server that lost its data, or that says so, takes the place of the one that it was by consent only.
+// A server that lost its data, or claims so, takes the place of its predecessor only by consent.
 func TestPlaceOfAMemberIsTakenByConsent(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, withoutKey)
@@ -158,7 +158,7 @@ func TestShortJoinKey(t *testing.T) {
 // hosts is a network in which the members have names.
 type hosts struct {
 	authority *testcert.Authority
-	routes    map[string]string // from what is dialled to where that is
+	routes    map[string]string // from a dialled address to its real one
 }
 
 func (h *hosts) dial(ctx context.Context, address string) (net.Conn, error) {
@@ -204,7 +204,7 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	leader := c.leader()
 	follower := (leader + 1) % 3
 	eventually(t, "the follower knows its cluster", func() bool { return homeOf(c.servers[follower]) != "" })
-	speaks := func(host string) error {
+	speaks := func(host string, within time.Duration) error {
 		conn, err := tls.Dial("tcp", at[follower], func() *tls.Config {
 			config := h.tls(t, host)
 			config.ServerName = names[follower]
@@ -218,16 +218,16 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 		if _, err := conn.Write(preface('r', homeOf(s), s.replica.ID())); err != nil {
 			return err
 		}
-		conn.SetReadDeadline(time.Now().Add(time.Second))
+		conn.SetReadDeadline(time.Now().Add(within))
 		if _, err := io.ReadFull(conn, make([]byte, 1)); !os.IsTimeout(err) {
 			return err
 		}
 		return nil // raft waits for what comes
 	}
-	if err := speaks("d.test"); err == nil {
+	if err := speaks("d.test", patience); err == nil {
 		t.Error("a certificate of no member speaks raft")
 	}
-	if err := speaks(names[leader]); err != nil {
+	if err := speaks(names[leader], time.Second); err != nil {
 		t.Errorf("the certificate of a member: %v", err)
 	}
 
@@ -235,11 +235,11 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	id := c.servers[follower].replica.ID()
 	c.stop(follower)
 	stolen := t.TempDir()
-	if err := os.CopyFS(stolen, os.DirFS(c.configs[follower].DataDir)); err != nil {
+	if err := os.CopyFS(stolen, withoutSockets{os.DirFS(c.configs[follower].DataDir)}); err != nil {
 		t.Fatal(err)
 	}
 	thief := start(t, Config{
-		DataDir: stolen, PeerListen: at[3], PeerAdvertise: "d.test:7482", Join: join,
+		DataDir: stolen, Moved: true, PeerListen: at[3], PeerAdvertise: "d.test:7482", Join: join,
 		PeerDial: h.dial, PeerTLS: h.tls(t, "d.test"),
 		Timing: replica.Timing{Heartbeat: 5 * time.Second}, MinTTL: time.Minute,
 	})
@@ -257,11 +257,11 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	}
 }
 
-// What is refused for want of consent says so to the operator too.
+// A refusal for want of consent also tells the operator so.
 func TestAddMemberApproves(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 1, withoutKey)
-	o := operate(t, c.configs[0].Listen)
+	o := operate(t, c.configs[0].adminListen())
 	s := start(t, Config{PeerListen: "127.0.0.1:0", Join: c.configs[0].Join})
 	eventually(t, "it waits", func() bool { _, in := c.suffrage(s); return in })
 	m, err := o.add(s.PeerAddr())

@@ -14,14 +14,17 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/rig"
 )
 
-// serverRole is a server in a process of its own. Its argument is a processConfig in JSON.
+// serverRole is a server in a separate process. Its argument is a processConfig in JSON.
 const serverRole = "server"
 
 type processConfig struct {
 	DataDir, Listen, PeerListen string
 	Join                        []string
+	Start                       string // see rig.Rig
+	Moved                       bool
 }
 
 func serve(_ <-chan string, args []string) int {
@@ -32,6 +35,7 @@ func serve(_ <-chan string, args []string) int {
 	}
 	s, err := Start(context.Background(), Config{
 		DataDir: c.DataDir, Listen: c.Listen, PeerListen: c.PeerListen, Join: c.Join, BootstrapExpect: len(c.Join),
+		JoinKey: joinKey, Moved: c.Moved, Rig: &rig.Rig{Start: c.Start},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
@@ -71,7 +75,7 @@ func (p *processes) start(i int) {
 	p.children[i] = fault.StartRole(p.t, serverRole, string(config))
 }
 
-// connect returns a client of the leader, or nil while there is none.
+// connect returns a client of the leader, or nil without a leader.
 func (p *processes) connect() *client {
 	for i := range p.configs {
 		if c := p.connectTo(i); c != nil {
@@ -183,7 +187,7 @@ func TestKilledProcesses(t *testing.T) {
 	}
 }
 
-// All are killed at once and started again: what was acknowledged is there.
+// The test kills all processes at once and starts them again: they have everything that they acknowledged.
 func TestAllProcessesKilled(t *testing.T) {
 	t.Parallel()
 	p := newProcesses(t, 3)
@@ -223,6 +227,6 @@ func TestPausedLeader(t *testing.T) {
 		if err := p.children[leader].Resume(); err != nil {
 			t.Fatal(err)
 		}
-		r.more(20) // those who hang on to the old leader find out
+		r.more(20) // clients of the old leader notice
 	}
 }

@@ -42,8 +42,8 @@ var ailments = map[string]struct {
 	"failing fsync": {rig.FailingFsync, syscall.EIO},
 }
 
-// A server whose disk refuses a write acknowledges nothing more and stops. When it is started again with a disk that
-// works, everything that was acknowledged is there.
+// A server whose disk refuses a write stops and acknowledges nothing more. After a restart with a working disk it has
+// everything that it acknowledged.
 func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 	t.Parallel()
 	for name, x := range ailments {
@@ -125,13 +125,13 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 			})
 			leader := c.leader()
 			one, other := (leader+1)%3, (leader+2)%3
-			// A server that hears of the leader has voted: nothing of the first election is left to note.
+			// A server that knows the leader has voted: the first election writes nothing more.
 			c.expectKnown(leader, one)
 			c.expectKnown(leader, other)
 			disks[one].Suffer(x.ails)
 			disks[other].Suffer(x.ails)
 			c.stop(leader)
-			// The first to stand, or the one that votes for it; the other never stands, since nobody would vote for it.
+			// The first candidate stops, or its voter; the other member never stands, since nobody would vote for it.
 			select {
 			case <-c.servers[one].Done():
 			case <-c.servers[other].Done():

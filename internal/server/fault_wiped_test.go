@@ -26,10 +26,10 @@ func (h listening) Handle(_ context.Context, r slog.Record) error {
 
 func (h listening) WithAttrs([]slog.Attr) slog.Handler { return h }
 
-// A member that lost its data is not the one that it was, although it answers at the same address: it has forgotten
-// what it acknowledged, and must not vote for one who does not have it. Here one of three has a lock's entry and is
-// away, one had it and lost it, one never had it. The last two together are a majority of addresses. They must not lead
-// without the first.
+// A member that lost its data is a different member, although it answers at the same address: it has forgotten what
+// it acknowledged, and must not vote for a candidate without those entries. Here one of three members has the entry
+// of a lock and is away, one had it and lost it, and one never had it. The last two are a majority of addresses. They
+// must not lead without the first.
 func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
@@ -64,7 +64,7 @@ func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 	})
 }
 
-// The fresh one is admitted although the leader sends it the log of the one that it was all the time.
+// The cluster admits the fresh member although the leader keeps sending it the log of its predecessor.
 func TestMemberWithoutItsDataIsTakenIn(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)

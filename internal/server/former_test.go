@@ -23,14 +23,14 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// preface is what a connection to a member begins with: for raft ('r') or for a question ('q'), the cluster of who
-// dials, and the member that is meant.
+// preface returns the first bytes of a connection to a member: its kind, raft ('r') or a question ('q'), the cluster
+// of the dialler, and the intended member.
 func preface(kind byte, home, member string) []byte {
 	p := append([]byte("FLP1"), kind, byte(len(home)), byte(len(member)))
 	return append(append(p, home...), member...)
 }
 
-// homeOf is what the members of s's cluster call it among themselves.
+// homeOf returns the name of s's cluster among its members.
 func homeOf(s *Server) string {
 	home, restored := s.replica.State.Cluster(), s.replica.State.History()
 	if restored != "" {
@@ -39,7 +39,7 @@ func homeOf(s *Server) string {
 	return home
 }
 
-// answer is what one member is told by another one.
+// answer is the reply of one member to another.
 type answer struct {
 	ID     string
 	Joined bool
@@ -90,16 +90,16 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 	eventually(t, "it is a member", func() bool { return c.servers[former].replica.Voters() == 3 })
 	c.stop(former)
 	// Whichever of the two others leads; on a busy machine that may change.
-	atLeader := func(do func(leader int) error) (err error) {
+	atLeader := func(do func(leader int, o operator) error) (err error) {
 		eventually(t, "a leader answers", func() bool {
-			err = do(c.leader())
+			leader := c.leader()
+			operateOnce(t, c.configs[leader].adminListen(), func(o operator) { err = do(leader, o) })
 			return status.Code(err) != codes.Unavailable && status.Code(err) != codes.Unknown
 		})
 		return err
 	}
-	if err := atLeader(func(leader int) error {
-		_, err := operate(t, c.configs[leader].Listen).RemoveMember(t.Context(),
-			&lockpb.RemoveMemberRequest{NodeId: id})
+	if err := atLeader(func(_ int, o operator) error {
+		_, err := o.RemoveMember(t.Context(), &lockpb.RemoveMemberRequest{NodeId: id})
 		if status.Code(err) == codes.FailedPrecondition { // the other one is late with its answer
 			return status.Error(codes.Unavailable, err.Error())
 		}
@@ -114,7 +114,7 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 		c.start(former)
 		s := c.servers[former]
 		var a answer
-		err := atLeader(func(leader int) (err error) {
+		err := atLeader(func(leader int, _ operator) (err error) {
 			if a, err = askedToAdmit(t, c.servers[leader], s); err == nil && !a.Joined && a.Error == "" {
 				return status.Error(codes.Unavailable, "it does not lead")
 			}
@@ -123,8 +123,8 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 		if err != nil || a.Joined || !strings.Contains(a.Error, "empty data directory") {
 			t.Errorf("it asks at %s and is answered %+v, %v", address, a, err)
 		}
-		err = atLeader(func(leader int) error {
-			_, err := operate(t, c.configs[leader].Listen).add(address)
+		err = atLeader(func(_ int, o operator) error {
+			_, err := o.add(address)
 			if err != nil && strings.Contains(err.Error(), "nobody who could join answers") { // it does not listen yet
 				return status.Error(codes.Unavailable, err.Error())
 			}
@@ -140,8 +140,8 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 	// Without its data it is welcome.
 	c.configs[former].DataDir, c.configs[former].Join = t.TempDir(), []string{c.configs[former].PeerListen}
 	c.start(former)
-	if err := atLeader(func(leader int) error {
-		_, err := operate(t, c.configs[leader].Listen).add(c.configs[former].PeerListen)
+	if err := atLeader(func(_ int, o operator) error {
+		_, err := o.add(c.configs[former].PeerListen)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -169,7 +169,7 @@ func nameless(t *testing.T) string {
 	return dir
 }
 
-// One that belongs to another cluster does not take the place of a member that is away.
+// A server of another cluster does not take the place of a member that is away.
 func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
@@ -181,7 +181,7 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 		var foreign *Server
 		if known {
 			foreign = alone(t, Config{DataDir: t.TempDir(), PeerListen: at})
-		} else { // it has no leader, so it has read nothing of its log
+		} else { // without a leader the server has applied no entry of its log
 			foreign = start(t, Config{DataDir: nameless(t), PeerListen: at})
 		}
 		var a answer
@@ -204,7 +204,8 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 	}
 }
 
-// A member knows of which cluster it is before it has found a leader, and so read its log.
+// A member knows of which cluster it is before it has found a leader, and so read its log. The snapshot that it took
+// when the feature level rose says so too, and is deleted first.
 func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 2, nil)
@@ -215,9 +216,11 @@ func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
 	for i := range c.servers {
 		c.stop(i)
 	}
+	if err := os.RemoveAll(filepath.Join(c.configs[0].DataDir, "snapshots")); err != nil {
+		t.Fatal(err)
+	}
 	c.start(0)
-	if s := c.servers[0]; s.replica.State.Cluster() != want || s.replica.Applied() != 0 {
-		t.Errorf("it believes to be of cluster %q with %d entries read, and is of %q",
-			s.replica.State.Cluster(), s.replica.Applied(), want)
+	if r := c.servers[0].replica; r.State.Cluster() != want || r.Applied() != 0 {
+		t.Errorf("it believes to be of cluster %q with %d entries read, and is of %q", r.State.Cluster(), r.Applied(), want)
 	}
 }

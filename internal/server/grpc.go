@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 
@@ -23,18 +24,19 @@ import (
 const (
 	// maxMessage bounds a message of a client, in bytes.
 	maxMessage = 4 << 20
-	// A client that is silent for clientSilence is asked whether it is there, and given up after clientAnswer.
+	// The server pings a client after clientSilence without a message, and closes the connection after clientAnswer
+	// without an answer.
 	clientSilence = 10 * time.Second
 	clientAnswer  = 5 * time.Second
-	// clientPings is how often a client may ask that itself.
+	// clientPings is the minimum interval between a client's pings.
 	clientPings = time.Second
-	// streamsPerConn is how many calls one connection may have open; the client library has more of them wait.
+	// streamsPerConn bounds the open calls of one connection; the client library queues further calls.
 	streamsPerConn = 100
 )
 
-// front is the socket for clients: the lock service and the one for operators over gRPC, with the standard services for
-// health and reflection.
-type front struct {
+// clientSocket is the socket for clients: the lock service, and the reading calls of the service for operators, over
+// gRPC, with the standard services for health and reflection.
+type clientSocket struct {
 	lockpb.UnimplementedLockServiceServer
 	server   *Server
 	listener net.Listener
@@ -43,40 +45,92 @@ type front struct {
 	stopped  chan struct{} // closed when Serve has returned
 }
 
-func (s *Server) openFront(ctx context.Context) (*front, error) {
+func (s *Server) openFront(ctx context.Context) (*clientSocket, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.config.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("for clients: %w", err)
 	}
 	if s.advertise = s.config.Advertise; s.advertise == "" {
-		s.advertise = listener.Addr().String()
+		s.advertise = addressOf(s.config.Listen, listener)
 	}
-	clients := s.connections()
-	listener = newGate(listener, clients, s.config.Limits.Share(clients), "clients", s.log)
+	listener = s.gate.Admit(listener, s.connections(), "clients")
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(streamsPerConn),
-		// Fixed windows spare a ping with each message: gRPC would measure the connection with them.
+		// Fixed windows spare a ping with each message, which gRPC would need to measure the connection.
 		grpc.StaticStreamWindowSize(maxMessage), grpc.StaticConnWindowSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: clientSilence, Timeout: clientAnswer}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPings, PermitWithoutStream: true}),
+		grpc.ChainUnaryInterceptor(withoutBrowsers, s.withToken, s.withoutChanges),
+		grpc.ChainStreamInterceptor(streamWithoutBrowsers, s.streamWithToken, s.streamWithoutChanges),
 	}
 	if s.config.TLS != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(s.config.TLS)))
 	}
-	f := &front{
+	f := &clientSocket{
 		server: s, listener: listener, grpc: grpc.NewServer(options...), health: health.NewServer(),
 		stopped: make(chan struct{}),
 	}
 	lockpb.RegisterLockServiceServer(f.grpc, f)
-	lockpb.RegisterAdminServiceServer(f.grpc, &admin{server: s, looking: make(chan struct{}, 1)})
+	lockpb.RegisterAdminServiceServer(f.grpc, &admin{server: s, looking: make(chan struct{}, 1)}) // but for changes
 	grpc_health_v1.RegisterHealthServer(f.grpc, f.health)
 	reflection.Register(f.grpc)
 	f.leads(false)
 	return f, nil
 }
 
+func withoutBrowsers(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if err := refuseBrowsers(ctx); err != nil {
+		return nil, err
+	}
+	return next(ctx, in)
+}
+
+func streamWithoutBrowsers(
+	server any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler,
+) error {
+	if err := refuseBrowsers(s.Context()); err != nil {
+		return err
+	}
+	return next(server, s)
+}
+
+func (s *Server) withoutChanges(ctx context.Context, in any, call *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if err := s.refuseClients(ctx, call.FullMethod); err != nil {
+		s.auditCall(ctx, call.FullMethod, in, err)
+		return nil, err
+	}
+	return next(ctx, in)
+}
+
+func (s *Server) streamWithoutChanges(
+	server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, next grpc.StreamHandler,
+) error {
+	if err := s.refuseClients(stream.Context(), call.FullMethod); err != nil {
+		s.auditCall(stream.Context(), call.FullMethod, nil, err)
+		return err
+	}
+	return next(server, stream)
+}
+
+// refuseClients returns an error for calls that the socket for clients does not serve.
+func (s *Server) refuseClients(ctx context.Context, method string) error {
+	if err := s.refuseChanges(method); err != nil {
+		return err
+	}
+	return s.refuseReaders(ctx, method)
+}
+
+// refuseBrowsers refuses a call with an Origin: only browsers send one, for a page, and no page may use this socket.
+func refuseBrowsers(ctx context.Context) error {
+	if origin := metadata.ValueFromIncomingContext(ctx, "origin"); len(origin) > 0 {
+		return status.Errorf(codes.PermissionDenied, "the call has an Origin, %q: it comes from a page in a browser",
+			origin[0])
+	}
+	return nil
+}
+
 // serve takes connections until close.
-func (f *front) serve() {
+func (f *clientSocket) serve() {
 	go func() {
 		defer close(f.stopped)
 		if err := f.grpc.Serve(f.listener); err != nil {
@@ -85,9 +139,9 @@ func (f *front) serve() {
 	}()
 }
 
-// leads tells those who look at the health of the lock service whether this member serves it. That of the server as a
-// whole, with the empty name, does not depend on it.
-func (f *front) leads(yes bool) {
+// leads sets whether this member serves the lock service, in the health of that service. The health of the server as
+// a whole, with the empty name, does not depend on it.
+func (f *clientSocket) leads(yes bool) {
 	status := grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	if yes {
 		status = grpc_health_v1.HealthCheckResponse_SERVING
@@ -96,21 +150,26 @@ func (f *front) leads(yes bool) {
 }
 
 // Connect implements lockpb.LockServiceServer.
-func (f *front) Connect(stream grpc.BidiStreamingServer[lockpb.ClientMessage, lockpb.ServerMessage]) error {
+func (f *clientSocket) Connect(stream grpc.BidiStreamingServer[lockpb.ClientMessage, lockpb.ServerMessage]) error {
 	if err := f.server.serveStream(stream); err != nil {
 		return status.Error(codes.Unavailable, err.Error())
 	}
 	return nil
 }
 
-// drain tells those who look at the health that the server is about to end.
-func (f *front) drain() { f.health.Shutdown() }
+// drain sets the health to the end of the server.
+func (f *clientSocket) drain() { f.health.Shutdown() }
 
-// close ends all connections, whose streams have ended or are about to. What was written to them still leaves, unless a
-// client takes longer for that than twice the farewell.
-func (f *front) close() {
-	impatient := time.AfterFunc(2*farewell, f.grpc.Stop)
-	defer impatient.Stop()
-	f.grpc.GracefulStop()
+// close ends all connections, whose streams have ended or are about to. Written messages still leave, unless a client
+// takes longer for that than twice the farewell.
+func (f *clientSocket) close() {
+	stopGRPC(f.grpc)
 	<-f.stopped
+}
+
+// stopGRPC ends the connections of a server: after twice the farewell the remaining ones are cut off.
+func stopGRPC(s *grpc.Server) {
+	impatient := time.AfterFunc(2*farewell, s.Stop)
+	defer impatient.Stop()
+	s.GracefulStop()
 }

@@ -2,13 +2,13 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"runtime"
 	"strings"
-	"syscall"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,12 +17,13 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // Clients that mean harm, or are broken: each costs the server a bounded amount, and nobody else his locks.
 
-// A client that asks for lists and reads nothing has the server keep one answer for it, not all.
+// A client asks for many lists and reads none: the server keeps one answer for it, not all.
 func TestUnreadListsAreNotKept(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})
@@ -61,7 +62,7 @@ func TestUnreadListsAreNotKept(t *testing.T) {
 // A client that leaves a message unread for long is sent away, and what waited for it is forgotten.
 func TestWhoDoesNotReadIsSentAway(t *testing.T) {
 	t.Parallel()
-	s := alone(t, Config{Listen: "127.0.0.1:0", unreadTime: 200 * time.Millisecond})
+	s := alone(t, Config{Listen: "127.0.0.1:0", unreadTime: 10 * time.Second}) // the other reads, on a busy machine late
 	other := attach(t, s)
 	session := other.open(time.Minute)
 	hostile := dialRaw(t, s.Addr().String())
@@ -109,34 +110,32 @@ func TestUnreadOfAllTogether(t *testing.T) {
 	}
 }
 
-// Idle connections leave the server the files that it needs: who has one goes on, and there is room again once they
-// end.
+// Idle connections leave the server the files that it needs: a connected client continues, and new clients get in
+// once idle connections end.
 func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", files: 100})
-	clients, _ := connectionsAllowed(100)
+	clients, _ := front.Connections(100)
 	first := dial(t, s.Addr().String())
 	session := first.open(time.Minute)
 	var idle []net.Conn
-	turnedAway := 0
+	var open atomic.Int64
+	var reading sync.WaitGroup
 	for range 3 * clients {
 		conn, err := net.Dial("tcp", s.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-		if _, err := conn.Read(make([]byte, 1)); errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-			turnedAway++
-			continue
-		}
-		if idle = append(idle, conn); len(idle) > clients {
-			t.Fatalf("%d connections are open, more than %d", len(idle), clients)
-		}
+		idle = append(idle, conn)
+		open.Add(1)
+		reading.Go(func() {
+			_, _ = io.Copy(io.Discard, conn)
+			open.Add(-1)
+		})
 	}
-	if turnedAway == 0 {
-		t.Error("nobody is turned away")
-	}
+	defer reading.Wait()
+	eventually(t, "all that are too many are turned away", func() bool { return open.Load() <= int64(clients) })
 	first.hold(session, "x")
 	for _, conn := range idle {
 		conn.Close()
@@ -147,8 +146,8 @@ func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
 	})
 }
 
-// A crowd that waits in a tree costs those nothing who take other locks of the tree. The fastest of many cycles is what
-// a machine does that lets it.
+// A crowd of waiters in a tree costs nothing to clients that take other locks of the tree. The test compares the
+// fastest of many cycles, as a busy machine slows the others.
 func TestCrowdInATree(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})
@@ -191,7 +190,7 @@ func TestCrowdInATree(t *testing.T) {
 	}
 }
 
-// rawClient sends and reads nothing by itself.
+// rawClient sends and reads only on demand.
 type rawClient struct {
 	lockpb.LockService_ConnectClient
 	cancel func()

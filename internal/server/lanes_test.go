@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// A command that has waited behind others while the client went on on another connection is not carried out: what the
-// client sent there may be ahead of it.
+// The server does not execute a command that has waited behind others while the client moved to another connection:
+// later commands of the client may be ahead of it.
 func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 	t.Parallel()
 	r := alone(t, Config{}).leadership.Load()
@@ -29,7 +29,7 @@ func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 		if c.on == nil {
 			r.Forget(session)
 		} else {
-			r.Attach(session, c.on)
+			r.Attach(session, session, c.on)
 		}
 		if err := x.attachedElsewhere(); (err != nil) != c.obsolete {
 			t.Errorf("attached to %p, sent on %p: %v", c.on, before, err)
@@ -41,7 +41,7 @@ func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 	}
 }
 
-// One client sends as fast as it can and waits for nothing. Another one takes and gives back a lock meanwhile.
+// One client floods the server and waits for no answer. Meanwhile another client takes and releases a lock.
 func TestFloodingClientStopsNobody(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})

@@ -17,7 +17,7 @@ var doors = map[string]func(*testing.T, *Server) *client{
 	"process": func(t *testing.T, s *Server) *client { return attach(t, s) },
 }
 
-// A client that half-closes its stream frees what it has, also what it asked for just before.
+// A client that half-closes its stream releases its holds, also those of its last requests.
 func TestHalfClosedStreamEndsItsSessions(t *testing.T) {
 	t.Parallel()
 	for name, open := range doors {
@@ -54,7 +54,7 @@ func TestHalfClosedStreamEndsItsSessions(t *testing.T) {
 	}
 }
 
-// A connection that ends in another way, and one that the client has left for another, end nothing.
+// A connection that breaks, or that the client has left for another one, ends no session.
 func TestBrokenStreamKeepsItsSessions(t *testing.T) {
 	t.Parallel()
 	for name, open := range doors {
@@ -94,7 +94,7 @@ func TestBrokenStreamKeepsItsSessions(t *testing.T) {
 	}
 }
 
-// script is a connection on which the client sends some messages, after which its end is what end says.
+// script is a connection on which the client sends the messages of said, and which ends with the error of end.
 type script struct {
 	ctx  context.Context
 	said chan *lockpb.ClientMessage
@@ -113,7 +113,7 @@ func (s *script) Recv() (*lockpb.ClientMessage, error) {
 	}
 }
 
-// What the end of a stream is taken for, without a race between its two sides.
+// The server distinguishes the ends of a stream, without a race between its two sides.
 func TestEndOfStream(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})

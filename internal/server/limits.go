@@ -1,7 +1,7 @@
 package server
 
-// What a client is told where a limit is reached: EXHAUSTED where there may be room later, INVALID or UNSUPPORTED where
-// the same request is of no use again. docs/SERVER.md lists the limits.
+// Errors for a reached limit: EXHAUSTED if there may be room later, INVALID or UNSUPPORTED if a repetition cannot
+// succeed. docs/SERVER.md lists the limits.
 
 import (
 	"fmt"
@@ -12,11 +12,11 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// tooMuch are the limits that a request exceeds by itself, whatever others do, and the field of the request that does.
-// It is invalid for these servers, and of no use again.
+// tooMuch has the limits that a single request can exceed, whatever others do, and the field of the request that
+// does. The request is invalid for these servers, and a repetition cannot succeed.
 var tooMuch = map[string]string{"NameBytes": "name", "Levels": "name", "MetadataBytes": "metadata"}
 
-// clientError tells a client that it has its share of something.
+// clientError returns the error for a client that has its share of something.
 func clientError(field, of string, share, all int) *lockpb.Error {
 	return &lockpb.Error{
 		Code: lockpb.Code_CODE_EXHAUSTED, Field: field,
@@ -24,7 +24,7 @@ func clientError(field, of string, share, all int) *lockpb.Error {
 	}
 }
 
-// limitError is the error for the limit that the field names; limits are those of the cluster.
+// limitError returns the error for the limit that the field names; limits are the cluster's.
 func limitError(field string, limits machine.Limits) *lockpb.Error {
 	all := limits.All()
 	if whole, ok := strings.CutPrefix(field, "Client"); ok {
@@ -36,7 +36,7 @@ func limitError(field string, limits machine.Limits) *lockpb.Error {
 		}
 	}
 	i := slices.IndexFunc(all, func(l machine.Limit) bool { return l.Field == field })
-	if i < 0 { // it is none that can be set
+	if i < 0 { // it cannot be configured
 		return &lockpb.Error{
 			Code: lockpb.Code_CODE_EXHAUSTED, Field: field, Message: "the servers have come to their end of it",
 		}
@@ -47,7 +47,7 @@ func limitError(field string, limits machine.Limits) *lockpb.Error {
 			Message: fmt.Sprintf("it exceeds the limit %s of the servers, %d", all[i].Name, *all[i].Value),
 		}
 	}
-	if field == "Requests" { // the same names can be had one after the other
+	if field == "Requests" { // the names can be acquired one after the other
 		return &lockpb.Error{
 			Code: lockpb.Code_CODE_UNSUPPORTED, Field: "requests",
 			Message: fmt.Sprintf("it exceeds the limit %s of the servers, %d", all[i].Name, *all[i].Value),

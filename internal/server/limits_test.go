@@ -127,12 +127,12 @@ func TestLimits(t *testing.T) {
 		{
 			machine.Limits{}, nil,
 			func([]byte) *lockpb.Request { return openOf(sessionID(), DefaultMinTTL-1) },
-			lockpb.Code_CODE_INVALID, "ttl", "not between 3s and 24h",
+			lockpb.Code_CODE_INVALID, "ttl", "not between 3s and 1h",
 		},
 		{
 			machine.Limits{}, nil,
 			func([]byte) *lockpb.Request { return openOf(sessionID(), DefaultMaxTTL+1) },
-			lockpb.Code_CODE_INVALID, "ttl", "not between 3s and 24h",
+			lockpb.Code_CODE_INVALID, "ttl", "not between 3s and 1h",
 		},
 		{
 			machine.Limits{},
@@ -147,7 +147,7 @@ func TestLimits(t *testing.T) {
 	} {
 		t.Run(c.field, func(t *testing.T) {
 			x := attach(t, alone(t, Config{Limits: c.limits}))
-			session := x.open(time.Minute)
+			session := x.open(longTTL)
 			if c.fill != nil {
 				c.fill(x, session)
 			}
@@ -162,12 +162,12 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A search for a deadlock that is given up finds none: the request waits, as one under no hold does.
+// A deadlock search that exceeds its limit finds no deadlock: the request waits, like one under no hold.
 func TestLimitOfTheSearchForDeadlocks(t *testing.T) {
 	t.Parallel()
 	for steps, want := range map[int]lockpb.Code{1: 0, 100: lockpb.Code_CODE_DEADLOCK} {
 		x := attach(t, alone(t, Config{Limits: machine.Limits{DeadlockSteps: steps}}))
-		session := x.open(time.Minute)
+		session := x.open(longTTL)
 		ids := make([]string, 5)
 		ask := func(name int, under ...string) *lockpb.Reply {
 			return x.call(like(session, fmt.Sprint(name), func(a *lockpb.Acquire) {
@@ -189,12 +189,12 @@ func TestLimitOfTheSearchForDeadlocks(t *testing.T) {
 	}
 }
 
-// A message that is too large ends the connection, with gRPC's reason.
+// An oversized message ends the connection, with gRPC's reason.
 func TestLimitOfAMessage(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{Listen: "127.0.0.1:0"})
 	x := dial(t, s.Addr().String())
-	session := x.open(time.Minute)
+	session := x.open(longTTL)
 	big := strings.Repeat("x", maxMessage)
 	<-x.send(like(session, "x", func(a *lockpb.Acquire) { a.Metadata = map[string]string{"k": big} })) // closed
 	x.mu.Lock()
@@ -208,7 +208,7 @@ func TestLimitOfAMessage(t *testing.T) {
 	}
 }
 
-// Members that are told different limits agree on those of the leader, also where another leads next.
+// Members with different limits agree on those of the leader, also after another member becomes the leader.
 func TestLimitsOfTheLeaderCount(t *testing.T) {
 	t.Parallel()
 	i := 0

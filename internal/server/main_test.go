@@ -9,9 +9,8 @@ import (
 	"github.com/fencelock/fencelock/internal/deep"
 )
 
-// Every goroutine of a server ends with it, but for one that raft keeps waiting: it forgets entries that are on their
-// way to a state machine that hangs when it shuts down, see landing in package replica, and some of these tests have it
-// hang.
+// Every goroutine of a server ends with it, except for one that waits for raft: at shutdown raft forgets entries on
+// their way to a state machine that hangs, see landing in package replica. Some of these tests make it hang.
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{serverRole: serve})
 	deep.Wide(8)

@@ -1,54 +1,66 @@
 package server
 
-// What Prometheus is told: the member's status in its format.
-
 import (
-	"context"
-	"fmt"
-	"io"
-	"strings"
+	"time"
 
-	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
-// WriteMetrics writes how this member is, in the text format of Prometheus.
-func (s *Server) WriteMetrics(w io.Writer) error {
-	m, err := (&admin{server: s}).Status(context.Background(), &lockpb.StatusRequest{})
-	if err != nil {
-		return err
+// Measurement is the state of a member at one instant, for operators.
+type Measurement struct {
+	Leader, KnowsLeader, Maintenance bool
+	// Well: this member leads, and all members with a vote follow and are close to its log. VotersBehind counts the
+	// others; zero on a member that does not lead.
+	Well         bool
+	VotersBehind int
+	// ClosedFor is the time for which this member, the leader, still serves nobody because the cluster was restored.
+	ClosedFor time.Duration
+
+	Term, LastIndex, CommitIndex, AppliedIndex      uint64
+	AgreedIndex, DiffersIndex                       uint64
+	UnreadBytes, LogBytes, SnapshotBytes, Connected int
+	// SnapshotAt is when the last snapshot was made, and BackupAt when the last backup from this process was complete.
+	// Zero: never.
+	SnapshotAt, BackupAt time.Time
+	// Standing is the cluster's locks; nil on a member that does not lead.
+	Standing *lead.Standing
+}
+
+// Used returns the usage of all clients of the cluster, and its limits, as far as this member has applied the log.
+func (s *Server) Used() (machine.Usage, machine.Limits) {
+	m := s.replica.State.Machine
+	return m.Total(), m.Limits()
+}
+
+// ID returns the ID of this member, which Status and the members call node_id.
+func (s *Server) ID() string { return s.replica.ID() }
+
+// Measure returns the state of this member.
+func (s *Server) Measure() Measurement {
+	leader, _ := s.replica.Leader()
+	applied := s.replica.Applied() // before the last index, so that it is never greater
+	is := s.replica.Status()
+	m := Measurement{
+		Leader: s.Leads(), KnowsLeader: leader != "", Maintenance: s.replica.InMaintenance(),
+		Term: is.Term, LastIndex: is.LastIndex, CommitIndex: is.CommitIndex, AppliedIndex: applied,
+		AgreedIndex: is.Agreed, DiffersIndex: is.Differs,
+		UnreadBytes: int(max(0, s.unread.Load())), LogBytes: is.LogBytes,
 	}
-	flag := func(is bool) uint64 {
-		if is {
-			return 1
-		}
-		return 0
+	if seen := s.replica.Health(); seen != nil {
+		m.Well, m.VotersBehind = m.Leader && len(seen.Problems) == 0, len(seen.Problems)
 	}
-	var text strings.Builder
-	for _, x := range []struct {
-		name, help string
-		value      uint64
-	}{
-		{"leader", "1 if this member serves.", flag(m.Leader)},
-		{"knows_leader", "1 if this member knows who leads.", flag(m.LeaderId != "")},
-		{"maintenance", "1 if this member leads only if nobody else does.", flag(m.Maintenance)},
-		{"term", "The term of the log. Every election begins a greater one.", m.Term},
-		{"last_index", "How far the log of this member goes.", m.LastIndex},
-		{"commit_index", "Up to where this member knows that most members have the log.", m.CommitIndex},
-		{"applied_index", "Up to where this member has carried the log out.", m.AppliedIndex},
-		{
-			"agreed_index",
-			"The last log entry after which the state of this member was that of the leader; 0: not compared.",
-			m.AgreedIndex,
-		},
-		{
-			"differs_index", "The last log entry after which it was another; 0: never. One of the two is wrong.",
-			m.DiffersIndex,
-		},
-		{"unread_bytes", "What clients have not taken of their replies.", uint64(max(0, s.unread.Load()))},
-	} {
-		fmt.Fprintf(&text, "# HELP fencelock_member_%[1]s %[2]s\n# TYPE fencelock_member_%[1]s gauge\n", x.name, x.help)
-		fmt.Fprintf(&text, "fencelock_member_%s %d\n", x.name, x.value)
+	m.ClosedFor = s.closedFor()
+	m.SnapshotAt, m.SnapshotBytes = s.replica.LastSnapshot()
+	if at := s.backedUp.Load(); at != 0 {
+		m.BackupAt = time.Unix(at, 0)
 	}
-	_, err = io.WriteString(w, text.String())
-	return err
+	s.mu.Lock()
+	m.Connected = len(s.conns)
+	s.mu.Unlock()
+	if r := s.leadership.Load(); r != nil {
+		standing := r.Standing()
+		m.Standing = &standing
+	}
+	return m
 }

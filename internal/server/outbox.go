@@ -1,6 +1,6 @@
 package server
 
-// What waits to be sent to one client.
+// The messages that wait to be sent to one client.
 
 import (
 	"sync"
@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// maxOutbox and maxOutboxBytes are how many replies a client may leave unread before it is cut off, and of what
-	// size.
+	// maxOutbox and maxOutboxBytes bound the replies that a client may leave unread before it is cut off, in number
+	// and size.
 	maxOutbox      = 64 << 10
 	maxOutboxBytes = 8 << 20
-	// maxUnread is how many bytes all clients together may leave unread. Beyond it, a client that leaves more than
-	// fairUnread unread is cut off when it is sent more.
+	// maxUnread bounds the unread bytes of all clients together. Beyond it, a client with more than fairUnread unread
+	// is cut off at its next message.
 	maxUnread  = 256 << 20
 	fairUnread = 64 << 10
-	// calmOutbox and calmBytes are how much a client may have unread and still be sent events, and answers to looks. A
-	// slow client gets them later, or is told that the events are not kept any more.
+	// calmOutbox and calmBytes bound the unread data up to which a client gets events, and answers to looks. A slower
+	// client gets them later, or learns that the events are not kept any more.
 	calmOutbox = 1 << 10
 	calmBytes  = 1 << 20
 	// maxReplies and maxReplyBytes bound one message. One reply alone may be larger.
@@ -30,23 +30,23 @@ const (
 	maxReplyBytes = 1 << 20
 )
 
-// outbox is what is to be sent to one client. Adding to it never blocks, since outcomes of the log are delivered by one
-// goroutine for all clients: one that does not read would stop the others. Instead add fails beyond a bound, and the
+// outbox has the messages for one client. Adding to it never blocks, since one goroutine delivers outcomes of the log
+// for all clients: a client that does not read would stop the others. Instead add fails beyond a bound, and the
 // connection is ended. Every reply counts, in bytes, until the connection has taken it.
 //
-// What can wait, events and looks, asks isCalm first, so that a slow client loses its connection for neither.
+// Events and looks, which can wait, ask isCalm first, so that a slow client does not lose its connection for them.
 type outbox struct {
 	unread *atomic.Int64 // of all clients of the server, in bytes
 
 	mu      sync.Mutex
 	replies []sized
 	pushed  uint64 // how many pushes about sessions were added
-	bytes   int    // of replies, and of those that take returned last
+	bytes   int    // of replies, and of the replies that take returned last
 	taken   int    // bytes of these
-	closed  bool   // nothing is added any more
+	closed  bool   // no further replies are added
 
 	ready bell.Bell // there is something to send, or closed
-	calm  bell.Bell // there is room for events again
+	calm  bell.Bell // there is room for events
 	still bell.Bell // there is room for the next look
 }
 
@@ -62,8 +62,8 @@ func newOutbox(unread *atomic.Int64) *outbox {
 	}
 }
 
-// add reports false if the client reads too slowly. After close it does nothing. A reply that has a field for the
-// number of pushes gets it here, where nothing can come between.
+// add reports false if the client reads too slowly. After close it has no effect. A reply with a field for the number
+// of pushes gets it here, where no other push can come between.
 func (o *outbox) add(r *lockpb.Reply) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -72,7 +72,7 @@ func (o *outbox) add(r *lockpb.Reply) bool {
 	}
 	size := sizeOf(r)
 	own := o.bytes + size
-	// One reply alone may be larger than all that may wait.
+	// A single reply may be larger than the bound.
 	if len(o.replies) >= maxOutbox || own > maxOutboxBytes && o.bytes > 0 ||
 		own > fairUnread && o.unread.Load()+int64(size) > maxUnread {
 		return false
@@ -88,8 +88,22 @@ func (o *outbox) add(r *lockpb.Reply) bool {
 	return true
 }
 
-// sizeOf is about what a reply takes: on the wire, and in memory besides.
-func sizeOf(r *lockpb.Reply) int { return proto.Size(r) + 64 }
+// sizeOf estimates the size of a reply: on the wire, and in memory besides. It does not measure the most frequent
+// answers.
+func sizeOf(r *lockpb.Reply) int {
+	const most = 128 // but for texts
+	switch a := r.Answer.(type) {
+	case *lockpb.Reply_Done:
+		return most
+	case *lockpb.Reply_Acquired:
+		size := most
+		for _, g := range a.Acquired.GetGrants() {
+			size += most + len(g.Name) + len(g.RequestId)
+		}
+		return size
+	}
+	return proto.Size(r) + 64
+}
 
 // put adds a reply. The caller holds o.mu.
 func (o *outbox) put(r *lockpb.Reply, size int) {
@@ -104,7 +118,7 @@ func (o *outbox) count(n int) {
 	o.unread.Add(int64(n))
 }
 
-// close adds a last reply. drop forgets those before it, where the client reads too slowly for them.
+// close adds a last reply. drop discards the replies before it, if the client reads too slowly for them.
 func (o *outbox) close(last *lockpb.Reply, drop bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -127,7 +141,7 @@ func (o *outbox) abandon() {
 	o.count(-o.bytes)
 }
 
-// sent says that the connection has taken what take returned last: it counts no more.
+// sent notes that the connection has taken the result of the last take, which counts no more.
 func (o *outbox) sent() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -135,8 +149,8 @@ func (o *outbox) sent() {
 	o.taken = 0
 }
 
-// take returns what is to be sent next, up to one message; last says that nothing follows. Its bytes count until sent
-// is called: the connection holds them for as long as the client does not read.
+// take returns the next message; last says that no more follow. Its bytes count until sent is called: the connection
+// holds them for as long as the client does not read.
 func (o *outbox) take() (batch []*lockpb.Reply, last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -159,7 +173,7 @@ func (o *outbox) take() (batch []*lockpb.Reply, last bool) {
 	return batch, o.closed && len(o.replies) == 0
 }
 
-// quiet reports whether there is room for what can wait. The caller holds o.mu.
+// quiet reports whether there is room for messages that can wait. The caller holds o.mu.
 func (o *outbox) quiet() bool { return len(o.replies) < calmOutbox && o.bytes-o.taken < calmBytes }
 
 // isCalm reports whether there is room for events.

@@ -13,10 +13,10 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// network is what lies between the members. It can cut one off from the others.
+// network is the network between the members. It can cut one off from the others.
 type network struct {
 	mu    sync.Mutex
-	alone string                 // the peer address of the member that is cut off
+	alone string                 // the peer address of the cut-off member
 	conns map[net.Conn][2]string // open ones, by who dialled whom
 }
 
@@ -54,6 +54,58 @@ func (n *network) heal() {
 	n.alone = ""
 }
 
+// island is a part of the network that can be cut off.
+type island struct {
+	mu      sync.Mutex
+	members map[string]bool // their peer addresses; nil while it is not cut off
+	conns   []*ferry
+}
+
+type ferry struct {
+	net.Conn
+	ends [2]string
+}
+
+func (i *island) parts(ends [2]string) bool { return i.members[ends[0]] != i.members[ends[1]] }
+
+func (i *island) from(own string) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, to string) (net.Conn, error) {
+		conn, err := dialTCP(ctx, to)
+		if err != nil {
+			return nil, err
+		}
+		f := &ferry{conn, [2]string{own, to}}
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		if i.parts(f.ends) {
+			conn.Close()
+			return nil, errors.New("the way is cut")
+		}
+		i.conns = append(i.conns, f)
+		return conn, nil
+	}
+}
+
+func (i *island) cutOff(members ...string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.members = map[string]bool{}
+	for _, m := range members {
+		i.members[m] = true
+	}
+	for _, f := range i.conns {
+		if i.parts(f.ends) {
+			f.Close()
+		}
+	}
+}
+
+func (i *island) heal() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.members = nil
+}
+
 // cutOffHolding cuts the leader off, where a client has a session and holds a name, before it knows.
 func (n *network) cutOffHolding(c *cluster, name string) (
 	leader int, x *client, session []byte, id string, token uint64,
@@ -84,7 +136,8 @@ func (n *network) cutOffHolding(c *cluster, name string) (
 	return 0, nil, nil, "", 0
 }
 
-// A leader that is cut off believes for a while that it leads. It promises nothing meanwhile, and tells nothing old.
+// A leader that is cut off believes for a while that it leads. Meanwhile it promises nothing, and returns nothing
+// stale.
 func TestLeaderThatIsCutOffPromisesNothing(t *testing.T) {
 	t.Parallel()
 	n := &network{conns: map[net.Conn][2]string{}}

@@ -1,7 +1,7 @@
 package server
 
-// Connections within the process: an embedded server's own clients, and tests. A pipe takes the place of gRPC's stream
-// and ends like one, so that conn need not know the difference.
+// Connections within the process: an embedded server's own clients, and tests. A pipe replaces gRPC's stream and ends
+// like one, so that conn need not know the difference.
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// ClientStream is a client's end of a connection: the one that Server.Attach returns, or the stream of lockpb's
+// ClientStream is a client's end of a connection: the stream of Server.Attach, or of lockpb's
 // Connect. Send and Recv may run beside each other, but neither beside itself. A message belongs to the other side once
 // it is sent.
 type ClientStream interface {
@@ -20,7 +20,7 @@ type ClientStream interface {
 	CloseSend() error
 }
 
-// pipeDepth is how many messages wait in each direction of a pipe.
+// pipeDepth bounds the messages that wait in each direction of a pipe.
 const pipeDepth = 16
 
 // pipe connects a client in this process.
@@ -32,27 +32,33 @@ type pipe struct {
 	closed   chan struct{} // the client sends no more
 }
 
-// Attach connects a client in this process: what Connect is over the network, without one. The connection ends with
-// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A server that is
-// closed, or does not lead, says so as over the network.
-func (s *Server) Attach(ctx context.Context) ClientStream {
-	ctx, cancel := context.WithCancel(ctx)
+// Attach connects a client in this process: the counterpart of Connect without a network. The connection ends with
+// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A closed server, or
+// a server that does not lead, says so as over the network.
+func (s *Server) Attach(ctx context.Context) ClientStream { return s.AttachAs(ctx, "") }
+
+// AttachAs is Attach for a client with a name, by which its share of the limits counts. The empty name has no share.
+func (s *Server) AttachAs(ctx context.Context, client string) ClientStream {
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, clientName{}, client))
 	p := &pipe{
 		ctx: ctx, toServer: make(chan *lockpb.ClientMessage, pipeDepth),
 		toClient: make(chan *lockpb.ServerMessage, pipeDepth), closed: make(chan struct{}),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended { // Close may be waiting for those that are attached already
+	if s.ended { // Close may be waiting for connections that are attached already
 		cancel()
 		return clientEnd{p}
 	}
 	s.attaching.Go(func() {
 		defer cancel()
-		_ = s.serveStream(serverEnd{p}) // the client finds the stream ended
+		_ = s.serveStream(serverEnd{p}) // the client notices that the stream has ended
 	})
 	return clientEnd{p}
 }
+
+// clientName is the context key for the name of a client within the process.
+type clientName struct{}
 
 type clientEnd struct{ p *pipe }
 
@@ -71,7 +77,7 @@ func (e clientEnd) Send(m *lockpb.ClientMessage) error {
 	}
 }
 
-// Recv implements ClientStream. What the server sent before the end is still received.
+// Recv implements ClientStream. Messages that the server sent before the end are still received.
 func (e clientEnd) Recv() (*lockpb.ServerMessage, error) {
 	select {
 	case m := <-e.p.toClient:

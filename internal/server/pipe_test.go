@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A client in this process connects again while the server closes, and afterwards. The race detector sees whether Close
-// can miss it.
+// A client in this process keeps connecting while the server closes, and afterwards. The race detector sees whether
+// Close can miss a connection.
 func TestAttachWhileClosing(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})

@@ -1,13 +1,13 @@
 package server
 
-// The server as a whole: how its parts are put together, and in which order they end.
+// The server as a whole: its assembly, and the order in which its parts end.
 //
-// Beside the connections run lead.Watch, which leads whenever this member is elected, the replica, and closeOnFailure.
-// A part that cannot go on calls fail, and the server closes: a member that went on without its log would acknowledge
-// what it may not have.
+// Beside the connections run lead.Watch, which leads whenever this member is elected, the replica, and
+// closeOnFailure. A part that cannot go on calls fail, and the server closes: without its log a member would
+// acknowledge changes that it may not have.
 //
-// Connections reach the leadership by Server.leadership alone. It is nil while this member does not serve, so what a
-// connection has loaded from there is always of one term.
+// Connections reach the leadership only by Server.leadership. It is nil while this member does not serve, so a
+// connection that loads it always gets one term.
 
 import (
 	"cmp"
@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -31,17 +32,21 @@ type Server struct {
 	config    Config
 	log       *slog.Logger
 	replica   *replica.Replica
-	front     *front // nil without a socket for clients
+	gate      *front.Gate   // bounds the connections of clients
+	front     *clientSocket // nil without a socket for clients
+	operators *operatorSocket
 	peers     string // the address by which the other members know this one; empty without others
 	advertise string // by which clients know it
 
 	leadership atomic.Pointer[lead.Leadership] // nil while this member does not serve
-	news       notifier                        // rings when something was applied
+	restored   atomic.Pointer[lead.Closed]     // nil unless this member leads and serves nobody yet
+	news       notifier                        // rings when an entry was applied
 
-	unread atomic.Int64 // bytes of replies that clients have not taken
+	unread   atomic.Int64 // bytes of replies that clients have not taken
+	backedUp atomic.Int64 // when the last backup was complete, in Unix seconds; 0: never
 
 	stop      context.CancelFunc // of what watches
-	failed    chan error         // has room for one: why the server cannot go on
+	failed    chan error         // has room for one: the error with which the server cannot go on
 	watching  sync.WaitGroup     // what stop stops
 	streams   sync.WaitGroup     // what reads and writes connections
 	attaching sync.WaitGroup     // connections within the process
@@ -58,7 +63,8 @@ type Server struct {
 
 var errClosing = errors.New("the server is closed")
 
-// transferTime bounds how long Close waits for another member to take over, and for what is on its way to be answered.
+// transferTime bounds how long Close waits for another member to take over, and for the answers to requests under
+// way.
 const transferTime = 2 * time.Second
 
 // Start starts a server and returns as soon as it takes connections, which may be before there is a leader: see
@@ -73,6 +79,7 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 		config: c, log: c.Log, stop: stop, conns: map[*conn]struct{}{}, clients: map[string]int{},
 		failed: make(chan error, 1), done: make(chan struct{}),
 	}
+	s.gate = front.NewGate(s.connections(), s.streamsOfOne(), c.Log)
 	if err := s.build(ctx); err != nil {
 		stop()
 		return nil, fmt.Errorf("server.Start: %w", err)
@@ -80,8 +87,9 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	s.watching.Go(func() { s.closeOnFailure(background) })
 	s.watching.Go(func() {
 		lead.Watch(background, lead.Config{
-			Replica: s.replica, Limits: c.Limits, Now: c.now, Open: s.open, Shut: s.shut, Dismiss: s.dismiss,
-			CompareEvery: c.compareEvery, Log: c.Log,
+			Replica: s.replica, Limits: c.Limits, Rules: c.Rules, Now: c.now, Open: s.open, Shut: s.shut, Dismiss: s.dismiss,
+			Closed: s.restored.Store, CompareEvery: c.compareEvery, Log: c.Log, Meter: c.Meter,
+			Audit: c.Audit,
 		})
 	})
 	s.watching.Go(func() {
@@ -89,13 +97,16 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 			s.fail(err)
 		}
 	})
+	if s.operators != nil {
+		s.operators.serve(s.fail)
+	}
 	if s.front != nil {
 		s.front.serve()
 	}
 	return s, nil
 }
 
-// build opens all that the server is made of, or nothing.
+// build opens all parts of the server, or no part.
 func (s *Server) build(ctx context.Context) (err error) {
 	c := &s.config
 	if c.Listen != "" {
@@ -106,11 +117,18 @@ func (s *Server) build(ctx context.Context) (err error) {
 	listener, err := s.listenToMembers(ctx)
 	if err == nil {
 		s.replica, err = replica.Open(replica.Config{
-			DataDir: c.DataDir, Store: c.Store, Listener: listener, Advertise: s.peers, Client: s.advertise,
+			DataDir: c.DataDir, Moved: c.Moved, Store: c.Store, Listener: listener, Advertise: s.peers, Client: s.advertise,
 			Dial: c.PeerDial, TLS: c.PeerTLS, Join: c.Join, JoinKey: c.JoinKey, BootstrapExpect: c.BootstrapExpect,
+			MaxTTL: c.MaxTTL, Appended: c.Appended,
 			Timing: c.Timing, Now: c.now, Changed: s.news.notify, Fatal: s.fail, Version: c.Version,
-			Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter,
+			Log: c.Log, Rig: c.rig(), HangAfter: c.hangAfter, RivalsEvery: c.rivalsEvery, AskTime: c.askTime,
+			HealthEvery: c.healthEvery, Admitted: s.auditJoin,
 		})
+	}
+	if err == nil { // the lock of the data directory protects the socket in it
+		if err = s.openOperators(ctx); err != nil {
+			err = errors.Join(err, s.replica.Close())
+		}
 	}
 	if err != nil && s.front != nil {
 		s.front.listener.Close()
@@ -118,7 +136,7 @@ func (s *Server) build(ctx context.Context) (err error) {
 	return err
 }
 
-// listenToMembers opens the socket for the other members; nil if there are none.
+// listenToMembers opens the socket for the other members; nil without other members.
 func (s *Server) listenToMembers(ctx context.Context) (net.Listener, error) {
 	if s.config.PeerListen == "" {
 		return nil, nil
@@ -127,13 +145,25 @@ func (s *Server) listenToMembers(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("for members: %w", err)
 	}
-	s.peers = cmp.Or(s.config.PeerAdvertise, listener.Addr().String())
-	_, members := connectionsAllowed(cmp.Or(s.config.files, fileLimit()))
-	return newGate(listener, members, members, "members", s.log), nil
+	s.peers = cmp.Or(s.config.PeerAdvertise, addressOf(s.config.PeerListen, listener))
+	_, members := front.Connections(cmp.Or(s.config.files, front.FileLimit()))
+	return front.NewGate(members, members, s.log).Admit(listener, members, "members"), nil
+}
+
+// addressOf returns where others find a listener, by the configured host, which certificates name: the address to
+// which the system resolved it does not help them.
+func addressOf(configured string, l net.Listener) string {
+	actual := l.Addr().String()
+	host, _, err := net.SplitHostPort(configured)
+	_, port, failed := net.SplitHostPort(actual)
+	if err != nil || failed != nil || host == "" || net.ParseIP(host).IsUnspecified() {
+		return actual
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // Close stops the server: it takes no new connections, hands the leadership to another member if there is one, answers
-// what is on its way and ends the connections. Sessions and locks stay as they are. ctx bounds the polite part; Close
+// requests under way and ends the connections. Sessions and locks stay as they are. ctx bounds the polite part; Close
 // always closes.
 func (s *Server) Close(ctx context.Context) error {
 	s.closing.Do(func() {
@@ -146,10 +176,10 @@ func (s *Server) Close(ctx context.Context) error {
 	return s.closed
 }
 
-// close ends the parts in this order: first nothing new comes in; then the leadership goes to another member, while
-// raft still runs and what is on its way is answered; then raft; and the streams last, which carry the answers and the
-// goodbye. Where most members do not acknowledge, the leadership waits for its entries until raft ends and gives them
-// up. So once ctx has ended, raft is closed before that wait is over.
+// close ends the parts in this order: first it refuses new connections; then the leadership goes to another member,
+// while raft still runs and requests under way are answered; then raft; and the streams last, which carry the answers
+// and the goodbye. If most members do not acknowledge, the leadership waits for its entries until raft ends and fails
+// them. So once ctx has ended, raft is closed before that wait is over.
 func (s *Server) close(ctx context.Context) error {
 	s.mu.Lock()
 	s.ended = true
@@ -170,6 +200,9 @@ func (s *Server) close(ctx context.Context) error {
 	s.dismiss()
 	err := s.replica.Close()
 	<-watched
+	if s.operators != nil {
+		s.operators.close()
+	}
 	if s.front != nil {
 		s.front.close()
 	}
@@ -178,7 +211,7 @@ func (s *Server) close(ctx context.Context) error {
 	return err
 }
 
-// fail has the server closed because it cannot go on. It does not block.
+// fail closes the server because it cannot go on. It does not block.
 func (s *Server) fail(err error) {
 	select {
 	case s.failed <- err:
@@ -195,7 +228,7 @@ func (s *Server) closeOnFailure(ctx context.Context) {
 		s.mu.Lock()
 		s.failure = err
 		s.mu.Unlock()
-		go s.Close(context.Background()) //nolint:errcheck // Err tells the failure, which comes before that
+		go s.Close(context.Background()) //nolint:errcheck // Err reports the failure, which came first
 	case <-ctx.Done():
 	}
 }
@@ -203,14 +236,14 @@ func (s *Server) closeOnFailure(ctx context.Context) {
 // Done is closed when the server is closed, by Close or because it could not go on: see Err.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// Err is why the server could not go on; nil while it can, and after Close.
+// Err returns the reason why the server could not go on; nil while it can, and after Close.
 func (s *Server) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failure
 }
 
-// Addr is the address at which clients connect; nil without a socket.
+// Addr returns the address for clients; nil without a socket.
 func (s *Server) Addr() net.Addr {
 	if s.front == nil {
 		return nil
@@ -218,16 +251,40 @@ func (s *Server) Addr() net.Addr {
 	return s.front.listener.Addr()
 }
 
-// PeerAddr is the address by which the other members know this one; empty without others.
+// Advertised returns the address by which clients know this member, over the network or in its answers.
+func (s *Server) Advertised() string { return s.advertise }
+
+// PeerAddr returns the address by which the other members know this one; empty without others.
 func (s *Server) PeerAddr() string { return s.peers }
 
 // Leads reports whether this member serves clients.
 func (s *Server) Leads() bool { return s.leadership.Load() != nil }
 
-// leaderEvery is how often WaitLeader looks.
+// Ready returns nil if this member serves, or follows the serving leader; otherwise the reason.
+func (s *Server) Ready() error {
+	leader, _ := s.replica.Leader()
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	closed := s.closedError()
+	switch {
+	case ended:
+		return errClosing
+	case closed != nil:
+		return errors.New(closed.Message)
+	case leader == "":
+		return errors.New("this member knows no leader")
+	case leader == s.replica.ID() && !s.Leads():
+		return errors.New("this member was elected, and does not serve yet")
+	}
+	return nil
+}
+
+// leaderEvery is the interval at which WaitLeader checks.
 const leaderEvery = 10 * time.Millisecond
 
-// WaitLeader returns once this member serves, or knows who does. The error is ctx's, or why the server ended.
+// WaitLeader returns once this member serves, or knows the serving member. The error is ctx's, or the reason why the
+// server ended.
 func (s *Server) WaitLeader(ctx context.Context) error {
 	tick := time.NewTicker(leaderEvery)
 	defer tick.Stop()
@@ -246,8 +303,8 @@ func (s *Server) WaitLeader(ctx context.Context) error {
 	return nil
 }
 
-// enter counts a connection, unless the server is closing. ended is read under the same lock, so that dismiss misses no
-// connection that got in.
+// enter counts a connection, unless the server is closing. ended is read under the same lock, so that dismiss does
+// not miss an admitted connection.
 func (s *Server) enter(c *conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,7 +332,7 @@ func (s *Server) open(r *lead.Leadership) {
 	}
 }
 
-// shut ends what open began.
+// shut ends the effect of open.
 func (s *Server) shut() {
 	s.leadership.Store(nil)
 	if s.front != nil {
@@ -301,8 +358,7 @@ func (s *Server) dismiss() {
 	}
 }
 
-// leaderAddress is where clients find the leader; empty if that is not known, or if it is this member and does not
-// serve.
+// leaderAddress returns where clients find the leader; empty if unknown, or if it is this member and does not serve.
 func (s *Server) leaderAddress() string {
 	id, _ := s.replica.Leader()
 	if id == "" || id == s.replica.ID() && s.leadership.Load() == nil {
@@ -317,8 +373,8 @@ func (s *Server) welcome() *lockpb.Welcome {
 	w := &lockpb.Welcome{
 		ServerVersion: s.config.Version, Protocol: protocolVersion, NodeId: s.replica.ID(), ClusterId: state.Cluster(),
 		Durable: s.config.Store != replica.StoreMemory, Leader: s.Leads(), LeaderAddress: s.leaderAddress(),
-		MinTtlNanos: int64(s.config.MinTTL), MaxTtlNanos: int64(s.config.MaxTTL), MaxMessageBytes: maxMessage,
-		History: state.History(), Voters: uint32(s.replica.Voters()),
+		MinTtlNanos: int64(s.config.MinTTL), MaxTtlNanos: int64(s.replica.MaxTTL()), MaxMessageBytes: maxMessage,
+		KeepsAll: true, History: state.History(), Voters: uint32(s.replica.Voters()), ClosedNanos: int64(s.closedFor()),
 	}
 	for _, m := range s.replica.Members() {
 		if m.Client != "" {

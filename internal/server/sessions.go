@@ -1,7 +1,7 @@
 package server
 
-// Sessions for operators: who has how much, and ending one. A session's id is a secret, since anybody who knows it can
-// speak for the session. So operators see and give a name that is made of it.
+// Sessions for operators: the holds and waits of each, and ending one. A session's id is a secret, since anybody who
+// knows it can speak for the session. So operators use a name derived from it.
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// sessionName names a session to operators, in place of its id.
+// sessionName returns the operators' name for a session, in place of its id.
 func sessionName(id machine.SessionID) string {
 	sum := sha256.Sum256(id[:])
 	return hex.EncodeToString(sum[:8])
@@ -44,6 +44,7 @@ func (a *admin) ListSessions(q *lockpb.ListSessionsRequest, out grpc.ServerStrea
 			list.Sessions = append(list.Sessions, &lockpb.SessionInfo{
 				Name: sessionName(u.ID), Client: u.Client, TtlNanos: int64(u.TTL), LeftNanos: int64(r.Time.Left(u.ID)),
 				Holds: uint32(u.Holds), Waits: uint32(u.Waits), Connected: r.Listener(u.ID) != nil,
+				Owner: u.Owner, Names: u.Names, Principal: string(u.Principal),
 			})
 		}
 		if err := out.Send(list); err != nil {

@@ -11,7 +11,7 @@ import (
 // A leader whose state machine stands still sends heartbeats on and on, and is succeeded nevertheless.
 func TestHungLeaderIsSucceeded(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, func(config *Config) { config.hangAfter = time.Second })
+	c := newCluster(t, 3, func(config *Config) { calm(config); config.hangAfter = time.Second })
 	leader := c.leader()
 	s := c.servers[leader]
 	x := dial(t, c.configs[leader].Listen)
@@ -45,7 +45,7 @@ func TestHungLeaderIsSucceeded(t *testing.T) {
 // A follower whose state machine stands still could serve nobody as leader, and is not elected.
 func TestHungFollowerIsNotElected(t *testing.T) {
 	t.Parallel()
-	c := newCluster(t, 3, func(config *Config) { config.hangAfter = time.Second })
+	c := newCluster(t, 3, func(config *Config) { calm(config); config.hangAfter = time.Second })
 	leader := c.leader()
 	hung := (leader + 1) % 3
 	s := c.servers[hung]

@@ -1,7 +1,7 @@
 package server
 
-// Reads for people while nobody leads: what this member knows, without a proof that it is true still. The answer says
-// how long ago the member heard of a leader.
+// Reads for people while nobody leads: this member's knowledge, without a proof that it is still true. The answer has
+// the time since its last contact with a leader.
 
 import (
 	"context"
@@ -28,18 +28,18 @@ func (a *admin) LookStale(ctx context.Context, q *lockpb.LookStaleRequest) (*loc
 	if q.GetPrefix() {
 		infos, more = s.replica.State.Machine.List(q.GetName(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
 	} else {
-		infos = []machine.Info{s.replica.State.Machine.Holder(q.GetName())}
+		infos = []machine.Info{s.replica.State.Machine.Look(q.GetName())}
 	}
-	// Deadlines are the leader's, and not told here.
-	names, next := namePage(infos, more, nil)
+	// Only the leader knows deadlines.
+	names, next := namePage(infos, more, nil, func(string) bool { return true })
 	return &lockpb.LookStaleReply{
 		Names: names, NextAfter: next, NodeId: s.replica.ID(), HeardNanos: int64(s.heard()),
 		Durable: s.config.Store != replica.StoreMemory,
 	}, nil
 }
 
-// heard is how long ago this member heard of a leader: zero if it leads, negative if it has not heard of one since it
-// was started.
+// heard returns the time since this member's last contact with a leader: zero if it leads, negative if it had no
+// contact since its start.
 func (s *Server) heard() time.Duration {
 	if s.Leads() {
 		return 0

@@ -63,8 +63,9 @@ func TestMemberThatIsFarBehind(t *testing.T) {
 	t.Parallel()
 	var snapshots atomic.Int64
 	c := newCluster(t, 3, func(c *Config) {
+		calm(c) // the one with the snapshot is to lead on
 		c.Rig = &rig.Rig{TrailingEntries: 1}
-		c.Store = replica.StoreBolt // raft-wal goes on to give what is deleted, for as long as its file is there
+		c.Store = replica.StoreBolt // raft-wal returns deleted entries while their file exists
 		c.Log = slog.New(listening{slog.DiscardHandler, "Installed remote snapshot", &snapshots})
 	})
 	x := newCaller(t, c.connect)

@@ -1,6 +1,6 @@
 package server
 
-// Translation: the words of the wire into those of the state machine and back. Nothing is decided here.
+// Translation between the wire and the state machine. It makes no decisions.
 
 import (
 	"errors"
@@ -8,23 +8,42 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
-func sessionOf(q *lockpb.Request) (machine.SessionID, error) {
+// sessionOf returns the id of a session on the wire.
+func sessionOf(raw []byte) (machine.SessionID, error) {
 	var id machine.SessionID
-	if len(q.Session) != len(id) {
-		return id, invalid("session", "it has %d bytes, not %d", len(q.Session), len(id))
+	if len(raw) != len(id) {
+		return id, invalid("session", "it has %d bytes, not %d", len(raw), len(id))
 	}
-	copy(id[:], q.Session)
+	copy(id[:], raw)
 	if id == (machine.SessionID{}) {
 		return id, invalid("session", "it is zero")
 	}
 	return id, nil
 }
 
-// requestError is a request that is refused with a code of the wire.
+// nonceOf returns the nonce on the wire; zero without one.
+func nonceOf(raw []byte) (n fencing.Nonce, err error) {
+	if len(raw) != 0 && len(raw) != len(n) {
+		return n, invalid("nonce", "it has %d bytes, not %d", len(raw), len(n))
+	}
+	copy(n[:], raw)
+	return n, nil
+}
+
+// nonceOut is the inverse.
+func nonceOut(n fencing.Nonce) []byte {
+	if n == (fencing.Nonce{}) {
+		return nil
+	}
+	return n[:]
+}
+
+// requestError is a refusal of a request with a code of the wire.
 type requestError struct{ wire *lockpb.Error }
 
 func (e *requestError) Error() string { return e.wire.Message }
@@ -66,13 +85,18 @@ func acquireCommand(all []*lockpb.Acquire, under []string) (machine.Command, err
 		c.Requests[i] = machine.Request{
 			Name: a.GetName(), ID: a.GetRequestId(), HoldID: a.GetHoldId(), Owner: a.GetOwner(), Kind: kind,
 			Permits: a.GetPermits(), Limit: a.GetLimit(), Hierarchical: a.GetHierarchical(),
-			MinHold: time.Duration(a.GetMinHoldNanos()), Metadata: a.GetMetadata(),
+			MinHold: time.Duration(a.GetMinHoldNanos()), Metadata: a.GetMetadata(), HeedsMaxHold: a.GetHeedsMaxHold(),
 		}
+		nonce, err := nonceOf(a.GetNonce())
+		if err != nil {
+			return c, err
+		}
+		c.Requests[i].Nonce = nonce
 	}
 	return c, nil
 }
 
-// codesOut are the answers of the state machine that are errors of the wire.
+// codesOut maps the state machine's codes to the wire's errors.
 var codesOut = map[machine.Code]lockpb.Code{
 	machine.CodeHeld:      lockpb.Code_CODE_HELD,
 	machine.CodeNotHeld:   lockpb.Code_CODE_NOT_HELD,
@@ -84,9 +108,10 @@ var codesOut = map[machine.Code]lockpb.Code{
 	machine.CodeNoSession: lockpb.Code_CODE_SESSION_ENDED,
 	machine.CodeStale:     lockpb.Code_CODE_STALE,
 	machine.CodeUnknown:   lockpb.Code_CODE_UNSUPPORTED,
+	machine.CodeDenied:    lockpb.Code_CODE_DENIED,
 }
 
-// messages for people, where the state machine gives none.
+// messages are for people, where the state machine has no message.
 var messages = map[machine.Code]string{
 	machine.CodeHeld:      "the lock is held",
 	machine.CodeNotHeld:   "there is no such hold or wait",
@@ -96,11 +121,15 @@ var messages = map[machine.Code]string{
 	machine.CodeStale:     "the client said that it has the answer",
 }
 
-// resultReply is the reply to a command, without number and renewed.
+// resultReply returns the reply to a command, without number and renewed.
 func resultReply(x *machine.Result, k *lead.Timekeeper, limits machine.Limits) *lockpb.Reply {
 	switch x.Code {
 	case machine.CodeLimit:
-		return errorReply(limitError(x.Field, limits))
+		e := limitError(x.Field, limits)
+		if x.Detail != machine.LimitReached { // that of a policy
+			e.Message = x.Detail
+		}
+		return errorReply(e)
 	case machine.CodeOK:
 		return doneReply()
 	case machine.CodeGranted:
@@ -139,51 +168,69 @@ func errorReply(e *lockpb.Error) *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Error{Error: e}}
 }
 
+// grantsOut omits request ids: they are in the request that is answered.
 func grantsOut(grants []machine.Grant, k *lead.Timekeeper) []*lockpb.Grant {
 	out := make([]*lockpb.Grant, len(grants))
 	for i, g := range grants {
-		out[i] = &lockpb.Grant{Name: g.Name, RequestId: g.RequestID, Token: uint64(g.Token)}
+		out[i] = &lockpb.Grant{Name: g.Name, Token: uint64(g.Token), Nonce: nonceOut(g.Nonce)}
 		if g.MinHold > 0 {
 			out[i].ClosedNanos = int64(k.Closed(g.Token))
 		}
+		out[i].LastNanos = int64(k.Last(g.Token, g.MaxHold))
 	}
 	return out
 }
 
-func grantedPush(n *machine.Notice, k *lead.Timekeeper) *lockpb.Reply {
+func grantedPush(n *machine.Notice, ids clientIDs, k *lead.Timekeeper) *lockpb.Reply {
+	grants := grantsOut(n.Grants, k)
+	for i, g := range n.Grants {
+		grants[i].RequestId = ids.request(g.RequestID, g.Sealed)
+	}
 	return &lockpb.Reply{Answer: &lockpb.Reply_Granted{Granted: &lockpb.Granted{
-		Session: n.Session[:], Grants: grantsOut(n.Grants, k), Ticket: n.Ticket,
+		Session: ids.secret[:], Grants: grants, Ticket: n.Ticket,
 	}}}
 }
 
-// reasonsOut has none for what somebody gave back who knows the request id.
+// reasonsOut has no reason for holds that somebody released who knows the request id, and for waits that new rules
+// deny: their clients ask again, and get the answer.
 var reasonsOut = map[machine.Cause]lockpb.Reason{
 	machine.CauseExpired: lockpb.Reason_REASON_SESSION_ENDED,
 	machine.CauseClosed:  lockpb.Reason_REASON_SESSION_ENDED,
 	machine.CauseForced:  lockpb.Reason_REASON_FORCE_RELEASED,
 	machine.CauseMoved:   lockpb.Reason_REASON_MOVED,
+	machine.CauseMaxHold: lockpb.Reason_REASON_MAX_HOLD,
 }
 
-func lostPush(n *machine.Notice) *lockpb.Reply {
+func lostPush(n *machine.Notice, ids clientIDs) *lockpb.Reply {
 	return &lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
-		Session: n.Session[:], Name: n.Name, RequestId: n.RequestID, Token: uint64(n.Token),
-		Reason: reasonsOut[n.Cause], Message: n.Detail,
+		Session: ids.secret[:], Name: n.Name, RequestId: ids.request(n.RequestID, n.Sealed), Token: uint64(n.Token),
+		Reason: reasonsOut[n.Cause], Message: n.Detail, By: n.By, Principal: n.Principal,
 	}}}
 }
 
-// nameState is a name as people see it. k is nil in a member that does not lead, which knows no deadlines.
+// nameState returns the public state of a name. k is nil in a member that does not lead, which knows no deadlines.
 func nameState(info *machine.Info, k *lead.Timekeeper) *lockpb.NameState {
 	out := &lockpb.NameState{Name: info.Name, Waiters: uint32(info.Waiters), Revision: info.Revision}
 	for i := range info.Holders {
 		h := &info.Holders[i]
 		left := k.Left(h.Session)
-		if h.Lingering {
+		switch {
+		case h.Lingering:
 			left = k.Closed(h.Token)
+		case h.MaxHold > 0 && k != nil:
+			left = min(left, k.Last(h.Token, h.MaxHold))
 		}
 		out.Holders = append(out.Holders, &lockpb.Holder{
 			Owner: h.Owner, HoldId: h.HoldID, Kind: kindsOut[h.Kind], Permits: h.Permits, Limit: h.Limit,
 			Token: uint64(h.Token), SinceUnixNanos: h.Since, ExpiresInNanos: int64(left), Metadata: h.Metadata,
-			Lingering: h.Lingering,
+			Lingering: h.Lingering, Nonce: nonceOut(h.Nonce),
+		})
+	}
+	for i := range info.Queue {
+		w := &info.Queue[i]
+		out.Queue = append(out.Queue, &lockpb.Waiter{
+			Owner: w.Owner, HoldId: w.HoldID, Kind: kindsOut[w.Kind], Permits: w.Permits, Limit: w.Limit,
+			SinceUnixNanos: w.Since,
 		})
 	}
 	return out
@@ -203,10 +250,11 @@ func eventOut(e *machine.Event) *lockpb.Event {
 	return &lockpb.Event{
 		Type: eventsOut[e.Type], Name: e.Name, Owner: e.Owner, Token: uint64(e.Token), Reason: e.Reason,
 		Revision: e.Revision, TimeUnixNanos: e.At, HoldId: e.HoldID, By: e.By,
+		Principal: e.Principal,
 	}
 }
 
-// watchError is the error of a watch that cannot go on.
+// watchError returns the error of a watch that cannot go on.
 func watchError(err error) *lockpb.Error {
 	var compacted *machine.CompactedError
 	if errors.As(err, &compacted) {

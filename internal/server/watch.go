@@ -2,9 +2,9 @@ package server
 
 // Watches: events of names, sent to the clients that watch them.
 //
-// Events are not pushed into connections. Each watch reads the list of kept events at its own pace, from its own place,
-// and the notifier only says that there is more. A queue for each watch would grow with the slowest client; this way
-// such a client falls out of the list at some time, and is told (CODE_COMPACTED).
+// Events are not pushed into connections. Each watch reads the list of kept events at its own pace, from its own
+// place, and the notifier only says that there is more. A queue for each watch would grow with the slowest client;
+// this way such a client eventually falls out of the list, and gets CODE_COMPACTED.
 
 import (
 	"fmt"
@@ -14,16 +14,17 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// eventsAtOnce is how many events are looked at in one go, and sent in one reply at most.
+// eventsAtOnce bounds the events that are read in one go, and sent in one reply.
 const eventsAtOnce = 256
 
 // watchesPerConn bounds the watches of one connection: each looks at every event.
 const watchesPerConn = 1024
 
-// watches are those of one connection. One goroutine serves them, from a place in the list of kept events that each
-// watch has for itself: a slow client keeps nobody waiting, and is told if it falls too far behind.
+// watches are the watches of one connection. One goroutine serves them, each from its own place in the list of kept
+// events: a slow client delays nobody, and is notified if it falls too far behind.
 type watches struct {
 	mu      sync.Mutex
 	all     map[uint64]*watch // by the number of the request
@@ -42,10 +43,13 @@ func (w *watch) matches(name string) bool {
 	return name == w.name || w.prefix && strings.HasPrefix(name, w.name)
 }
 
-// watch is a look, so that it begins no earlier than with everything that was acknowledged before the request. A client
-// that names the revision from which to go on is refused if the events behind it are not kept any more.
+// watch is a look, so that it begins after everything that was acknowledged before the request. A client that names a
+// revision whose later events are not kept any more is refused.
 func (x *call) watch(q *lockpb.Watch) error {
 	return x.look(func() *lockpb.Reply {
+		if e := x.mayWatch(q); e != nil {
+			return errorReply(e)
+		}
 		w := &watch{number: x.request.Number, name: q.GetName(), prefix: q.GetPrefix(), cursor: q.GetSince()}
 		if w.cursor == 0 {
 			w.cursor = x.machine().Revision()
@@ -66,7 +70,17 @@ func (x *call) watch(q *lockpb.Watch) error {
 	})
 }
 
-// addWatch begins w, after announce: no event comes before the reply. It reports false if there are too many.
+// mayWatch refuses a watch that the client may not read: a name, or, with a prefix, any name at all. For a prefix the
+// client gets the events of the names that it may read.
+func (x *call) mayWatch(q *lockpb.Watch) *lockpb.Error {
+	e := x.mayRead(q.GetName())
+	if e != nil && q.GetPrefix() && x.server.rules().Any(x.principal, rules.Read) {
+		return nil
+	}
+	return e
+}
+
+// addWatch begins w, after announce: no event comes before the reply. It reports false if there are too many watches.
 func (c *conn) addWatch(w *watch, announce func()) bool {
 	c.watches.mu.Lock()
 	defer c.watches.mu.Unlock()
@@ -89,15 +103,15 @@ func (c *conn) addWatch(w *watch, announce func()) bool {
 	return true
 }
 
-// unwatch ends a watch. Its events may be on their way still; the reply to Unwatch comes after them.
+// unwatch ends a watch. Its events may still be on their way; the reply to Unwatch comes after them.
 func (c *conn) unwatch(number uint64) {
 	c.watches.mu.Lock()
 	defer c.watches.mu.Unlock()
 	delete(c.watches.all, number)
 }
 
-// follow sends events until the connection ends. It asks for the next news before it looks at what is there, so that
-// nothing comes unnoticed in between. While the client has enough to read, news would wake it for nothing.
+// follow sends events until the connection ends. It subscribes to news before it checks the events, so that it misses
+// no event. While the client has enough to read, news would wake it needlessly.
 func (c *conn) follow() {
 	for {
 		news := c.server.news.wait()
@@ -115,17 +129,18 @@ func (c *conn) follow() {
 	}
 }
 
-// sendEvents sends what is there for every watch. It stops, and returns false, when the client has enough to read.
+// sendEvents sends the new events of every watch. It stops, and returns false, when the client has enough to read.
 func (c *conn) sendEvents() bool {
 	c.watches.mu.Lock()
 	defer c.watches.mu.Unlock()
+	reads := c.reads()
 	for _, w := range c.watches.all {
 		for more := true; more; {
 			if !c.out.isCalm() {
 				return false
 			}
 			var out *lockpb.Events
-			out, more = w.next(c.server.replica.State.Machine)
+			out, more = w.next(c.server.replica.State.Machine, reads)
 			if out.Error != nil {
 				delete(c.watches.all, w.number)
 			}
@@ -137,8 +152,8 @@ func (c *conn) sendEvents() bool {
 	return true
 }
 
-// next returns the next events of the watch, and whether there may be more.
-func (w *watch) next(m *machine.Machine) (*lockpb.Events, bool) {
+// next returns the next events of the watch that its client may read, and whether there may be more.
+func (w *watch) next(m *machine.Machine, reads func(name string) bool) (*lockpb.Events, bool) {
 	out := &lockpb.Events{Watch: w.number}
 	events, err := m.EventsSince(w.cursor, eventsAtOnce)
 	if err != nil {
@@ -146,7 +161,7 @@ func (w *watch) next(m *machine.Machine) (*lockpb.Events, bool) {
 		return out, false
 	}
 	for i := range events {
-		if w.matches(events[i].Name) {
+		if w.matches(events[i].Name) && reads(events[i].Name) {
 			out.Events = append(out.Events, eventOut(&events[i]))
 		}
 		w.cursor = events[i].Revision
@@ -154,7 +169,7 @@ func (w *watch) next(m *machine.Machine) (*lockpb.Events, bool) {
 	return out, len(events) == eventsAtOnce
 }
 
-// notifier wakes all who wait for news. It does not say what is new: each looks for itself, from its own place.
+// notifier wakes all who wait for news. It does not name the news: each waiter checks from its own place.
 type notifier struct {
 	mu sync.Mutex
 	c  chan struct{} // nil: nobody waits

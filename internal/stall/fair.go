@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// Attempts is how often something is tried whose failures the machine may have caused.
+// Attempts bounds the tries of a step with failures that the machine may have caused.
 const Attempts = 3
 
-// InconclusiveError is the error of what failed each time that it was tried, and each time the machine stood still.
+// InconclusiveError is the error of a step that failed in every attempt, each time while the machine stood still.
 type InconclusiveError struct {
-	Excused []string // what each attempt said, and what it lost
+	Excused []string // each attempt's error and lost time
 	Err     error    // of the last one
 }
 
@@ -39,21 +39,40 @@ type conclusive struct{ error }
 
 func (c conclusive) Unwrap() error { return c.error }
 
-// Fairly calls attempt again, twice at most, where it failed while the machine lost time that Matters, unless the error
-// is Conclusive. It returns what was excused, and the error of the last attempt, which is an InconclusiveError if none
-// was fair.
+// Fairly repeats attempt, at most twice, if it failed while the machine lost time that Matters, unless the error is
+// Conclusive. It returns the excused errors, and the error of the last attempt, which is an InconclusiveError if no
+// attempt was fair.
 //
-// Where every attempt said the same but for figures, and lost only a little here and there, nothing is excused: what
-// stalls break breaks elsewhere each time.
+// If all attempts had the same error except for figures, and lost only a little, no error is excused: the failures of
+// stalls differ each time.
 func Fairly(slack time.Duration, attempt func() error) (excused []string, err error) {
-	return fairly(slack, func() func() Lost { return Begin().End }, attempt)
+	return FairlyAfter(slack, func() {}, attempt)
 }
 
-// figures are what differs between two errors that say the same.
+// FairlyAfter is Fairly that calls before ahead of each further attempt, to wait for a better moment.
+func FairlyAfter(slack time.Duration, before func(), attempt func() error) (excused []string, err error) {
+	return fairly(slack, func() func() Lost { return Begin().End }, before, attempt)
+}
+
+// Calm waits until the machine loses little, for most at most.
+func Calm(most time.Duration) {
+	const look = 300 * time.Millisecond
+	for end := time.Now().Add(most); time.Now().Before(end); {
+		w := Begin()
+		time.Sleep(look)
+		if !w.End().Matters(look/10, look) {
+			return
+		}
+	}
+}
+
+// figures match the differences between two equal errors.
 var figures = regexp.MustCompile(`[0-9.]+(ns|µs|ms|m|s)?`)
 
-func fairly(slack time.Duration, measure func() (end func() Lost), attempt func() error) (excused []string, err error) {
-	alike := true // what was excused so far
+func fairly(
+	slack time.Duration, measure func() (end func() Lost), before func(), attempt func() error,
+) (excused []string, err error) {
+	alike := true // the excused errors so far
 	for said := ""; ; {
 		began := time.Now()
 		end := measure()
@@ -73,17 +92,35 @@ func fairly(slack time.Duration, measure func() (end func() Lost), attempt func(
 		default:
 			return excused, &InconclusiveError{excused, err}
 		}
+		before()
 	}
 }
 
-// Report tells t of what Fairly returned. What is inconclusive is logged as such and does not fail: a machine that is
-// too busy for a verdict says nothing against what is tested. The CI fails if there is more of it than a few in a
-// hundred tests.
+// Mark is the beginning of a test's message about an inconclusive step.
+const Mark = "INCONCLUSIVE  "
+
+// TooMany reports whether n of ran tests are too many to be inconclusive: more than one in a hundred, and at least two.
+func TooMany(n, ran int) bool { return n > 1 && n*100 > ran }
+
+// undecided makes t a skip with a message about the open question, unless t fails otherwise.
+func undecided(t testing.TB, format string, args ...any) {
+	t.Helper()
+	said := Mark + fmt.Sprintf(format, args...)
+	t.Log(said)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			t.Skip(said)
+		}
+	})
+}
+
+// Report reports the results of Fairly to t. An inconclusive one makes t a skip: a machine that is too busy for a
+// verdict is no evidence against the tested code, nor for it.
 func Report(t testing.TB, what string, excused []string, err error) {
 	t.Helper()
 	switch inconclusive := (*InconclusiveError)(nil); {
 	case errors.As(err, &inconclusive):
-		t.Logf("INCONCLUSIVE  %s: %v", what, err)
+		undecided(t, "%s: %v", what, err)
 	case err != nil:
 		t.Errorf("%s: %v", what, err)
 	case len(excused) > 0:
@@ -92,12 +129,12 @@ func Report(t testing.TB, what string, excused []string, err error) {
 	}
 }
 
-// Errorf ends the window and fails t, unless what it lost Matters: then it logs that nothing is known.
+// Errorf ends the window and fails t, unless its lost time Matters: then t is a skip.
 func (w *Window) Errorf(t testing.TB, slack time.Duration, format string, args ...any) {
 	t.Helper()
 	took := time.Since(w.begin)
 	if lost := w.End(); lost.Matters(slack, took) {
-		t.Logf("INCONCLUSIVE  %s (%v lost, in %v)", fmt.Sprintf(format, args...), lost, took.Round(time.Millisecond))
+		undecided(t, "%s (%v lost, in %v)", fmt.Sprintf(format, args...), lost, took.Round(time.Millisecond))
 		return
 	}
 	t.Errorf(format, args...)
@@ -105,7 +142,7 @@ func (w *Window) Errorf(t testing.TB, slack time.Duration, format string, args .
 
 // Late starts to measure something that should be over within a bound, and returns what to call at its end. That
 // returns how long it took. Where it took longer it fails t, unless the machine lost at least half of the time by which
-// it came late: then the log says that nothing is known.
+// it came late: then t is a skip.
 func Late(t testing.TB) (end func(bound time.Duration, what string) (took time.Duration)) {
 	w, began := Begin(), time.Now()
 	t.Cleanup(func() { w.End() })
@@ -122,7 +159,7 @@ func late(t testing.TB, lost Lost, took, bound time.Duration, what string) {
 	switch {
 	case took <= bound:
 	case lost.Total >= (took-bound)/2:
-		t.Logf("INCONCLUSIVE  %s took %v, more than %v; %v lost", what, took, bound, lost)
+		undecided(t, "%s took %v, more than %v; %v lost", what, took, bound, lost)
 	default:
 		t.Errorf("%s took %v, more than %v", what, took, bound)
 	}

@@ -36,7 +36,11 @@ func TestOnlyAFairAttemptDecides(t *testing.T) {
 		measure := func() func() Lost {
 			return func() Lost { return Lost{Longest: c.attempts[n-1].lost, Total: c.attempts[n-1].lost} }
 		}
-		excused, err := fairly(100*time.Millisecond, measure, func() error { n++; return c.attempts[n-1].err })
+		waited := 0
+		excused, err := fairly(100*time.Millisecond, measure, func() { waited++ }, func() error { n++; return c.attempts[n-1].err })
+		if waited != n-1 {
+			t.Errorf("what %s waited %d times before %d attempts", what, waited, n)
+		}
 		if n != len(c.attempts) || len(excused) != c.excused {
 			t.Errorf("what %s was tried %d times, and excused %q", what, n, excused)
 		}
@@ -73,7 +77,7 @@ func TestThriceTheSameIsAVerdict(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			n := 0
 			excused, err := fairly(slack, func() func() Lost { return func() Lost { return c.lost[n-1] } },
-				func() error {
+				func() {}, func() error {
 					time.Sleep(time.Second)
 					n++
 					return errors.New(c.words[n-1])
@@ -100,6 +104,9 @@ func TestReport(t *testing.T) {
 	} {
 		r := &told{TB: t}
 		Report(r, "round", c.excused, c.err)
+		if r.skipped != strings.HasPrefix(c.says, Mark) {
+			t.Errorf("%q, %v: skipped: %v", c.excused, c.err, r.skipped)
+		}
 		if r.failed != c.failed || !strings.HasPrefix(r.said, c.says) || c.says == "" && r.said != "" {
 			t.Errorf("%q, %v: failed: %v, %q", c.excused, c.err, r.failed, r.said)
 		}
@@ -108,9 +115,14 @@ func TestReport(t *testing.T) {
 
 type told struct {
 	testing.TB
-	failed bool
-	said   string
+	failed, skipped bool
+	said            string
 }
+
+func (r *told) Log(args ...any)  { r.said = fmt.Sprint(args...) }
+func (r *told) Skip(...any)      { r.skipped = true }
+func (r *told) Failed() bool     { return r.failed }
+func (r *told) Cleanup(f func()) { f() }
 
 func (r *told) Helper()                         {}
 func (r *told) Logf(format string, args ...any) { r.said = fmt.Sprintf(format, args...) }
@@ -155,6 +167,26 @@ func TestErrorfOfAWindow(t *testing.T) {
 		}
 		if r.failed != failed || !strings.HasPrefix(r.said, want) {
 			t.Errorf("%v lost: failed: %v, %q", lost, r.failed, r.said)
+		}
+	}
+}
+
+// What cannot be decided is a skip, and a failure beside it a failure.
+func TestWhatIsInconclusiveIsASkip(t *testing.T) {
+	r := &told{TB: t}
+	if late(r, Lost{Total: time.Hour}, time.Hour, time.Second, "it"); !r.skipped || r.failed {
+		t.Errorf("skipped: %v, failed: %v", r.skipped, r.failed)
+	}
+	failed := &told{TB: t, failed: true}
+	if late(failed, Lost{Total: time.Hour}, time.Hour, time.Second, "it"); failed.skipped {
+		t.Error("a test that has failed is a skip")
+	}
+	for _, c := range []struct {
+		n, ran int
+		want   bool
+	}{{0, 0, false}, {1, 1, false}, {1, 50, false}, {2, 2, true}, {2, 199, true}, {2, 200, false}, {3, 299, true}} {
+		if TooMany(c.n, c.ran) != c.want {
+			t.Errorf("%d of %d are too many: %v", c.n, c.ran, !c.want)
 		}
 	}
 }

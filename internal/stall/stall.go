@@ -1,10 +1,12 @@
 // Package stall measures for how long the machine did not let this process, or a process beside it, run when it should
-// have. Tests whose verdict rests on time ask it before they blame what they test. It has three probes:
+// have. Tests with a verdict that rests on time ask it before they blame the tested code. It has four probes:
 //
-//   - A goroutine, and a child process, should wake every few milliseconds. What they wake late by is lost to the test,
+//   - A goroutine, and a child process, should wake every few milliseconds. Their delay is lost to the test,
 //     too.
-//   - On Linux the kernel says for how long the threads of this process were ready to run and got no processor. This
-//     tells of a machine that wakes who sleeps at once and lets who works wait.
+//   - On Linux the kernel counts for how long the threads of this process were ready to run and got no processor. This
+//     shows a machine that wakes threads at once and lets them wait for a processor.
+//   - On Linux the kernel counts for how long the host took the processors away, and for how long everything waited for a
+//     disk. This shows a machine on which the servers beside this process stand still.
 //
 // The child is the program itself: package initialisation turns it into one. Where it cannot be started the others
 // measure alone.
@@ -20,13 +22,13 @@ import (
 )
 
 const (
-	// Step is how often both should wake.
+	// Step is the time between two wake-ups of both.
 	Step = 5 * time.Millisecond
-	// noise is what a quiet machine's timers add to a step: not counted.
+	// noise is the delay of a quiet machine's timers: not counted.
 	noise = Step
 )
 
-// Lost is the time that a window lost: the largest of what each probe found.
+// Lost is the time that a window lost: the largest of the probes' results.
 type Lost struct {
 	Longest time.Duration // in one piece
 	Total   time.Duration // all pieces together
@@ -37,13 +39,13 @@ func (l Lost) String() string {
 	return fmt.Sprintf("%v, %v of it at once", l.Total.Round(time.Millisecond), l.Longest.Round(time.Millisecond))
 }
 
-// Matters reports whether what was lost of a time that took so long may be why something in it came late: more than
+// Matters reports whether the lost part of a time that took so long may explain a delay in it: more than
 // slack at once, or more than slack and a tenth of all. A quiet machine loses a hundredth.
 func (l Lost) Matters(slack, took time.Duration) bool {
 	return l.Longest > slack || l.Total > max(slack, took/10)
 }
 
-// little reports whether what was lost is what a busy machine loses all the time: not more than slack at once, and not
+// little reports whether a busy machine loses this much all the time: not more than slack at once, and not
 // more than a third of all.
 func (l Lost) little(slack, took time.Duration) bool { return l.Longest <= slack && l.Total <= took/3 }
 
@@ -51,7 +53,7 @@ func (l Lost) little(slack, took time.Duration) bool { return l.Longest <= slack
 type Window struct {
 	m     *meter
 	begin time.Time
-	since time.Duration // what waited returned at the beginning
+	since counts // at the beginning
 
 	// Protected by m.mu.
 	open bool
@@ -62,12 +64,12 @@ type Window struct {
 // shared is the meter of the process. It runs while there is a window.
 var shared meter
 
-// Begin opens a window. It must not be called under testing/synctest, where nothing stalls.
+// Begin opens a window. It must not be called under testing/synctest, where time does not stall.
 func Begin() *Window { return shared.begin() }
 
-// End closes the window and returns what it lost. Further calls return the same.
+// End closes the window and returns its lost time. Further calls return the same.
 func (w *Window) End() Lost {
-	since := waited()
+	end := count()
 	m := w.m
 	m.mu.Lock()
 	if !w.open {
@@ -84,7 +86,7 @@ func (w *Window) End() Lost {
 	}
 	w.sum = Lost{
 		Longest: max(w.lost[0].Longest, w.lost[1].Longest),
-		Total:   max(w.lost[0].Total, w.lost[1].Total, since-w.since),
+		Total:   max(w.lost[0].Total, w.lost[1].Total, end.waited-w.since.waited, end.stood-w.since.stood),
 	}
 	var last *run
 	if len(m.windows) == 0 {
@@ -97,7 +99,7 @@ func (w *Window) End() Lost {
 	return w.sum
 }
 
-// note adds what a probe lost between two of its beats.
+// note adds the time that a probe lost between two of its beats.
 func (w *Window) note(probe int, last, now time.Time) {
 	if last.Before(w.begin) {
 		last = w.begin
@@ -109,8 +111,16 @@ func (w *Window) note(probe int, last, now time.Time) {
 	}
 }
 
+// counts are the kernel's counts.
+type counts struct {
+	waited time.Duration // by the threads of this process, for a processor
+	stood  time.Duration // by the whole machine
+}
+
+func count() counts { return counts{waited(), stood()} }
+
 type meter struct {
-	mu      sync.Mutex // protects the following fields, and those of windows and runs
+	mu      sync.Mutex // protects the following fields, and the fields of windows and runs
 	windows map[*Window]struct{}
 	running *run // nil while there is no window
 }
@@ -125,7 +135,7 @@ type run struct {
 }
 
 func (m *meter) begin() *Window {
-	since := waited()
+	since := count()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.running == nil {

@@ -1,5 +1,5 @@
-// Package testcert makes certificates for the tests of drivers: an authority, and what it signs, as files in PEM form.
-// They are valid for an hour.
+// Package testcert makes certificates for the tests of drivers: an authority, and its certificates, as files in PEM
+// form. They are valid for an hour.
 package testcert
 
 import (
@@ -49,18 +49,21 @@ func template(name string) *x509.Certificate {
 	}
 }
 
-// Sign returns the files of a certificate, for a server called host or a client of that name, and of its key.
-func (a *Authority) Sign(t testing.TB, host string) (certificate, key string) {
+// Sign returns the files of a certificate, for a server called host or a client of that name, and of its key. It is for
+// the given uses, or for both.
+func (a *Authority) Sign(t testing.TB, host string, uses ...x509.ExtKeyUsage) (certificate, key string) {
 	t.Helper()
 	template := template(host)
 	template.DNSNames = []string{host}
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	if template.ExtKeyUsage = uses; len(uses) == 0 {
+		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	}
 	certificate, key, _, _ = a.make(t, template)
 	return certificate, key
 }
 
-// make writes a certificate and its key; an authority without a certificate of its own signs itself.
+// make writes a certificate and its key; an authority without a certificate signs itself.
 func (a *Authority) make(t testing.TB, template *x509.Certificate) (
 	string, string, *x509.Certificate, *ecdsa.PrivateKey,
 ) {

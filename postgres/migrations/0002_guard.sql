@@ -1,7 +1,7 @@
 -- The check of a fencing token inside the transaction of the write, for SQL and for clients in other languages. The table is
--- that of packages pgxguard and sqlguard (their Options.Table = 'fencelock.fencing_tokens'), which postgres.Tx uses.
+-- that of packages pgxguard and sqlguard, which postgres.Tx uses. One that is here already is their memory of before.
 
-create table fencelock.fencing_tokens (
+create table if not exists fencelock.fencing_tokens (
 	resource text   primary key, -- '' holds the guard's terms: its epoch, space, and floor (token)
 	epoch    bigint not null default 0,
 	token    bigint not null default 0 check (token >= 0),
@@ -52,7 +52,7 @@ end $$;
 -- resource raises FL403. The resource is the first argument, followed by the row's value of the column that the second
 -- argument names, if there is one:
 --
---   create trigger fenced before insert or update or delete on accounts
+--   create trigger fenced after insert or update or delete on accounts
 --     for each row execute function fencelock.require_guard('accounts/', 'id');
 --
 -- It looks for a row of the table of tokens that this transaction has written, so that claims are shown outside of

@@ -1,4 +1,4 @@
-// Package artifacts finds the folder for what a failed test leaves to be read.
+// Package artifacts finds the folder for the artifacts of a failed test.
 package artifacts
 
 import (
@@ -13,8 +13,8 @@ func Kept() bool {
 	return f != nil && f.Value.String() == "true"
 }
 
-// Dir returns the artifact folder of the test if go test keeps those, and otherwise a new one that stays, with what in
-// its name.
+// Dir returns the artifact folder of the test if go test keeps artifacts, and otherwise a new one that stays, with what
+// in its name.
 func Dir(t testing.TB, what string) (string, error) {
 	if Kept() {
 		return t.ArtifactDir(), nil

@@ -1,4 +1,4 @@
-// Package golden compares what guards say to their stores with files in fencing/testdata, so that a change of the
+// Package golden compares the guards' requests to their stores with files in fencing/testdata, so that a change of the
 // protocol is seen in review. docs/FENCING-SPEC.md explains the files. To write them anew:
 //
 //	go test ./fencing/... -run Golden -update

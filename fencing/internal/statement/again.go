@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Attempts is how often a guarded section is tried before the database's refusal is the caller's.
+// Attempts bounds the tries of a guarded section before the caller gets the database's refusal.
 const Attempts = 20
 
-// Again reports whether the database rolled back, or will if asked, for reasons of its own, so that the same
-// transaction may be tried again: serialization failures, deadlocks, waits for a lock that took too long, a busy file.
-// It knows the errors of the usual drivers by their methods and fields, and links none of them.
+// Again reports whether the database rolled back, or will if asked, for internal reasons, so that the same
+// transaction may be retried: serialization failures, deadlocks, waits for a lock that took too long, a busy file.
+// It knows the errors of the usual drivers by their methods and fields, and links no driver.
 func Again(err error) bool {
 	for _, each := range chain(err) {
 		if e, ok := each.(interface{ SQLState() string }); ok { // pgx, lib/pq
@@ -64,7 +64,7 @@ var (
 	}
 )
 
-// sqlite is true of SQLITE_BUSY and SQLITE_LOCKED, with whatever extends them.
+// sqlite reports whether code is SQLITE_BUSY, SQLITE_LOCKED, or one of their extended codes.
 func sqlite(code int64) bool { return code&0xff == 5 || code&0xff == 6 }
 
 // Pause waits before the nth repetition, about 2 ms, doubling to 256 ms, or until ctx ends, and reports whether it has

@@ -11,10 +11,10 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/golden"
 )
 
-// recorder is a database that writes down what it is told. It knows the resource b, and no terms until they are set.
+// recorder is a database that writes down what it is told. It knows the resource b, and no space until it is set.
 type recorder struct {
-	out    *strings.Builder
-	pinned bool
+	out   *strings.Builder
+	terms string
 }
 
 func (r *recorder) say(query string, args []any) {
@@ -27,22 +27,24 @@ func (r *recorder) say(query string, args []any) {
 
 func (r *recorder) Exec(_ context.Context, query string, args ...any) (int64, error) {
 	r.say(query, args)
-	r.pinned = r.pinned || len(args) == 1 && args[0] == "etcd-1"
+	if len(args) == 2 && args[1] == r.terms {
+		r.terms = args[0].(string)
+	}
 	return 1, nil
 }
 
 func (r *recorder) Row(_ context.Context, query string, args []any, into ...any) (bool, error) {
 	r.say(query, args)
 	switch {
-	case len(args) == 0: // the terms
-		if r.pinned {
-			*into[1].(*string) = "etcd-1"
-		}
-		return r.pinned, nil
-	case len(into) == 1: // the view
-		*into[0].(*int64) = 0
-	case args[0] == "accounts/2" && r.pinned:
-		*into[1].(*int64) = 34
+	case strings.HasPrefix(query, "SELECT count(*), "): // there is no such table in another schema
+	case len(args) == 0:
+		*into[0].(*string) = r.terms
+	case len(into) == 1: // the view, or the end
+		*into[0].(*int64) = 1
+	case args[0] == "accounts/2" && strings.HasSuffix(r.terms, "=etcd-1"):
+		*into[0].(*string), *into[1].(*int64) = "0 0 34 - 0", 1
+	default:
+		*into[1].(*int64) = 1
 	}
 	return true, nil
 }
@@ -53,20 +55,34 @@ func TestGolden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b strings.Builder
-			r := &recorder{out: &b}
+			r := &recorder{out: &b, terms: "2 0c9e7c3bd7fd44d5b1b3a0d1c3e2f405 0 0 -"}
 			title := func(text string) { fmt.Fprintf(&b, "\n-- %s\n", text) }
-			b.WriteString(s.Schema + "\n")
-			a := fencing.Claim{Resource: "accounts/1", Token: 33, Space: "etcd-1", Sequence: 7}
-			c := fencing.Claim{Resource: "accounts/2", Token: 34, Space: "etcd-1"}
-			check := func(db Conn, claims []fencing.Claim, first bool) error {
-				return s.Check(t.Context(), db, claims, first)
+			b.WriteString(strings.Join(s.Schema, ";\n\n") + "\n")
+			id, err := fencing.ParseNonce("5a2f19fbb6b44c5f8f7b1d3c9a0e6f21")
+			if err != nil {
+				t.Fatal(err)
 			}
-			title("a section with two claims, the first of all: token 33 in its 7th write, and token 34")
+			a := fencing.Claim{Resource: "accounts/1", Token: 33, Space: "etcd-1", Sequence: 7}
+			c := fencing.Claim{
+				Resource: "accounts/2", Token: 34, Space: "etcd-1", Generation: fencing.Generation{Number: 1, ID: id}, Nonce: id,
+			}
+			check := func(db Conn, claims []fencing.Claim, first bool) error {
+				section, err := s.Check(t.Context(), db, claims, first)
+				if err == nil {
+					err = section.Begin(t.Context(), db)
+				}
+				if err == nil {
+					title("at the end of the section")
+					err = section.Verify(t.Context(), db)
+				}
+				return err
+			}
+			title("a section with two claims, the first of all: token 33 in its 7th write, and token 34 of a generation")
 			if err := check(r, []fencing.Claim{a, c}, true); err != nil {
 				t.Error(err)
 			}
 			if s.End != "" {
-				title("before the commit of a section")
+				title("after the commit of a section")
 				b.WriteString(s.End + "\n")
 			}
 			title("a check by hand of token 33 for the second resource: refused, so nothing is remembered")
@@ -76,9 +92,7 @@ func TestGolden(t *testing.T) {
 				t.Error(err)
 			}
 			title("accept etcd-2 from token 5 on")
-			if err := s.Change(
-				t.Context(), r, func(t fencing.Terms) (fencing.Terms, error) { return t.Accept("etcd-2", 5) },
-			); err != nil {
+			if err := s.Accept(t.Context(), r, "etcd-2", 5); err != nil {
 				t.Error(err)
 			}
 			title("clean")

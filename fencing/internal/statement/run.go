@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/fencing/internal/memory"
 )
 
 // Conn is a transaction of some client library.
@@ -17,32 +17,41 @@ type Conn interface {
 	Row(ctx context.Context, query string, args []any, into ...any) (found bool, err error)
 }
 
-// ErrOldView: the transaction has read something before it showed its claim, and goes on reading what was true then.
+// ErrOldView: the transaction has read something before it showed its claim, and keeps reading the state of that time.
 var ErrOldView = errors.New("the transaction's view of the data is older than the check: " +
 	"show the claim before anything is read")
 
-// Check shows the claims to the guard inside the transaction, with what must come of that: the caller rolls back after
-// an error. First says that nothing was executed in the transaction before.
-func (s Set) Check(ctx context.Context, db Conn, claims []fencing.Claim, first bool) error {
+// Check shows the claims to the guard inside the transaction. The caller rolls back after
+// an error. First says that the transaction has executed no statement before. The section that it returns begins with
+// Begin.
+func (s Set) Check(ctx context.Context, db Conn, claims []fencing.Claim, first bool) (_ *Section, err error) {
+	if s, err = s.found(ctx, db); err != nil {
+		return nil, fmt.Errorf("check %q: %w", claims[0].Resource, err)
+	}
+	defer func() { s.lost(err) }()
+	section := &Section{set: s, claims: claims}
 	seen := make([]fencing.Seen, len(claims))
 	for i, c := range claims {
-		var err error
-		if seen[i], err = s.lock(ctx, db, c.Resource, first); err != nil {
-			return fmt.Errorf("check %q: %w", c.Resource, err)
+		var checks int64
+		if seen[i], checks, err = s.lock(ctx, db, c.Resource, first); err != nil {
+			return nil, fmt.Errorf("check %q: %w", c.Resource, fault(err))
+		}
+		if i == 0 {
+			section.checks = checks
 		}
 	}
-	terms, known, err := s.terms(ctx, db)
-	if err == nil && !known && slices.ContainsFunc(seen, func(s fencing.Seen) bool { return s.Token != 0 }) {
-		err = fencing.ErrTermsLost // the first check of all has set them together with the row
+	if err := s.admit(ctx, db, claims, seen); err != nil || s.Stale == "" {
+		return section, err
 	}
-	if err == nil && !known {
-		if _, err = db.Exec(ctx, s.Pin, claims[0].Space); err == nil {
-			terms, known, err = s.terms(ctx, db)
-		}
-		if err == nil && !known {
-			err = errors.New("the guard's terms are gone again")
-		}
+	if _, err := db.Exec(ctx, s.Stale); err != nil {
+		return nil, fmt.Errorf("check %q: %w", claims[0].Resource, err)
 	}
+	return section, nil
+}
+
+// admit judges the claims by the memory of their resources, and remembers them.
+func (s Set) admit(ctx context.Context, db Conn, claims []fencing.Claim, seen []fencing.Seen) error {
+	terms, err := s.pinned(ctx, db, claims)
 	if err != nil {
 		return fmt.Errorf("check %q: %w", claims[0].Resource, err)
 	}
@@ -58,104 +67,195 @@ func (s Set) Check(ctx context.Context, db Conn, claims []fencing.Claim, first b
 		if remember[i] == seen[i] && s.View == "" {
 			continue // the row is counted by Lock
 		}
-		r := remember[i]
-		if _, err := db.Exec(
-			ctx, s.Remember, int64(r.Epoch), int64(r.Token), int64(r.Sequence), c.Resource,
-		); err != nil {
+		if _, err := db.Exec(ctx, s.Remember, remember[i].String(), c.Resource); err != nil {
 			return fmt.Errorf("check %q: %w", c.Resource, err)
 		}
 	}
 	return nil
 }
 
-// lock locks the row of a resource and returns what it holds.
-func (s Set) lock(ctx context.Context, db Conn, resource string, first bool) (fencing.Seen, error) {
+// pinned returns the guard's terms, after the first claim has set their space.
+func (s Set) pinned(ctx context.Context, db Conn, claims []fencing.Claim) (fencing.Terms, error) {
+	terms, err := s.terms(ctx, db, claims...)
+	if err == nil {
+		err = s.Memory.Check(terms)
+	}
+	if pinned := terms.Pin(claims[0]); err == nil && pinned != terms {
+		if _, err = db.Exec(ctx, s.Pin, pinned.String(), terms.String()); err == nil {
+			terms, err = s.terms(ctx, db) // somebody else may have been faster
+		}
+	}
+	return terms, err
+}
+
+// lock locks the row of a resource and returns its memory, and its count of checks.
+func (s Set) lock(ctx context.Context, db Conn, resource string, first bool) (_ fencing.Seen, checks int64, _ error) {
 	if _, err := db.Exec(ctx, s.Lock, resource); err != nil {
-		return fencing.Seen{}, err
+		return fencing.Seen{}, 0, err
 	}
 	viewed := int64(-1)
 	if s.View != "" && !first {
 		if _, err := db.Row(ctx, s.View, []any{resource}, &viewed); err != nil {
-			return fencing.Seen{}, err
+			return fencing.Seen{}, 0, err
 		}
 	}
 	seen, checks, known, err := s.seen(ctx, db, resource)
 	switch {
 	case err != nil:
-		return seen, err
+		return seen, checks, err
 	case !known:
-		return seen, errors.New("the row that was locked is not there")
+		return seen, checks, errors.New("the row that was locked is not there")
 	case s.View != "" && !first && viewed != checks:
-		return seen, ErrOldView
+		return seen, checks, ErrOldView
 	}
-	return seen, nil
+	return seen, checks, nil
 }
 
 func (s Set) seen(ctx context.Context, db Conn, resource string) (_ fencing.Seen, checks int64, known bool, _ error) {
-	var epoch, token, sequence int64
-	known, err := db.Row(ctx, s.Seen, []any{resource}, &epoch, &token, &sequence, &checks)
-	return fencing.Seen{
-		Epoch: uint64(epoch), Token: fencing.Token(token), Sequence: uint64(sequence),
-	}, checks, known, err
+	var state string
+	known, err := db.Row(ctx, s.Seen, []any{resource}, &state, &checks)
+	if err != nil || state == "" {
+		return fencing.Seen{}, checks, known, err
+	}
+	seen, err := fencing.ParseSeen(state)
+	return seen, checks, known, err
 }
 
-func (s Set) terms(ctx context.Context, db Conn) (fencing.Terms, bool, error) {
-	var epoch, token int64
-	var space string
-	known, err := db.Row(ctx, s.Terms, nil, &epoch, &space, &token)
-	return fencing.Terms{Epoch: uint64(epoch), Space: space, Floor: fencing.Token(token)}, known, err
+// terms returns the guard's terms, or an error that wraps fencing.ErrTermsLost if they are missing. The error is an
+// *fencing.InvalidError if the connection cannot carry the claims.
+func (s Set) terms(ctx context.Context, db Conn, claims ...fencing.Claim) (fencing.Terms, error) {
+	var state, encoding, other string
+	into := []any{&state, &encoding, &other}
+	if s.find == "" {
+		into = into[:1]
+	}
+	known, err := db.Row(ctx, s.Terms, nil, into...)
+	switch {
+	case err != nil:
+		return fencing.Terms{}, fault(err)
+	case other != "":
+		return fencing.Terms{}, s.errTwo(other)
+	case !known:
+		return fencing.Terms{}, fencing.ErrTermsLost
+	case state == "":
+		return fencing.Terms{}, memory.Older() // its migration is under way
+	}
+	if err := readable(encoding, claims); err != nil {
+		return fencing.Terms{}, err
+	}
+	return fencing.ParseTerms(state)
+}
+
+// fault returns the error about the guard's memory for a missing table or one with other columns.
+func fault(err error) error {
+	switch {
+	case noTable(err):
+		return fmt.Errorf("%w: %w", fencing.ErrTermsLost, err)
+	case noColumn(err):
+		return fmt.Errorf("%w: %w", memory.Older(), err)
+	}
+	return err
+}
+
+// Create makes the table and its terms, and finds out whether they are there.
+func (s Set) Create(ctx context.Context, db Conn) error {
+	there, err := s.found(ctx, db)
+	if err != nil {
+		return err
+	}
+	steps := there.Schema
+	if there.Table != s.Table { // in a schema where the role may have no right to create tables
+		steps = steps[len(steps)-1:]
+	}
+	for _, each := range steps {
+		if _, err := db.Exec(ctx, each); err != nil {
+			return there.created(err)
+		}
+	}
+	_, err = there.terms(ctx, db)
+	return err
 }
 
 // ReadTerms is Keeper.Terms.
-func (s Set) ReadTerms(ctx context.Context, db Conn) (fencing.Terms, error) {
-	terms, _, err := s.terms(ctx, db)
+func (s Set) ReadTerms(ctx context.Context, db Conn) (_ fencing.Terms, err error) {
+	if s, err = s.found(ctx, db); err != nil {
+		return fencing.Terms{}, err
+	}
+	terms, err := s.terms(ctx, db)
+	s.lost(err)
 	return terms, err
 }
 
 // ReadSeen is Keeper.Seen.
-func (s Set) ReadSeen(ctx context.Context, db Conn, resource string) (fencing.Seen, error) {
+func (s Set) ReadSeen(ctx context.Context, db Conn, resource string) (_ fencing.Seen, err error) {
+	if s, err = s.found(ctx, db); err == nil {
+		_, err = s.terms(ctx, db, fencing.Claim{Resource: resource})
+	}
+	if err != nil {
+		s.lost(err)
+		return fencing.Seen{}, err
+	}
 	seen, _, _, err := s.seen(ctx, db, resource)
 	return seen, err
 }
 
-// Change sets the terms to what change makes of them, while no check is under way.
-func (s Set) Change(ctx context.Context, db Conn, change func(fencing.Terms) (fencing.Terms, error)) error {
+// Accept is Keeper.Accept.
+func (s Set) Accept(ctx context.Context, db Conn, space string, floor fencing.Token) error {
+	return s.change(ctx, db, func(t fencing.Terms, err error) (fencing.Terms, error) {
+		if errors.Is(err, fencing.ErrTermsLost) && !noTable(err) {
+			t, err = fencing.LostTerms(), nil
+		}
+		if err != nil {
+			return t, err
+		}
+		return t.Accept(space, floor)
+	})
+}
+
+// Raise is Keeper.Raise.
+func (s Set) Raise(ctx context.Context, db Conn, floor fencing.Token) error {
+	return s.change(ctx, db, func(t fencing.Terms, err error) (fencing.Terms, error) {
+		if err != nil {
+			return t, err
+		}
+		return t.Raise(floor)
+	})
+}
+
+// change sets the terms to the result of f, while no check is under way.
+func (s Set) change(
+	ctx context.Context, db Conn, f func(fencing.Terms, error) (fencing.Terms, error),
+) (err error) {
+	if s, err = s.found(ctx, db); err != nil {
+		return err
+	}
 	if s.Alone != "" {
 		if _, err := db.Exec(ctx, s.Alone); err != nil {
-			return err
+			return fault(err)
 		}
 	}
-	terms, err := s.ReadTerms(ctx, db)
-	if err != nil {
+	terms, err := s.terms(ctx, db)
+	if err == nil {
+		err = s.Memory.Check(terms)
+	}
+	if terms, err = f(terms, err); err != nil {
 		return err
 	}
-	if terms, err = change(terms); err != nil {
-		return err
-	}
-	_, err = db.Exec(ctx, s.SetTerms, int64(terms.Epoch), terms.Space, int64(terms.Floor))
+	_, err = db.Exec(ctx, s.SetTerms, terms.String())
 	return err
 }
 
 // Sweep is Keeper.Clean.
-func (s Set) Sweep(ctx context.Context, db Conn) (int64, error) {
-	terms, err := s.ReadTerms(ctx, db)
+func (s Set) Sweep(ctx context.Context, db Conn) (_ int64, err error) {
+	if s, err = s.found(ctx, db); err != nil {
+		return 0, err
+	}
+	terms, err := s.terms(ctx, db)
+	if err == nil {
+		err = s.Memory.Check(terms)
+	}
 	if err != nil {
 		return 0, err
 	}
-	return db.Exec(ctx, s.Clean, int64(terms.Epoch), int64(terms.Floor))
-}
-
-// Elsewhere returns an *InvalidError if the table is named without a schema, and is there in another one than where
-// PostgreSQL would create it.
-func Elsewhere(ctx context.Context, db Conn, table string) error {
-	var schema string
-	found, err := db.Row(ctx, `SELECT schemaname FROM pg_catalog.pg_tables
-WHERE tablename = $1 AND schemaname <> current_schema() LIMIT 1`, []any{table}, &schema)
-	if err == nil && found {
-		return &fencing.InvalidError{
-			What: "table", Value: table,
-			Why: fmt.Sprintf("there is one in the schema %s: name the schema to use", schema),
-		}
-	}
-	return err
+	return db.Exec(ctx, s.Clean, int64(terms.Epoch), int64(terms.Floor)) //nolint:gosec // of 63 bits
 }

@@ -2,9 +2,11 @@
 //
 //	33
 //	33; space=etcd-d1cfaf99; resource=%2Faccounts%2F42; seq=7
+//	33; generation=2.0c9e7c3bd7fd44d5b1b3a0d1c3e2f405; nonce=5a2f19fbb6b44c5f8f7b1d3c9a0e6f21
 //
-// The token is what Token.String writes; values are percent-encoded as in a URL's path, so that no value holds a comma,
-// a semicolon or what is not plain ASCII. A list of them is joined by commas, or comes as several values.
+// The token has the form of Token.String; values are percent-encoded as in a URL's path, so that no value holds a
+// comma, a semicolon or a character outside of plain ASCII. A list of them is joined by commas, or comes as several
+// values.
 package wire
 
 import (
@@ -24,13 +26,19 @@ func Text(c fencing.Claim) string {
 			b.WriteString("; " + each.name + "=" + url.PathEscape(each.value))
 		}
 	}
+	if c.Generation != (fencing.Generation{}) {
+		b.WriteString("; generation=" + c.Generation.String())
+	}
+	if c.Nonce != (fencing.Nonce{}) {
+		b.WriteString("; nonce=" + c.Nonce.String())
+	}
 	if c.Sequence != 0 {
 		b.WriteString("; seq=" + strconv.FormatUint(c.Sequence, 10))
 	}
 	return b.String()
 }
 
-// Read reads what was sent, in one or several values. What cannot be read is a *fencing.InvalidError that names from
+// Read reads claims, in one or several values. An unreadable text is a *fencing.InvalidError that names from
 // where.
 func Read(from string, values []string) ([]fencing.Claim, error) {
 	var all []fencing.Claim
@@ -71,20 +79,29 @@ func read(text string) (c fencing.Claim, why string) {
 			c.Space = value
 		case "resource":
 			c.Resource = value
+		case "generation":
+			if c.Generation, err = fencing.ParseGeneration(value); err != nil {
+				return c, "generation is not NUMBER.ID"
+			}
+		case "nonce":
+			if c.Nonce, err = fencing.ParseNonce(value); err != nil || value == "" {
+				return c, "nonce is not 32 lower-case hexadecimal digits"
+			}
 		case "seq":
 			if c.Sequence, err = strconv.ParseUint(value, 10, 63); err != nil {
 				return c, "seq is no number below 1<<63"
 			}
-		default: // of a later edition: to leave out what we do not know could admit what it forbids
+		default: // of a later edition: ignoring it could admit a write that it forbids
 			return c, "it has the unknown parameter " + strconv.Quote(name)
 		}
 	}
 	return c, ""
 }
 
-// Match returns the claims for the resources that a request writes to: one claim for one resource, whatever name it
-// came with, and else for each resource the claim that names it. A resource without a claim gets one without a token,
-// which every guard refuses. What no guard could remember, or two claims for one resource, is a *fencing.InvalidError.
+// Match returns the claims for the resources that a request writes to: one claim for one resource, under any name that
+// it came with, and else for each resource the claim that names it. A resource without a claim gets one without a
+// token, which every guard refuses. A claim that no guard could remember, or two claims for one resource, is a
+// *fencing.InvalidError.
 func Match(from string, claims []fencing.Claim, resources []string) (fencing.Set, error) {
 	set := make(fencing.Set, 0, len(resources))
 	for _, resource := range resources {

@@ -1,7 +1,7 @@
 package lead
 
-// What a leader writes down of time for the next one, so that a holder that died is not given its whole TTL by each of
-// them: docs/decisions/2026-11-22-what-is-left-of-a-lease.md, with the reason why nobody's belief outlives it.
+// Deadlines that a leader writes down for the next one, so that a dead holder does not get its whole TTL from each of
+// them: docs/decisions/2026-11-22-what-is-left-of-a-lease.md, which also argues why no holder outlives its validity.
 
 import (
 	"container/heap"
@@ -12,10 +12,10 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// silence is for how long a session is silent before it is kept. With few sessions it is short, so that little is given
-// twice when the leader changes; however many there are, the log has only so much more to take. It is at most half the
-// TTL: a client that lives renews more often than that, so in a large cluster only silent sessions are kept. The caller
-// holds k.mu.
+// silence returns the time without renewals after which a session is kept. With few sessions it is short, so that
+// little time is granted twice when the leader changes; however many there are, the load on the log is bounded. It is
+// at most half the TTL: a live client renews more often than that, so in a large cluster only silent sessions are
+// kept. The caller holds k.mu.
 func (k *Timekeeper) silence(ttl time.Duration) time.Duration {
 	if k.alone.Load() {
 		return ttl / 2
@@ -23,8 +23,8 @@ func (k *Timekeeper) silence(ttl time.Duration) time.Duration {
 	return min(ttl/2, time.Duration(len(k.sessions))*keepPace)
 }
 
-// keep begins to keep sessions in the log, with those of which a new leader does not know when they were renewed. It
-// waits until these are there, or cannot be written now, or ctx ends.
+// keep begins to keep sessions in the log, first the sessions whose last renewal a new leader does not know. It waits
+// until these are written, or cannot be written now, or ctx ends.
 func (k *Timekeeper) keep(ctx context.Context) {
 	k.mu.Lock()
 	k.keeps = true
@@ -56,7 +56,8 @@ func (k *Timekeeper) keep(ctx context.Context) {
 	}
 }
 
-// checkpoint writes down the time, and the deadlines of all. then, if not nil, is called once the log has it, or not.
+// checkpoint writes down the time, and the deadlines of all. then, if not nil, is called when the log has it, or
+// failed.
 func (k *Timekeeper) checkpoint(all []*deadline, then func()) {
 	k.mu.Lock()
 	c := machine.Command{Op: machine.OpCheckpoint, Clock: k.clock.At(k.now())}
@@ -75,8 +76,8 @@ func (k *Timekeeper) checkpoint(all []*deadline, then func()) {
 	}
 }
 
-// written notes that the log has the deadlines of all, or perhaps not. Then they are kept nevertheless, since a
-// deadline that did land counts for the next leader, and the checkpoint is tried again.
+// written notes that the log has the deadlines of all, or perhaps not. Then they are kept anyway, since a deadline in
+// the log counts for the next leader, and the checkpoint is repeated.
 func (k *Timekeeper) written(all []*deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

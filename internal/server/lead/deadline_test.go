@@ -18,7 +18,7 @@ import (
 
 var deadlineSeeds = flag.Int("deadline.seeds", 20, "how many times of changing leaders TestLeasesAcrossLeaders draws")
 
-// relay is a log of three members in simulated time. The one that leads has an entry at once, the others later.
+// relay is a log of three members in simulated time. The leader has an entry at once, the others later.
 type relay struct {
 	mu      sync.Mutex
 	term    uint64
@@ -36,7 +36,7 @@ type relayMember struct {
 	applied int
 }
 
-// start makes a member that has nothing yet.
+// start makes an empty member.
 func (l *relay) start(t *testing.T) *relayMember {
 	m := &relayMember{fsm: replica.NewFSM(machine.New(1), func() {}, func(err error) { t.Error(err) })}
 	m.clock = m.fsm.ClusterClock()
@@ -100,7 +100,7 @@ func (r relayTerm) Propose(b *machine.Batch) func() (*replica.Applied, error) {
 	return landed(response)
 }
 
-// relayLeader is what leads: the parts of a leadership that have to do with time.
+// relayLeader has the parts of a leadership that deal with time.
 type relayLeader struct {
 	term uint64
 	time *Timekeeper
@@ -147,7 +147,7 @@ func (r *relayLeader) ask(c machine.Command, then func(Outcome)) error {
 	return <-over
 }
 
-// Renew is a keepalive. It reports whether the client is told that its session was renewed.
+// renew is a keepalive. It reports whether the leader confirms the renewal to the client.
 func (l *relay) renew(r *relayLeader, id machine.SessionID) (renewed bool) {
 	receipt := time.Now()
 	if r.time.IsKept(id) && l.mutant != "kept sessions are renewed in memory" {
@@ -274,7 +274,7 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 	}
 	l.mu.Unlock()
 	running.Wait()
-	time.Sleep(time.Second) // what is on its way to followers
+	time.Sleep(time.Second) // until the followers have all entries
 	return broken, longest
 }
 
@@ -297,9 +297,9 @@ func TestLeasesAcrossLeaders(t *testing.T) {
 			}
 		})
 	}
-	// An election takes up to a second here, a session is kept within what keepPace gives those of 12 clients and a few
-	// dead ones, and each of up to ten leaders hears of a checkpoint up to 100 ms late. If it falls into an election, a
-	// client that lives is given time to find the new leader.
+	// An election takes up to a second here. keepPace bounds the time in which a leader keeps the sessions of 12
+	// clients and a few dead ones. Each of up to ten leaders hears of a checkpoint up to 100 ms late. If a session
+	// expires during an election, a live client gets time to find the new leader.
 	const bound = 6*time.Second + grace + time.Second + 30*keepPace + 10*100*time.Millisecond + reconnect
 	t.Logf("the sessions of dead clients lived for up to %v; with members that start anew, %v", longest, restarted)
 	if longest > bound {

@@ -1,7 +1,7 @@
 package lead
 
 // Deadlines, and the heap in which they wait. A renewal moves the deadline and leaves the heap as it is: renewals are
-// what a lock service does most.
+// a lock service's most frequent operation.
 
 import (
 	"container/heap"
@@ -11,10 +11,10 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// deadline is the end of a session or of a minimum hold.
+// deadline is the end of a session, of a minimum hold or of a maximum one.
 type deadline struct {
 	at    time.Time // when it is due
-	seen  time.Time // where the heap believes it to be: never after at
+	seen  time.Time // its position in the heap: never after at
 	index int       // in the heap
 
 	session machine.SessionID
@@ -23,14 +23,15 @@ type deadline struct {
 	ending  bool      // its end is proposed
 	kept    bool
 	writing bool      // a checkpoint with its deadline is on its way
-	unkept  time.Time // not zero: that failed, and is tried again then
+	unkept  time.Time // not zero: the checkpoint failed, and is repeated then
 
-	token     fencing.Token // not zero: a minimum hold
+	token     fencing.Token // not zero: a minimum hold, or a maximum one
 	name      string
+	maximum   bool
 	lingering bool // nobody holds it any more: the name is freed at the deadline
 }
 
-// renew counts from the receipt. A request that was received early and is counted late must not shorten what was
+// renew counts from the receipt. A request that was received early and is counted late must not shorten the time
 // granted meanwhile.
 func (d *deadline) renew(receipt time.Time) {
 	if at := receipt.Add(d.ttl + grace); !at.Before(d.at) {
@@ -46,7 +47,7 @@ func (k *Timekeeper) push(d *deadline) {
 	}
 }
 
-// move puts d into its place again.
+// move restores the heap order after a change of d.
 func (k *Timekeeper) move(d *deadline) {
 	if d.index < 0 {
 		return

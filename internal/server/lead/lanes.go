@@ -2,11 +2,11 @@ package lead
 
 // lanes are the commands that wait for the log: one lane for each connection that has some, and one for the server
 // itself. They take turns, one command at a time, so that a connection waits for as many commands as there are
-// connections and not for as many as the others have sent. Within a lane, commands stay in the order in which they
-// came; between lanes there is none, as there is none between connections.
+// connections and not for as many as the others have sent. Within a lane, commands stay in their order; between lanes
+// there is no order, as between connections.
 type lanes struct {
 	all    map[Listener]*lane
-	last   *lane // those that have something are a ring: after the last one it is the first one's turn
+	last   *lane // the nonempty lanes are a ring: after the last one it is the first one's turn
 	queued int   // in all of them
 }
 
@@ -16,8 +16,8 @@ type lane struct {
 	after *lane      // whose turn is next
 }
 
-// add reports false if there are too many. A lane that has few is never refused: a connection that floods does not
-// close the way to others.
+// add reports false if there are too many. A lane with few commands is never refused: a flooding connection does not
+// block others.
 func (l *lanes) add(x Proposal) bool {
 	own := l.all[x.By]
 	if own == nil {
@@ -43,7 +43,7 @@ func (l *lanes) append(own *lane) {
 	l.last = own
 }
 
-// next returns the command whose turn it is; nil if there is none.
+// next returns the command whose turn it is, or nil.
 func (l *lanes) next() *Proposal {
 	if l.last == nil {
 		return nil
@@ -75,8 +75,8 @@ type obsoleteProposal struct {
 	why error
 }
 
-// take removes what goes into the next log entry, and what has become obsolete meanwhile. That is asked here, last of
-// all, because a command may wait in its lane for long.
+// take removes the commands for the next log entry, and the obsolete ones. It checks that only now, because a command
+// may wait in its lane for long.
 func (l *lanes) take() (batch []Proposal, obsolete []obsoleteProposal) {
 	size := 0
 	for len(batch) < maxBatch {

@@ -14,7 +14,7 @@ import (
 // conn is a listener of a test.
 type conn struct{ heard int }
 
-func (c *conn) Hear(*Leadership, *machine.Notice) { c.heard++ }
+func (c *conn) Hear(*Leadership, machine.SessionID, *machine.Notice) { c.heard++ }
 
 // named is a proposal that can be told from others.
 func named(by Listener, name string) Proposal {

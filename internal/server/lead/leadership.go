@@ -1,7 +1,7 @@
 package lead
 
-// A leadership from the election to its end, and who hears of its sessions. Each election makes a new one, and the last
-// one has ended as a whole before: two of them would time the same sessions.
+// A leadership from the election to its end, and the listeners of its sessions. Each election makes a new one, and
+// the last one has ended completely before: two of them would time the same sessions.
 
 import (
 	"context"
@@ -9,55 +9,77 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fencelock/fencelock/internal/audit"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// Config says what leads, and who hears of it.
+// Config configures leaderships and their listeners.
 type Config struct {
 	Replica *replica.Replica
-	// Limits are those of the cluster while this member leads.
+	// Limits are the cluster's limits while this member leads.
 	Limits machine.Limits
+	// Rules are the first rules of a cluster that never had any. Empty: no rules.
+	Rules string
 	// Now is the clock that times sessions.
 	Now func() time.Time
-	// Open lets clients use a leadership, and Shut ends that, also where it did not begin. Dismiss sends those away who
-	// are connected. None of them may block.
+	// Open lets clients use a leadership, and Shut ends that, even if it did not begin. Dismiss disconnects clients.
+	// They must not block.
 	Open    func(*Leadership)
 	Shut    func()
 	Dismiss func()
+	// Closed is called with a leadership that serves nobody yet, and with nil when it serves. It must not block.
+	Closed func(*Closed)
+	// Meter gets the counts. Nil: no counting.
+	Meter Meter
+	// Audit gets the effects of the leader's entries. Nil: no audit log.
+	Audit *audit.Log
 	// CompareEvery is how often the members compare their states. 0: the default of package replica.
 	CompareEvery time.Duration
 	Log          *slog.Logger
 }
 
-// Listener hears of what befalls the sessions that are attached to it: a connection. What one sends waits in a lane of
-// its own. It is compared by identity.
+// Listener receives the news of the sessions that are attached to it: a connection. The commands of each one wait in
+// a separate lane. It is compared by identity.
 type Listener interface {
-	// Hear is called for a grant, a loss and the end of a session. It must not block.
-	Hear(*Leadership, *machine.Notice)
+	// Hear is called for a grant, a loss and the end of a session, which its client knows by the id secret. It must not
+	// block.
+	Hear(r *Leadership, secret machine.SessionID, n *machine.Notice)
+}
+
+// attachment is the listener of a session, and the id by which its client knows it.
+type attachment struct {
+	to     Listener
+	secret machine.SessionID
 }
 
 // Leadership is one term in which this member leads: all that a leader knows and a follower does not. It is made anew
-// for each term, so that nothing of an earlier one is believed.
+// for each term, so that no state of an earlier term is used.
 type Leadership struct {
-	// Term is the log's view of it: the proof of leadership, and the members.
+	// Term is the log's part of it: the proof of leadership, and the members.
 	Term *replica.Term
 	// Time is when sessions and minimum holds end.
 	Time *Timekeeper
+	// HidesIDs: the state has hashes of the ids of sessions and requests. It is set before clients use the leadership,
+	// and stays as it is.
+	HidesIDs bool
 
 	config   Config
 	proposer *proposer
+	account  *account
 	end      context.CancelCauseFunc
 	tasks    sync.WaitGroup
 
 	mu       sync.Mutex
-	attached map[machine.SessionID]Listener // who hears of the session's grants and losses
+	attached map[machine.SessionID]attachment // the listeners of the sessions' grants and losses
+
+	rise chan uint32 // has the level with which a new leadership is to replace this one: see raiseLevel
 }
 
 // Watch leads whenever this member is elected, until ctx ends.
 func Watch(ctx context.Context, c Config) {
 	var present *Leadership
-	for {
+	for level := uint32(0); ; {
 		term, leads := c.Replica.LeadingTerm()
 		if present != nil && (!leads || present.Term.Number() != term || ctx.Err() != nil) {
 			present.stop()
@@ -67,21 +89,34 @@ func Watch(ctx context.Context, c Config) {
 			return
 		}
 		if leads && present == nil {
-			present = begin(c, term)
+			present = begin(c, term, level)
+		}
+		var rise chan uint32 // nil while nobody leads here
+		if level = 0; present != nil {
+			rise = present.rise
 		}
 		select {
 		case <-c.Replica.Elections():
+		case level = <-rise:
+			present.stop()
+			present = nil
 		case <-ctx.Done():
 		}
 	}
 }
 
-// begin begins to lead in term. It serves as soon as everything of earlier terms is applied, the limits are settled and
-// the sessions have their time: before that it could tell a client that a session lives of which the log has the end.
-func begin(c Config, term uint64) *Leadership {
+// begin starts a leadership in term. It serves as soon as everything of earlier terms is applied, the limits are
+// settled and the sessions have their time: before that it could confirm a session whose end is in the log. level, if
+// not zero, is the feature level with which it is to serve.
+func begin(c Config, term uint64, level uint32) *Leadership {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	r := &Leadership{Term: c.Replica.Lead(term), config: c, end: cancel, attached: map[machine.SessionID]Listener{}}
+	r := &Leadership{
+		Term: c.Replica.Lead(term), config: c, end: cancel,
+		attached: map[machine.SessionID]attachment{}, rise: make(chan uint32, 1),
+	}
+	r.account = newAccount(&c)
 	r.proposer = newProposer(r.Term, c.Now)
+	r.proposer.account = r.account
 	r.Time = newTimekeeper(c.Now, r.Propose)
 	ready := make(chan struct{})
 	r.tasks.Go(func() { r.Term.Run(ctx) })
@@ -92,27 +127,33 @@ func begin(c Config, term uint64) *Leadership {
 			return
 		}
 		r.Time.clock = c.Replica.State.ClusterClock() // before this leader sets it
-		if !r.settleLimits(ctx) || !r.stayClosed(ctx) {
+		if !r.settleLimits(ctx) || !r.unrivalled(ctx) || !r.stayClosed(ctx) || !r.Term.PermitTTL(ctx) {
 			return
 		}
 		r.Time.alone.Store(c.Replica.Voters() == 1)
+		if err := r.levelUp(ctx, level); err != nil && ctx.Err() == nil {
+			c.Log.Debug("the feature level stays", "error", err)
+		}
+		r.HidesIDs = c.Replica.State.Machine.Level() >= machine.LevelHiddenIDs
 		r.Time.inherit(c.Replica.State.Machine)
+		r.account.inherit(c.Replica.State.Machine, time.Now())
 		r.useLevel(ctx)
 		r.tasks.Go(func() { r.Time.run(ctx) })
 		r.tasks.Go(func() { r.keepMembers(ctx) })
 		r.tasks.Go(func() { r.Term.CompareStates(ctx, c.CompareEvery) })
+		r.tasks.Go(func() { r.Term.KeepHealth(ctx) })
 		c.Log.Info("leading", "term", term, "node", c.Replica.ID())
 		close(ready)
 	})
 	return r
 }
 
-// silentEvery is how often a leader asks whether this member keeps silent.
+// silentEvery is the interval at which a leader checks whether this member keeps silent.
 const silentEvery = 100 * time.Millisecond
 
 // serve lets connections use the leadership once it is ready, until ctx ends, except while this member keeps silent
-// towards the others. They elect another leader then, but raft does not notice here before what stands still goes on,
-// and clients would wait for nothing.
+// towards the others. They elect another leader then, but raft does not notice here before the blocked part goes on,
+// and clients would wait for answers that do not come.
 func (r *Leadership) serve(ctx context.Context, ready <-chan struct{}) {
 	c := &r.config
 	tick := time.NewTicker(silentEvery)
@@ -156,17 +197,20 @@ func (r *Leadership) shut() {
 	r.Term.Serve(false)
 }
 
-// membersEvery is how often a leader looks after the members.
+// membersEvery is the interval at which a leader checks the members.
 const membersEvery = time.Second
 
-// keepMembers gives votes to those who have caught up, learns where clients find each member, raises the level, and
-// hands the leadership over if this member is in maintenance.
+// keepMembers gives votes to members that have caught up, learns where clients find each member, raises the level,
+// and hands the leadership over if this member is in maintenance.
 func (r *Leadership) keepMembers(ctx context.Context) {
 	c := &r.config
 	tick := time.NewTicker(membersEvery)
 	defer tick.Stop()
-	for {
+	for began := c.Now(); ; {
 		r.Term.KeepMembers(ctx)
+		if err := r.Term.LowerTTL(ctx, began); err != nil && ctx.Err() == nil {
+			c.Log.Debug("the greatest TTL stays", "error", err)
+		}
 		if err := r.raiseLevel(ctx); err != nil && ctx.Err() == nil {
 			c.Log.Debug("the feature level stays", "error", err)
 		}
@@ -183,32 +227,52 @@ func (r *Leadership) keepMembers(ctx context.Context) {
 	}
 }
 
-// stayClosed serves nobody for a while, if the cluster was restored and has served nobody since: a client may have
-// taken a lock after the backup was made, and believes in it for as long as its TTL.
-func (r *Leadership) stayClosed(ctx context.Context) bool {
-	c := &r.config
-	wait := c.Replica.State.ClosedFor()
-	if wait == 0 {
-		return true
-	}
-	c.Log.Info("restored from a backup: nobody is served until every earlier hold is over", "for", wait)
+// unrivalled waits until this member has checked whether the cluster goes on somewhere else. It reports false if ctx
+// ended before, as it does if this member stops for that reason.
+func (r *Leadership) unrivalled(ctx context.Context) bool {
 	select {
-	case <-time.After(wait):
-		return r.Term.Reopen(ctx)
+	case <-r.config.Replica.Unrivalled():
+		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-// stop ends the term. What is on its way is answered, then those who are connected learn to look elsewhere.
+// stop ends the term. Commands under way are answered, then clients are told to look elsewhere: immediately if this
+// member keeps silent towards the others, since no answer comes then before the blocked part goes on.
 func (r *Leadership) stop() {
 	r.end(replica.ErrNotLeader)
-	r.tasks.Wait()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.tasks.Wait()
+	}()
+	tick := time.NewTicker(silentEvery)
+	defer tick.Stop()
+	for dismissed, waiting := false, true; waiting; {
+		select {
+		case <-ended:
+			waiting = false
+		case <-tick.C:
+			if !dismissed && r.config.Replica.Silent() != nil {
+				dismissed = true
+				r.config.Dismiss()
+			}
+		}
+	}
+	r.config.Replica.State.Machine.Unfollow()
 	r.Term.End()
 	r.config.Dismiss()
 }
 
-// Submit takes a command of a client, or refuses it with ErrBusy or with the cause of the term's end.
+// Standing returns the present counts, for operators.
+func (r *Leadership) Standing() Standing {
+	s, m := r.account.standing(), r.config.Replica.State.Machine
+	s.Sessions, s.Limits = m.Total().Sessions, m.Limits()
+	return s
+}
+
+// Submit accepts a command of a client, or refuses it with ErrBusy or with the cause of the term's end.
 func (r *Leadership) Submit(x Proposal) error { return r.proposer.submit(x) }
 
 // Propose sends a command of the server itself through the log and then calls done; or refuses it.
@@ -219,66 +283,69 @@ func (r *Leadership) Propose(c machine.Command, done func(error)) error {
 	}})
 }
 
-// Attach directs what happens to the session to l.
-func (r *Leadership) Attach(id machine.SessionID, l Listener) {
+// Attach directs the session's news to l. secret is the id by which the client knows the session.
+func (r *Leadership) Attach(id, secret machine.SessionID, l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.attached[id] = l
+	r.attached[id] = attachment{l, secret}
 }
 
-// Claim is Attach for a session that is about to be opened: the client may send more for it before it has the answer.
-func (r *Leadership) Claim(id machine.SessionID, l Listener) {
+// Claim is Attach for a session that is about to be opened: the client may use it before it has the answer.
+func (r *Leadership) Claim(id, secret machine.SessionID, l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.attached[id] == nil {
-		r.attached[id] = l
+	if _, there := r.attached[id]; !there {
+		r.attached[id] = attachment{l, secret}
 	}
 }
 
-// AttachedTo are the sessions of which l hears.
+// AttachedTo returns the sessions of a listener.
 func (r *Leadership) AttachedTo(l Listener) (all []machine.SessionID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id, other := range r.attached {
-		if other == l {
+	for id, a := range r.attached {
+		if a.to == l {
 			all = append(all, id)
 		}
 	}
 	return all
 }
 
-// Detach forgets a listener, which hears no more. Its sessions live on until their time is over: the client may come
-// back on another connection.
+// Detach forgets a listener, which gets no more news. Its sessions live on until their time is over: the client may
+// come back on another connection.
 func (r *Leadership) Detach(l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id, other := range r.attached {
-		if other == l {
+	for id, a := range r.attached {
+		if a.to == l {
 			delete(r.attached, id)
 		}
 	}
 }
 
-// Listener is who hears of the session; nil if nobody does.
-func (r *Leadership) Listener(id machine.SessionID) Listener {
+// Listener returns the listener of the session, or nil.
+func (r *Leadership) Listener(id machine.SessionID) Listener { return r.attachment(id).to }
+
+func (r *Leadership) attachment(id machine.SessionID) attachment {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.attached[id]
 }
 
-// Forget forgets who hears of a session.
+// Forget forgets the listener of a session.
 func (r *Leadership) Forget(id machine.SessionID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.attached, id)
 }
 
-// Deliver tells listeners what a command did to their sessions, and times it. by sent the command, and has the answer
-// to it; nil: the server itself sent it.
+// Deliver notifies listeners of a command's effects on their sessions, and times these. by sent the command, and has
+// the answer to it; nil: the server itself sent it.
 func (r *Leadership) Deliver(by Listener, notices []machine.Notice) {
 	for i := range notices {
 		n := &notices[i]
-		hears := r.Listener(n.Session)
+		a := r.attachment(n.Session)
+		hears := a.to
 		switch n.Type {
 		case machine.NoticeGranted:
 			for _, g := range n.Grants {
@@ -293,10 +360,16 @@ func (r *Leadership) Deliver(by Listener, notices []machine.Notice) {
 		case machine.NoticeLingering:
 			r.Time.linger(n.Name, n.Token)
 			continue
+		case machine.NoticeUntimed:
+			r.Time.untimed(n.Token)
+			continue
 		case machine.NoticeLost:
 		}
 		if hears != nil {
-			hears.Hear(r, n)
+			hears.Hear(r, a.secret, n)
+		}
+		for _, g := range n.Grants {
+			r.Time.Bounded(g.Name, g.Token, g.MaxHold)
 		}
 	}
 }

@@ -14,11 +14,10 @@ import (
 )
 
 const (
-	// entriesInFlight is how many log entries are on their way at a time. With one, the disk rests while answers are
+	// entriesInFlight is the number of log entries under way at a time. With one, the disk rests while answers are
 	// written; with more, the commands that could share an entry are spread over several.
 	entriesInFlight = 2
-	// maxBatch bounds the commands of one log entry, and maxBatchBytes what they weigh. One command alone may weigh
-	// more.
+	// maxBatch bounds the commands of one log entry, and maxBatchBytes their weight. A single command may weigh more.
 	maxBatch      = 4096
 	maxBatchBytes = 1 << 20
 	// maxQueued bounds the commands that wait for an entry, where one connection has more than fewQueued of them.
@@ -26,13 +25,15 @@ const (
 	fewQueued = 16
 )
 
-// ErrBusy is why a command was not taken.
+// ErrBusy means that a command was refused for lack of room.
 var ErrBusy = errors.New("too many requests wait for the log")
 
 // Proposal is one command on its way into the log.
 type Proposal struct {
 	Command machine.Command
 	By      Listener // who sent it; nil: the server itself
+	From    string   // whose connection it came on, for people; empty: the server's own, or within the process
+	Address string   // from where that connection came; empty as From is
 	// Obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always
 	// may.
 	Obsolete func() error
@@ -40,19 +41,23 @@ type Proposal struct {
 	// or with an error. replica.ErrUnknown leaves the outcome open; after any other error the command was not carried
 	// out.
 	Done func(Outcome, error)
+
+	at time.Time // of its receipt
 }
 
-// Outcome is what one command did.
+// Outcome is the result of one command.
 type Outcome struct {
 	Result  machine.Result
 	Notices []machine.Notice
 }
 
-// proposer puts commands into the log, many per entry: it waits for one of the places in flight first and takes all
-// that has gathered meanwhile then. So there is one fsync per batch, and no timer.
+// proposer puts commands into the log, many per entry: it waits for one of the places in flight first and then takes
+// all commands that have gathered meanwhile. So there is one fsync per batch, and no timer.
 type proposer struct {
 	log journal
 	now func() time.Time
+	// account gets each entry. Nil: no counting.
+	account *account
 
 	mu    sync.Mutex
 	queue lanes
@@ -80,13 +85,14 @@ func newProposer(log journal, now func() time.Time) *proposer {
 	}
 }
 
-// submit takes a command, or refuses it with ErrBusy or with the error of run's end.
+// submit accepts a command, or refuses it with ErrBusy or with the error of run's end.
 func (p *proposer) submit(x Proposal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended != nil {
 		return p.ended
 	}
+	x.at = p.now()
 	if !p.queue.add(x) {
 		return ErrBusy
 	}
@@ -142,7 +148,7 @@ func (p *proposer) next(ctx context.Context) []Proposal {
 	}
 }
 
-// Weight is about how many bytes a command takes: what it bounds needs no exact number.
+// Weight estimates the bytes of a command: its bounds need no exact number.
 func Weight(c *machine.Command) int {
 	size := 64 + len(c.Client) + len(c.Name) + len(c.RequestID) + len(c.Reason) + len(c.By)
 	for i := range c.Requests {
@@ -178,6 +184,9 @@ func (p *proposer) land() {
 			} else {
 				x.Done(Outcome{out.Results[i], out.Notices[i]}, nil)
 			}
+		}
+		if err == nil && p.account != nil {
+			p.account.landed(f.batch, out)
 		}
 	}
 }

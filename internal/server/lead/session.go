@@ -1,6 +1,7 @@
 package lead
 
-// When sessions and minimum holds end. deadlines.go has the heap, checkpoint.go what the next leader finds in the log.
+// When sessions, minimum holds and maximum holds end. deadlines.go has the heap, checkpoint.go the records in the log
+// for the next leader.
 
 import (
 	"container/heap"
@@ -15,40 +16,41 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// grace is what a session gets beyond its TTL, for timers that are late here and there.
+// grace is added to each session's TTL, for timers that are late here and there.
 const grace = 50 * time.Millisecond
 
-// retryAfter is when the end of a session is proposed again if the log had no room for it.
+// retryAfter is the pause before the end of a session is proposed again if the log had no room for it.
 const retryAfter = 100 * time.Millisecond
 
-// endsAtOnce bounds how many ends are proposed in one go, so that a crowd of dead clients does not delay the living.
+// endsAtOnce bounds the ends proposed in one go, so that a crowd of dead clients does not delay the living.
 const endsAtOnce = 256
 
 const (
 	// keptAtOnce bounds the sessions of one checkpoint.
 	keptAtOnce = 1024
-	// keepPace is how many sessions are kept in the log, at most, in the time in which all of them renew themselves:
-	// one each. See silence.
+	// keepPace bounds the sessions kept in the log, in the time in which all of them renew themselves: one each. See
+	// silence.
 	keepPace = 10 * time.Millisecond
-	// clockEvery is how often a leader writes down the time while sessions are kept in the log: a member that starts
-	// anew knows it no better.
+	// clockEvery is the interval at which a leader records the time while sessions are kept in the log: a restarted
+	// member knows the time no better.
 	clockEvery = time.Second
-	// reconnect is how long a new leader lets a session live at least, for its client to find the leader.
+	// reconnect is the minimum time for which a new leader lets a session live, for its client to find the leader.
 	reconnect = time.Second
 )
 
-// Timekeeper knows, for one term of leadership, when sessions and minimum holds end. Nobody else times them. A nil one
-// knows none: it is for a member that does not lead.
+// Timekeeper knows, for one term of leadership, when sessions, and minimum and maximum holds end. Nobody else times them. A nil one
+// has no deadlines: it is for a member that does not lead.
 //
-// A session ends no earlier than TTL + grace after the receipt of the last request that renewed it. From the moment at
-// which its end is proposed it is not renewed any more: the end may be in the log already.
+// A session ends no earlier than TTL + grace after the receipt of the last request that renewed it. Once its end is
+// proposed it is not renewed any more: the end may be in the log already.
 //
-// A session is free, or kept. A free one is renewed in memory. One that has been silent for a while, and each that a
-// new leader finds free, becomes kept: its deadline goes into the log, and from then on only what goes through the log
-// renews it, and makes it free again. So a new leader knows until when kept sessions live, and gives the others their
-// full TTL, once. See docs/decisions/2026-11-22-what-is-left-of-a-lease.md. It gives a name its full minimum.
+// A session is free, or kept. A free one is renewed in memory. A session that has been silent for a while, and each
+// that a new leader finds free, becomes kept: its deadline goes into the log, and from then on only what goes through
+// the log renews it, and makes it free again. So a new leader knows until when kept sessions live, and gives the others
+// their full TTL, once. See docs/decisions/2026-11-22-what-is-left-of-a-lease.md. It gives a hold its full minimum and
+// maximum.
 //
-// It has one heap and one timer. Renewals only move a deadline; the heap follows when the old one is reached.
+// It has one heap and one timer. Renewals only move a deadline; the heap is updated when the old deadline is reached.
 type Timekeeper struct {
 	now func() time.Time
 	// propose sends a command through the log and then calls done; or refuses it.
@@ -58,10 +60,11 @@ type Timekeeper struct {
 	alone atomic.Bool   // there is no other member that could lead
 
 	mu       sync.Mutex
-	keeps    bool // all members know what a deadline is
+	keeps    bool // all members know deadlines
 	kept     int  // how many sessions are
 	sessions map[machine.SessionID]*deadline
 	minimums map[fencing.Token]*deadline
+	maximums map[fencing.Token]*deadline
 	heap     deadlineHeap
 	wake     bell.Bell // the first deadline has moved forward
 }
@@ -70,27 +73,29 @@ func newTimekeeper(now func() time.Time, propose func(machine.Command, func(erro
 	return &Timekeeper{
 		now: now, propose: propose,
 		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{},
-		wake: bell.New(),
+		maximums: map[fencing.Token]*deadline{},
+		wake:     bell.New(),
 	}
 }
 
-// inherit gives the sessions that a new leader finds what is left of them, or their full TTL; and the minimum holds
-// their full time.
+// inherit gives the sessions that a new leader finds their remaining time, or their full TTL; and the minimum and
+// maximum holds their full time.
 func (k *Timekeeper) inherit(m *machine.Machine) {
 	now := k.now()
 	for _, s := range m.Sessions() {
 		k.found(s.SessionTTL, now)
 	}
-	for _, h := range m.Minimums() {
+	for _, h := range m.Timed() {
 		k.Granted(h.Name, h.Token, h.MinHold)
+		k.Bounded(h.Name, h.Token, h.MaxHold)
 		if h.Lingering {
 			k.linger(h.Name, h.Token)
 		}
 	}
 }
 
-// found times a session of an earlier leader. If the log has its deadline, the session gets what is left of it, but
-// time enough for its client to find this leader. If not, it may have been renewed in the earlier leader's memory until
+// found times a session of an earlier leader. If the log has its deadline, the session gets the remaining time, but
+// enough for its client to find this leader. If not, it may have been renewed in the earlier leader's memory until
 // just now, and gets its full TTL.
 func (k *Timekeeper) found(s machine.SessionTTL, now time.Time) {
 	k.mu.Lock()
@@ -112,7 +117,7 @@ func (k *Timekeeper) found(s machine.SessionTTL, now time.Time) {
 }
 
 // Opened times a session that the log has opened; receipt is when the request for it came.
-// It reports whether the session lives on: one that was open before may be about to end.
+// It reports whether the session lives on: an already open session may be about to end.
 func (k *Timekeeper) Opened(id machine.SessionID, ttl time.Duration, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -126,7 +131,7 @@ func (k *Timekeeper) Opened(id machine.SessionID, ttl time.Duration, receipt tim
 	return true
 }
 
-// Renew prolongs a free session by a request that came at receipt. It reports whether that is possible.
+// Renew prolongs a free session by a request that came at receipt. It reports whether it did.
 func (k *Timekeeper) Renew(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -138,8 +143,8 @@ func (k *Timekeeper) Renew(id machine.SessionID, receipt time.Time) bool {
 	return true
 }
 
-// Logged is Renew for a request that has gone through the log, by which a kept session becomes free again. It must be
-// called in the order of the log.
+// Logged is Renew for a request that has gone through the log, which makes a kept session free. It must be called in
+// the order of the log.
 func (k *Timekeeper) Logged(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -147,8 +152,8 @@ func (k *Timekeeper) Logged(id machine.SessionID, receipt time.Time) bool {
 	return d != nil && k.free(d, receipt)
 }
 
-// free prolongs d, which may be kept. What goes through the log makes it free, unless a checkpoint that keeps it may
-// come after that. The caller holds k.mu.
+// free prolongs d, which may be kept. A request through the log makes it free, unless a checkpoint that keeps it may
+// come later. The caller holds k.mu.
 func (k *Timekeeper) free(d *deadline, receipt time.Time) bool {
 	if d.ending || d.writing {
 		return false
@@ -162,7 +167,7 @@ func (k *Timekeeper) free(d *deadline, receipt time.Time) bool {
 	return true
 }
 
-// IsKept reports whether only what goes through the log renews the session.
+// IsKept reports whether only requests through the log renew the session.
 func (k *Timekeeper) IsKept(id machine.SessionID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -170,7 +175,7 @@ func (k *Timekeeper) IsKept(id machine.SessionID) bool {
 	return d != nil && d.kept
 }
 
-// next is when something is to be done for d. The caller holds k.mu.
+// next returns the instant of the next action for d. The caller holds k.mu.
 func (k *Timekeeper) next(d *deadline) time.Time {
 	next := d.at
 	switch {
@@ -205,7 +210,7 @@ func (k *Timekeeper) ending(id machine.SessionID) bool {
 	return d != nil && d.ending
 }
 
-// Left is how long a session lives unless it is renewed; zero if that is not known.
+// Left returns the remaining time of a session; zero if unknown.
 func (k *Timekeeper) Left(id machine.SessionID) time.Duration {
 	if k == nil {
 		return 0
@@ -232,6 +237,45 @@ func (k *Timekeeper) Granted(name string, token fencing.Token, minimum time.Dura
 	}
 }
 
+// Bounded notes that a hold lasts no longer than maximum from now on, unless that is known or maximum is zero. For a
+// grant it is called after the client's message is on its way: the proof before that message came, from which the
+// client counts the maximum, was sent earlier.
+func (k *Timekeeper) Bounded(name string, token fencing.Token, maximum time.Duration) {
+	if maximum <= 0 {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.maximums[token] == nil {
+		d := &deadline{token: token, name: name, maximum: true, at: k.now().Add(maximum + grace)}
+		k.maximums[token] = d
+		k.push(d)
+	}
+}
+
+// Last is how long a hold with a maximum lasts at most; maximum itself if the hold is not noted yet.
+func (k *Timekeeper) Last(token fencing.Token, maximum time.Duration) time.Duration {
+	if maximum <= 0 {
+		return 0
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.maximums[token]; d != nil {
+		return max(1, d.at.Sub(k.now())-grace)
+	}
+	return maximum
+}
+
+// untimed forgets the maximum of a hold that has ended.
+func (k *Timekeeper) untimed(token fencing.Token) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.maximums[token]; d != nil {
+		delete(k.maximums, token)
+		k.remove(d)
+	}
+}
+
 // Closed is how long a hold's minimum goes on.
 func (k *Timekeeper) Closed(token fencing.Token) time.Duration {
 	if k == nil {
@@ -252,7 +296,7 @@ func (k *Timekeeper) AnyClosed() bool {
 	return len(k.minimums) > 0
 }
 
-// linger notes that nobody holds the name any more and that its minimum alone keeps it closed.
+// linger notes that the name has no holder any more and that only its minimum keeps it closed.
 func (k *Timekeeper) linger(name string, token fencing.Token) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -265,7 +309,7 @@ func (k *Timekeeper) linger(name string, token fencing.Token) {
 	d.lingering = true
 }
 
-// run proposes what is due, until ctx ends.
+// run proposes due ends, until ctx ends.
 func (k *Timekeeper) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -301,8 +345,8 @@ func (k *Timekeeper) anyKept() bool {
 	return k.kept > 0
 }
 
-// due returns what has to end now, and what has to be kept. Sessions among it are not renewed, or not in memory, from
-// now on.
+// due returns the deadlines to end now, and those to keep. Sessions among them are not renewed, or not in memory,
+// from now on.
 func (k *Timekeeper) due() (over, silent []*deadline) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -324,7 +368,7 @@ func (k *Timekeeper) due() (over, silent []*deadline) {
 			continue
 		}
 		heap.Pop(&k.heap)
-		if d.token != 0 && !d.lingering {
+		if d.token != 0 && !d.maximum && !d.lingering {
 			delete(k.minimums, d.token) // the hold outlasted its minimum
 			continue
 		}
@@ -334,10 +378,10 @@ func (k *Timekeeper) due() (over, silent []*deadline) {
 	return over, silent
 }
 
-// end proposes the end of d, again and again until the log has it: a leader may be unable to write for a while, and
-// stay leader.
+// end proposes the end of d, repeatedly until the log has it: a leader may be unable to write for a while, and stay
+// leader.
 func (k *Timekeeper) end(d *deadline) {
-	c := machine.Command{Op: machine.OpFree, Name: d.name, Token: d.token}
+	c := machine.Command{Op: machine.OpFree, Name: d.name, Token: d.token, Linger: d.maximum && k.Closed(d.token) > 0}
 	if d.token == 0 {
 		c = machine.Command{Op: machine.OpExpire, Session: d.session, Linger: k.AnyClosed()}
 	}
@@ -346,14 +390,17 @@ func (k *Timekeeper) end(d *deadline) {
 	}
 }
 
-// hasEnded takes what became of the proposed end. On an error it is proposed again, after retryAfter.
+// hasEnded handles the result of the proposed end. After an error it is proposed again, after retryAfter.
 func (k *Timekeeper) hasEnded(d *deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
+	case err != nil && d.maximum && k.maximums[d.token] != d: // it has ended
 	case err != nil:
 		d.at = k.now().Add(retryAfter)
 		k.push(d)
+	case d.maximum:
+		delete(k.maximums, d.token)
 	case d.token != 0:
 		delete(k.minimums, d.token)
 	case k.sessions[d.session] == d:
@@ -361,7 +408,7 @@ func (k *Timekeeper) hasEnded(d *deadline, err error) {
 	}
 }
 
-// forget is for a session that is over. The caller holds k.mu.
+// forget removes an ended session. The caller holds k.mu.
 func (k *Timekeeper) forget(d *deadline) {
 	delete(k.sessions, d.session)
 	if d.kept {

@@ -64,7 +64,7 @@ func TestSessionEndsAfterItsTTL(t *testing.T) {
 		k.Opened(idle, 10*time.Second, time.Now())
 		k.Opened(busy, 10*time.Second, time.Now())
 		time.Sleep(time.Second)
-		k.Opened(short, 2*time.Second, time.Now()) // due before those that the timer knows
+		k.Opened(short, 2*time.Second, time.Now()) // due before the sessions that the timer knows
 		for range 3 {
 			time.Sleep(8 * time.Second)
 			if !k.Renew(busy, time.Now()) {
@@ -156,7 +156,7 @@ func TestMinimumHold(t *testing.T) {
 	})
 }
 
-// A crowd of sessions that end at once is worked off, and none is forgotten.
+// The Timekeeper ends all sessions of a crowd that expires at once.
 func TestManySessionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 5*endsAtOnce + 7
@@ -185,9 +185,11 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 	session, gone := machine.SessionID{1}, machine.SessionID{2}
 	hold := func(s machine.SessionID, name string) fencing.Token {
 		return apply(machine.Command{Op: machine.OpAcquire, Session: s, Requests: []machine.Request{
-			{Name: name, ID: "0123456789abcdef", MinHold: 5 * time.Second},
+			{Name: name, ID: "0123456789abcdef", MinHold: 5 * time.Second, HeedsMaxHold: true},
 		}}).Grants[0].Token
 	}
+	apply(machine.Command{Op: machine.OpRaiseLevel, Level: machine.MaxLevel})
+	apply(machine.Command{Op: machine.OpSetPolicies, Rules: "max-hold=20s a\n"})
 	apply(machine.Command{Op: machine.OpOpenSession, Session: session, TTL: 10 * time.Second})
 	apply(machine.Command{Op: machine.OpOpenSession, Session: gone, TTL: 10 * time.Second})
 	held, lingering := hold(session, "a"), hold(gone, "b")
@@ -204,8 +206,8 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 		if len(e.sessions) != 1 || e.sessions[session] != 10*time.Second+grace {
 			t.Errorf("sessions end at %v", e.sessions)
 		}
-		if len(e.freed) != 1 || e.freed[lingering] != 5*time.Second {
-			t.Errorf("minimums end at %v", e.freed)
+		if len(e.freed) != 2 || e.freed[lingering] != 5*time.Second || e.freed[held] != 20*time.Second+grace {
+			t.Errorf("minimums and the maximum end at %v", e.freed)
 		}
 	})
 }
@@ -228,4 +230,32 @@ func TestProposerRefuses(t *testing.T) {
 	if err := p.submit(ignore); !errors.Is(err, replica.ErrNotLeader) {
 		t.Errorf("a proposer that has ended takes more: %v", err)
 	}
+}
+
+// A hold is ended after its maximum and a grace, unless it has ended before, and again if the log does not take it.
+func TestMaximumHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k, e := keepTime(t)
+		e.refuse = 3
+		const held, released = fencing.Token(1), fencing.Token(2)
+		if k.Last(held, 10*time.Second) != 10*time.Second || k.Last(3, 0) != 0 {
+			t.Error("a hold that is not noted has not its whole maximum")
+		}
+		for _, token := range []fencing.Token{held, released} {
+			k.Bounded("x", token, 10*time.Second)
+		}
+		k.Bounded("x", 3, 0)
+		time.Sleep(4 * time.Second)
+		k.Bounded("x", held, 10*time.Second) // told again
+		if left := k.Last(held, 10*time.Second); left != 6*time.Second {
+			t.Errorf("it lasts for another %v, want 6s", left)
+		}
+		k.untimed(released)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want := map[fencing.Token]time.Duration{held: 10*time.Second + grace + 3*retryAfter}
+		if fmt.Sprint(e.freed) != fmt.Sprint(want) || len(k.maximums)+len(k.heap) != 0 {
+			t.Errorf("ended at %v, want %v; %d maximums are left", e.freed, want, len(k.maximums))
+		}
+	})
 }

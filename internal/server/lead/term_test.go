@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// sharedLog is what two members have of one log, in simulated time: an entry is committed in the present term as soon
-// as it comes, whoever decided it.
+// sharedLog is one log of two members, in simulated time: an entry commits in the present term when it arrives,
+// whatever term decided it.
 type sharedLog struct {
 	term     uint64
 	index    uint64
@@ -46,7 +46,7 @@ func (s sharedTerm) Propose(b *machine.Batch) func() (*replica.Applied, error) {
 	return landed(response)
 }
 
-// landed waits for nothing.
+// landed returns a function that returns response without waiting.
 func landed(response any) func() (*replica.Applied, error) {
 	return func() (*replica.Applied, error) {
 		out := response.(*replica.Applied)
@@ -73,9 +73,8 @@ func (l *sharedLog) lead(stall <-chan struct{}) (k *Timekeeper, p *proposer, end
 	return k, p, func() { cancel(replica.ErrNotLeader); <-ended; <-ended }
 }
 
-// The leadership goes from A to B and back to A while A's proposer stands still with the end of a session in its hand.
-// B has renewed the session meanwhile, and A knows of it as the leader that it is again: the end must not be carried
-// out.
+// The leadership goes from A to B and back to A while A's proposer stalls with the end of a session. Meanwhile B has
+// renewed the session, and A, which leads again, knows that: the end must not take effect.
 func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 	for name, forge := range map[string]bool{"as it is": false, "mutant: entries of every term count": true} {
 		t.Run(name, func(t *testing.T) {

@@ -7,11 +7,10 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// addressed is a transport that says whom it means. Raft finds a member at an address and believes the one that answers
-// there to be the one that it has in mind. A member that lost its data and is started again would pass for the one that
-// it was: its vote would count, although it has forgotten for whom it voted before and what it acknowledged, and an
-// entry that most members have could be outvoted by those that have not. So every connection names the member that it
-// is for, see readPreface, and others refuse it.
+// addressed is a transport that names the member it wants. Raft dials a member's address and trusts whoever answers.
+// A member that lost its data and restarted would pass for its former self: its vote would count, although it has
+// forgotten its earlier votes and acknowledgements, and an entry that most members have could be outvoted by members
+// that lack it. So every connection names its member, see readPreface, and others refuse it.
 type addressed struct{ transport }
 
 // atSign separates a member from its address where raft knows addresses only.

@@ -9,24 +9,25 @@ import (
 	"time"
 )
 
-// A backup is a line that says what it is, a line of JSON, the snapshot of the state machine, and the SHA-256 of all
-// that.
+// A backup is a line with the format, a line of JSON, the snapshot of the state machine, and the SHA-256 of all that.
 const backupMagic = "fencelock backup 1\n"
 
-// BackupInfo says what a backup is of. It is the line of JSON.
+// BackupInfo describes a backup. It is the line of JSON.
 type BackupInfo struct {
-	// Cluster is its token space.
+	// Cluster is the token space.
 	Cluster string `json:"cluster"`
 	// Revision is at least that of the last token.
 	Revision uint64 `json:"revision"`
-	// MaxTTL is the longest TTL that the server granted; zero in backups of older versions.
-	MaxTTL time.Duration `json:"maxTTL,omitempty"`
-	// At is when it was made, by the clock of the server that made it, and Server the version of that.
+	// History is the generation of the cluster, as generation.Of reads it; empty in backups of older versions.
+	History string `json:"history,omitempty"`
+	// permitted are the TTLs that the server of the backup permitted. MaxTTL is zero in backups of older versions.
+	permitted
+	// At is when it was made, by the clock of the server that made it, and Server that server's version.
 	At     time.Time `json:"at"`
 	Server string    `json:"server,omitempty"`
 }
 
-// ErrNoBackup is in the chain of errors about a file that is no backup, or is cut off or damaged.
+// ErrNoBackup is in the chain of errors about a file that is not a backup, or is cut off or damaged.
 var ErrNoBackup = errors.New("it is no backup, or is cut off or damaged")
 
 // CheckBackup reads a backup to its end, and all of it into memory. The error wraps ErrNoBackup or is r's.
@@ -35,9 +36,10 @@ func CheckBackup(r io.Reader) (BackupInfo, error) {
 	return info, err
 }
 
-// WriteBackup writes the state as a backup, of which info is told, but for what the state says itself.
+// WriteBackup writes the state as a backup. info has the fields that the state does not have.
 func (s *Frozen) WriteBackup(w io.Writer, info BackupInfo) error {
-	info.Cluster, info.Revision = s.facts.Cluster, s.machine.Revision()
+	info.Cluster, info.History, info.Revision = s.facts.Cluster, s.facts.Restored, s.machine.Revision()
+	info.MaxTTL, info.DefaultMaxTTL = s.facts.max(), s.facts.DefaultMaxTTL
 	line, err := json.Marshal(info)
 	if err != nil {
 		return err

@@ -1,7 +1,7 @@
 package replica
 
-// How a member comes into a cluster: it makes one by itself, is taken into one, or makes one together with all of Join.
-// The other side, what a leader does with one that asks, is Term.admit in members.go.
+// How a member joins a cluster: it makes one alone, is added to one, or makes one together with all of Join. The
+// other side, a leader's answer to such a request, is Term.admit in members.go.
 
 import (
 	"context"
@@ -13,15 +13,14 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-
-	"github.com/fencelock/fencelock/internal/machine"
 )
 
 // retryJoin is the mean time between two attempts to find the cluster.
 const retryJoin = 300 * time.Millisecond
 
-// settle makes a member that belongs to no cluster part of one: by itself if it has no others to ask, else by asking
-// them; and tells the others if it has moved. It returns once this member is in a cluster at its address, or with ctx.
+// settle makes a member that belongs to no cluster part of one: alone if it has no others to ask, else by asking
+// them; and tells the others if it has moved. It returns once this member is in a cluster at its address, or with
+// ctx.
 func (r *Replica) settle(ctx context.Context) error {
 	if r.fresh() && len(r.config.Join) == 0 {
 		own := raft.Server{ID: r.id, Address: raft.ServerAddress(r.address)}
@@ -46,15 +45,15 @@ func (r *Replica) settle(ctx context.Context) error {
 	return nil
 }
 
-// moved reports whether the others know this member by another address than it has now.
+// moved reports whether the others know this member by another address than its present one.
 func (r *Replica) moved() bool {
 	return slices.ContainsFunc(r.servers(), func(server raft.Server) bool {
 		return server.ID == r.id && string(server.Address) != r.address
 	}) && !r.alone()
 }
 
-// outside reports whether this member has data of a cluster without it, as one has that was removed, or that is being
-// taken in.
+// outside reports whether this member has data of a cluster without it, such as a removed member, or a member that is
+// being added.
 func (r *Replica) outside() bool {
 	servers := r.servers()
 	return len(servers) > 0 && !slices.ContainsFunc(servers, func(server raft.Server) bool { return server.ID == r.id })
@@ -72,7 +71,7 @@ func (r *Replica) contacts() []string {
 	return slices.DeleteFunc(slices.Compact(all), func(address string) bool { return address == r.address })
 }
 
-// alone reports whether nobody else has a vote.
+// alone reports whether no other member has a vote.
 func (r *Replica) alone() bool {
 	servers := r.servers()
 	return voters(servers) == 1 && slices.ContainsFunc(servers, func(server raft.Server) bool {
@@ -80,9 +79,9 @@ func (r *Replica) alone() bool {
 	})
 }
 
-// joinOrBootstrap asks all the others. Joining comes first: while any of them belongs to a cluster, that is the one to
-// be in, and a second cluster beside it would be a disaster. Only if all are there and none belongs to one, it is made.
-// Since every member makes it of the same addresses, all that do so make the same.
+// joinOrBootstrap asks all the others. Joining comes first: if any of them belongs to a cluster, this member must
+// join it, and a second cluster beside it would be a disaster. Only if all are there and no member belongs to a
+// cluster, it is made. Since every member makes it of the same addresses, all that do so make the same.
 func (r *Replica) joinOrBootstrap(ctx context.Context) error {
 	own := r.self()
 	all := []raft.Server{{ID: own.ID, Address: raft.ServerAddress(own.Peer)}}
@@ -126,7 +125,9 @@ func (r *Replica) askToJoin(ctx context.Context, address string) (answer, error)
 }
 
 func (r *Replica) self() member {
-	return member{ID: r.id, Peer: r.address, Client: r.config.Client, Level: machine.MaxLevel}
+	return member{
+		ID: r.id, Peer: r.address, Client: r.config.Client, Level: r.level(), MaxTTL: r.MaxTTL(), Start: r.start,
+	}
 }
 
 // reply answers the questions of other members.
@@ -136,8 +137,10 @@ func (r *Replica) reply(q question) answer {
 		member: r.self(), Fresh: r.fresh(), Leader: string(leader), Members: r.memberAddresses(),
 		Maintenance: r.InMaintenance(),
 	}
-	if len(r.config.JoinKey) > 0 && len(q.Prove) >= nonceBytes {
-		a.Proof = proofOfKey(r.config.JoinKey, q.Prove, a.member)
+	r.prove(&a, q)
+	if q.Starting != nil {
+		r.noteKnown()
+		r.object(&a, q.Starting, r.stores.known, r.servers())
 	}
 	t := r.serving.Load()
 	if q.Index && t != nil {
@@ -158,7 +161,7 @@ func (r *Replica) reply(q question) answer {
 	return a
 }
 
-// memberAddresses are those of all members, by which they know each other.
+// memberAddresses returns the addresses by which members know each other.
 func (r *Replica) memberAddresses() (all []string) {
 	for _, server := range r.servers() {
 		all = append(all, string(server.Address))
@@ -169,7 +172,7 @@ func (r *Replica) memberAddresses() (all []string) {
 // fresh reports whether this member belongs to no cluster yet.
 func (r *Replica) fresh() bool { return len(r.servers()) == 0 }
 
-// servers is the latest configuration, committed or not.
+// servers returns the latest configuration, committed or not.
 func (r *Replica) servers() []raft.Server { return r.raft.GetConfiguration().Configuration().Servers }
 
 func voters(servers []raft.Server) (n int) {
@@ -190,13 +193,13 @@ func (r *Replica) bootstrap(servers []raft.Server) error {
 	return err
 }
 
-// stand makes this member stand for election at once: one that is alone need not wait for others.
+// stand makes this member stand for election immediately: a single member need not wait for others.
 func (r *Replica) stand() {
 	if r.raft.State() != raft.Follower {
 		return
 	}
 	own := raft.ServerAddress(r.address)
 	header := raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(r.id), Addr: []byte(own)}
-	// If it fails, the election comes by itself, later.
+	// If it fails, the election comes later anyway.
 	_ = r.proof.TimeoutNow(r.id, own, &raft.TimeoutNowRequest{RPCHeader: header}, &raft.TimeoutNowResponse{})
 }

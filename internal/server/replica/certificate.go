@@ -9,18 +9,20 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 )
 
 // The certificate of a member speaks for members at the hosts that it names, and for no others: that it comes from the
-// right authority says that its owner may ask to be a member, not that it is one. So a server that dials for raft must
-// show one that names the host of a member, and one that is dialled must show one that names the host that was dialled.
+// right authority says that its owner may ask to be a member, not that it is a member. So a server that dials for raft
+// must show a certificate that names the host of a member, and a dialled server a certificate that names the dialled
+// host.
 //
-// A member that was away may not know the newer ones. It asks those that it does know, who show that they are who they
-// are, and lets the next attempt through.
+// A member that was away may not know newer members. It asks the members that it knows, which show their own
+// certificates, and lets the next attempt through.
 
-// certificateOf is what the other side has shown; nil without TLS.
+// certificateOf returns the certificate of the other side; nil without TLS.
 func certificateOf(conn net.Conn) *x509.Certificate {
 	if t, ok := conn.(*trackedConn); ok {
 		conn = t.Conn
@@ -33,12 +35,12 @@ func certificateOf(conn net.Conn) *x509.Certificate {
 	return nil
 }
 
-// certifiedFor reports whether the certificate names host. None names nothing.
+// certifiedFor reports whether the certificate names host. A nil certificate names no host.
 func certifiedFor(c *x509.Certificate, host string) bool {
 	return c != nil && c.VerifyHostname(host) == nil
 }
 
-// hostOf is what the certificate of a member at that address has to name.
+// hostOf returns the host that the certificate of a member at that address has to name.
 func (p *peerNet) hostOf(address string) string {
 	if p.tls != nil && p.tls.ServerName != "" {
 		return p.tls.ServerName
@@ -50,14 +52,14 @@ func (p *peerNet) hostOf(address string) string {
 	return host
 }
 
-// checkCertificate refuses a connection for raft of one that is no member.
+// checkCertificate refuses a raft connection that does not come from a member.
 func (p *peerNet) checkCertificate(c *x509.Certificate) error {
-	known := p.members()
-	if p.tls == nil || len(known) == 0 { // without TLS nobody can show who it is; and who is in no cluster serves any
+	known := p.now.Load().members()
+	if p.tls == nil || len(known) == 0 { // no identity without TLS; and a member without a cluster serves any
 		return nil
 	}
 	p.mu.Lock()
-	told := p.told
+	told := slices.AppendSeq(slices.Clone(p.told), maps.Values(p.book))
 	p.mu.Unlock()
 	names := func(address string) bool { return certifiedFor(c, p.hostOf(address)) }
 	if slices.ContainsFunc(slices.Concat(known, told), names) {
@@ -79,7 +81,7 @@ func (p *peerNet) checkCertificate(c *x509.Certificate) error {
 
 var errNoCertificate = errors.New("it shows no certificate")
 
-// askAround asks the members that are known here which others there are.
+// askAround asks the known members for further members.
 func (p *peerNet) askAround(known []string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -106,11 +108,11 @@ func (p *peerNet) askAround(known []string) {
 	p.mu.Unlock()
 }
 
-// nonceBytes is the least length of what a proof is made over.
+// nonceBytes is the minimum length of the nonce of a proof.
 const nonceBytes = 16
 
-// proofOfKey shows that m knows the key to the member that chose the nonce, and for nobody else than m at its address:
-// one that only passes the question on to m gets a proof that is of no use to it. The key itself is never sent.
+// proofOfKey proves that m knows the key to the member that chose the nonce, and only for m at its address: if
+// somebody only passes the request on to m, the proof is useless to it. The key itself is never sent.
 func proofOfKey(key, nonce []byte, m member) []byte {
 	sum := hmac.New(sha256.New, key)
 	fmt.Fprintf(sum, "fencelock join\n%x\n%q\n%q\n", nonce, m.ID, m.Peer)
@@ -119,7 +121,11 @@ func proofOfKey(key, nonce []byte, m member) []byte {
 
 // askForKey asks who is at an address, and whether it knows the key of this cluster.
 func (r *Replica) askForKey(ctx context.Context, address string) (a answer, proven bool, err error) {
-	var q question
+	return r.askProven(ctx, address, question{})
+}
+
+// askProven asks a member at an address, and whether it knows the key of this cluster.
+func (r *Replica) askProven(ctx context.Context, address string, q question) (a answer, proven bool, err error) {
 	if len(r.config.JoinKey) > 0 {
 		q.Prove = make([]byte, nonceBytes)
 		rand.Read(q.Prove) // never fails

@@ -1,11 +1,11 @@
 package replica
 
 // Damage of the log is noticed here: each entry has a checksum, and a mark says how far the log goes. Snapshots are
-// checked in snapshots.go; writes that the disk refuses are for disk.go.
+// checked in snapshots.go; disk.go handles writes that the disk refuses.
 //
-// The checksum of an entry is made by the member that stores it first, and checked when a member stores the entry, when
-// it reads it, and before it carries it out. The log below believes the lengths that it reads, and takes an end that is
-// cut off for one that was never written.
+// The member that stores an entry first makes its checksum. A member checks it when it stores the entry, when it
+// reads it, and before it carries it out. The log below trusts the lengths that it reads, and takes a truncated end
+// for an unwritten one.
 
 import (
 	"encoding/binary"
@@ -20,11 +20,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// CorruptError is why a server does not start, or stopped: its data is not what it wrote. Give the member an empty data
-// directory and it gets everything from the others; see the documentation if it has none.
+// CorruptError is the reason why a server does not start, or stopped: its data differs from the written data. Give the
+// member an empty data directory and it gets everything from the others; without others see the documentation.
 type CorruptError struct {
 	File  string // in which the damage is, or the directory
-	Index uint64 // of the log entry; zero if it is none
+	Index uint64 // of the log entry; zero if the damage is elsewhere
 	Why   string
 }
 
@@ -35,13 +35,13 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("the data is damaged: %s: log entry %d: %s", e.File, e.Index, e.Why)
 }
 
-// sumVersion is the first byte of what follows an entry; four bytes of its checksum come next.
+// sumVersion is the first byte of an entry's extension; four bytes of its checksum come next.
 const sumVersion = 1
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sumOf is what stands in the extensions of an entry: they go with it to the other members and to their disks, and
-// members that know nothing of checksums keep them as they are.
+// sumOf returns the checksum for the extensions of an entry: these go with it to the other members and to their
+// disks, and members that know no checksums keep them as they are.
 func sumOf(l *raft.Log) []byte {
 	var head [17]byte
 	binary.BigEndian.PutUint64(head[:], l.Index)
@@ -51,28 +51,32 @@ func sumOf(l *raft.Log) []byte {
 	return binary.BigEndian.AppendUint32([]byte{sumVersion}, sum)
 }
 
-// intact reports whether an entry is as it was when its checksum was made. One without a checksum is for the caller to
-// judge.
+// intact reports whether an entry is as it was when its checksum was made. The caller decides about an entry without
+// a checksum.
 func intact(l *raft.Log) bool {
 	return len(l.Extensions) == 0 || slices.Equal(l.Extensions, sumOf(l))
 }
 
-// checkedLog gives entries a checksum when they are stored for the first time, and checks it whenever one is read: the
-// log below does not. It knows up to where the log goes, so that an end that was acknowledged and is missing is told
-// from one that was never written whole.
+// checkedLog gives entries a checksum when they are stored for the first time, and checks it on every read: the log
+// below does not. It records the end of the log, so that a missing acknowledged end differs from an end that was
+// never written whole.
 type checkedLog struct {
 	raft.LogStore
 	path    string // where the entries are
 	silence *silence
 	disk    *disk
-	mark    *logMark // nil: nothing is kept
+	mark    *logMark // nil: no data directory
+	commits *commitMark
 	sizes   *logSizes
+
+	members      []raft.Server // of the last configuration that check has read
+	membersIndex uint64
 }
 
 func (l *checkedLog) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft.Log{entry}) }
 
 // StoreLogs refuses an entry that arrived damaged, before it is on the disk. The mark is raised after the entries are
-// there: raised before, it would make a crash in between look like damage.
+// written: otherwise a crash in between would look like damage.
 func (l *checkedLog) StoreLogs(entries []*raft.Log) error {
 	for _, x := range entries {
 		if !intact(x) {
@@ -94,8 +98,8 @@ func (l *checkedLog) StoreLogs(entries []*raft.Log) error {
 	return l.disk.write("how far the log goes", func() error { return l.mark.raise(entries[len(entries)-1].Index) })
 }
 
-// DeleteRange lowers the mark first if it takes the end of the log away: otherwise a crash in between would look like
-// entries that are missing.
+// DeleteRange refuses to remove committed entries from the end of the log: the member stops. It lowers the mark
+// before it removes an end: otherwise a crash in between would look like missing entries.
 func (l *checkedLog) DeleteRange(first, last uint64) error {
 	if l.mark != nil {
 		begin, err := l.FirstIndex()
@@ -105,6 +109,10 @@ func (l *checkedLog) DeleteRange(first, last uint64) error {
 		end := uint64(0)
 		if first > begin {
 			end = first - 1
+		}
+		if end != 0 && first <= l.commits.index.Load() {
+			l.silence.damaged.Store(true)
+			return l.disk.condemn(l.commits.twoHistories(l.file(first), first))
 		}
 		if err := l.disk.write("how far the log goes", func() error { return l.mark.lower(last, end) }); err != nil {
 			return err
@@ -118,7 +126,7 @@ func (l *checkedLog) DeleteRange(first, last uint64) error {
 }
 
 // GetLog never returns a damaged entry as if it were whole. Raft ends the program if an entry cannot be read. So it
-// gets one that the state machine refuses, and the member stops: it sends nothing, and writes nothing, from then on.
+// gets an entry that the state machine refuses, and the member stops: from then on it neither sends nor writes.
 func (l *checkedLog) GetLog(index uint64, entry *raft.Log) error {
 	err := l.read(index, entry)
 	damage := (*CorruptError)(nil)
@@ -131,7 +139,7 @@ func (l *checkedLog) GetLog(index uint64, entry *raft.Log) error {
 	return nil
 }
 
-// read is GetLog with a *CorruptError for an entry that is damaged.
+// read is GetLog with a *CorruptError for a damaged entry.
 func (l *checkedLog) read(index uint64, entry *raft.Log) (err error) {
 	corrupt := func(why string) error { return &CorruptError{File: l.file(index), Index: index, Why: why} }
 	defer func() {
@@ -154,7 +162,7 @@ func (l *checkedLog) read(index uint64, entry *raft.Log) (err error) {
 	return nil
 }
 
-// file is where an entry should be.
+// file returns the file in which an entry should be.
 func (l *checkedLog) file(index uint64) string {
 	files, _ := os.ReadDir(l.path) // it may be one file
 	name := ""
@@ -183,6 +191,12 @@ func (l *checkedLog) check(until uint64) error {
 			File: l.file(last), Index: last + 1, Why: fmt.Sprintf("it is missing; the log went to %d", l.mark.last),
 		}
 	}
+	if committed := l.commits.index.Load(); max(last, until) < committed {
+		return &CorruptError{
+			File: l.file(last), Index: last + 1,
+			Why: fmt.Sprintf("it is missing; the log was acknowledged up to %d", committed),
+		}
+	}
 	if first > until+1 {
 		return &CorruptError{
 			File: l.path, Why: fmt.Sprintf("the log begins with entry %d, and the snapshots end with %d", first, until),
@@ -196,22 +210,37 @@ func (l *checkedLog) check(until uint64) error {
 			return err
 		}
 		l.sizes.add(&entry)
+		if entry.Type == raft.LogConfiguration {
+			l.members, l.membersIndex = raft.DecodeConfiguration(entry.Data).Servers, i
+		}
 	}
 	return nil
 }
 
-// IsMonotonic passes on whether the store refuses gaps. See watchedLog.
+// end returns the last index of the log that was checked, or of the newest snapshot, and the members as of there.
+func (l *checkedLog) end(snapshots raft.SnapshotStore, newest uint64) (uint64, []raft.Server, error) {
+	last, err := l.LastIndex()
+	if err != nil || newest == 0 {
+		return last, l.members, err
+	}
+	all, err := snapshots.List()
+	if err == nil && len(all) > 0 && all[0].ConfigurationIndex > l.membersIndex {
+		l.members = all[0].Configuration.Servers
+	}
+	return max(last, newest), l.members, err
+}
+
+// IsMonotonic reports whether the store refuses gaps. See watchedLog.
 func (l *checkedLog) IsMonotonic() bool {
 	m, ok := l.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()
 }
 
-// logMark is a file that says up to where the log goes.
+// logMark is a file that records the end of the log.
 //
-// Where a log is cut off within what was written last, that may be because the machine stopped before it was written
-// whole, and then nobody was told of it; or because it was damaged later. The log below takes the former for granted.
-// The mark is written after the log, without an fsync: it outlives the process at once, and the machine some seconds
-// later.
+// If a log is cut off within its last write, the machine may have stopped before the entry was written whole, and
+// then nobody got an answer; or the entry was damaged later. The log below assumes the former. The mark is written
+// after the log, without an fsync: it outlives the process immediately, and the machine some seconds later.
 type logMark struct {
 	f *os.File
 
@@ -226,7 +255,7 @@ const (
 	markSize = 20
 )
 
-// openMark opens the mark of a log that ends with last, or makes it for one that was written without.
+// openMark opens the mark of a log that ends with last, or makes one for a log without a mark.
 func openMark(dir string, last uint64) (*logMark, error) {
 	path := filepath.Join(dir, markFile)
 	text, err := os.ReadFile(path)
@@ -262,8 +291,8 @@ func (m *logMark) raise(index uint64) error {
 	return err
 }
 
-// lower notes, also for after a loss of power, that entries up to last go, and that the log ends with end then, unless
-// there are later ones.
+// lower notes, even for after a loss of power, that entries up to last go, and that the log then ends with end,
+// unless there are later ones.
 func (m *logMark) lower(last, end uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,6 @@
 package replica
 
-// How large the log becomes: a snapshot is made when it has grown by so many bytes, and its last entries are kept in
+// The size of the log: a snapshot is made when it has grown by that many bytes, and its last entries are kept in
 // memory, up to a bound, for followers that are a little behind.
 
 import (
@@ -15,32 +15,32 @@ import (
 )
 
 const (
-	// compactBytes is how much log gathers before a snapshot, also if that is fewer than snapshotEntries; more if the
-	// snapshots themselves are larger. trailingBytes is how much of it stays for members that are behind, at least
+	// compactBytes is the size of the log at which a snapshot is made, even with fewer than snapshotEntries entries;
+	// larger if the snapshots themselves are larger. trailingBytes of it stay for members that are behind, at least
 	// leastTrailing entries.
 	compactBytes  = 48 << 20
 	trailingBytes = 16 << 20
 	leastTrailing = 64
 	// segmentBytes is the size of the files of the log, which are deleted as a whole.
 	segmentBytes = 16 << 20
-	// cachedEntries and cachedBytes bound what of the log is kept in memory for followers that are only a little
-	// behind.
+	// cachedEntries and cachedBytes bound the part of the log that is kept in memory for followers that are only a
+	// little behind.
 	cachedEntries = 512
 	cachedBytes   = 8 << 20
 )
 
-// logSizes knows how large the entries of the log are.
+// logSizes records the sizes of the entries of the log.
 type logSizes struct {
 	mu    sync.Mutex
 	first uint64 // entry
-	sizes []int  // of it and those after it
+	sizes []int  // of that entry and all later ones
 	total int
 	grown bell.Bell // the log is larger than compactBytes
 }
 
 func newLogSizes() *logSizes { return &logSizes{grown: bell.New()} }
 
-// add notes an entry, which comes after those that are there.
+// add notes an entry, which follows the last one.
 func (s *logSizes) add(l *raft.Log) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,14 +74,14 @@ func (s *logSizes) remove(first, last uint64) {
 	}
 }
 
-// bytes is how large the log is.
+// bytes returns the size of the log.
 func (s *logSizes) bytes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.total
 }
 
-// recent is how many of the last entries fit into so many bytes.
+// recent returns the number of last entries that fit into that many bytes.
 func (s *logSizes) recent(bytes int) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,13 +94,19 @@ func (s *logSizes) recent(bytes int) (n uint64) {
 	return n
 }
 
-// compact makes snapshots when the log has grown by bytes, until ctx ends. Raft counts entries alone, and one can have
-// a hundred bytes or a million.
+// compact makes snapshots when the log has grown by bytes, until ctx ends: raft counts entries alone, and an entry
+// can have a hundred bytes or a million. It also makes one when the feature level is raised, so that a version that
+// does not know the level refuses the data at its start, and not only when it has read the log up to there.
 func (r *Replica) compact(ctx context.Context) {
 	sizes, trailing := r.stores.sizes, r.raft.ReloadableConfig().TrailingLogs
 	for {
 		select {
 		case <-sizes.grown:
+		case <-r.State.raised:
+			if err := r.Snapshot(); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) && ctx.Err() == nil {
+				r.config.Log.Warn("no snapshot at the new feature level", "error", err)
+			}
+			continue
 		case <-ctx.Done():
 			return
 		}
@@ -119,7 +125,7 @@ func (r *Replica) compact(ctx context.Context) {
 	}
 }
 
-// snapshotSize is the size of the last snapshot, in bytes.
+// snapshotSize returns the size of the last snapshot, in bytes.
 func (s *stores) snapshotSize() int {
 	all, err := s.snapshots.List()
 	if err != nil || len(all) == 0 {
@@ -191,7 +197,7 @@ func (c *logCache) DeleteRange(first, last uint64) error {
 	return c.LogStore.DeleteRange(first, last)
 }
 
-// IsMonotonic passes on whether the store refuses gaps. See watchedLog.
+// IsMonotonic reports whether the store refuses gaps. See watchedLog.
 func (c *logCache) IsMonotonic() bool {
 	m, ok := c.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()

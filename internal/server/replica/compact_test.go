@@ -29,7 +29,7 @@ func TestLogSizes(t *testing.T) {
 	want(7, 1)
 }
 
-// The cache gives what the log has, and keeps no more than it may.
+// The cache returns the entries of the log, and keeps no more than its limits.
 func TestLogCache(t *testing.T) {
 	t.Parallel()
 	c := &logCache{LogStore: raft.NewInmemStore()}

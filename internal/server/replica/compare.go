@@ -11,39 +11,39 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// Members that carried out the same log have the same state. A fault of memory, or one of this code, can make that
-// untrue without a sound, and each later grant carries it on. So the leader has an entry go through the log from time
-// to time at which every member takes the hash of its state, and then one with its own hash, with which the others
-// compare theirs. A member that differs says so. It goes on: which of the two is wrong is for people to find out, and a
-// cluster whose members stopped because the leader is wrong would be no better.
+// Members that carried out the same log have the same state. A fault of memory, or of this code, can silently change
+// that, and each later grant spreads the difference. So from time to time the leader proposes an entry at which every
+// member takes the hash of its state, and then one with its own hash, with which the others compare theirs. A member
+// that differs logs that. It goes on: people have to find out which of the two is wrong, and a cluster whose members
+// stopped because the leader is wrong would be no better.
 
-// compareEvery is how often states are compared. While nothing is written, they are not.
+// compareEvery is the interval at which states are compared. Without writes they are not.
 const compareEvery = time.Minute
 
 // stateHash is the hash of the state after the log entry with an index.
 type stateHash struct {
 	Index uint64 `json:"index"`
 	Hash  string `json:"hash"`
-	// Version is the version of the member that made it: another version may write down the same state in another way.
+	// Version is the version of the member that made it: another version may encode the same state differently.
 	Version string `json:"version,omitempty"`
 }
 
-// comparison is what a member knows of its state and the leader's.
+// comparison has the hashes of a member's state and of the leader's.
 type comparison struct {
 	version string
-	log     *slog.Logger // nil: nobody is told
+	log     *slog.Logger // nil: no log
 
 	mu      sync.Mutex
 	busy    bool      // a hash is being made
 	own     stateHash // the last one
-	leaders stateHash // the last one that the leader told
-	agreed  uint64    // the index at which both were the same last; zero: never
-	differs uint64    // the index at which they were not; zero: never since the state was taken from a snapshot
+	leaders stateHash // the leader's last one
+	agreed  uint64    // the last index at which both were the same; zero: never
+	differs uint64    // the last index at which they differed; zero: never since the state came from a snapshot
 	made    bell.Bell // a hash was made
 }
 
-// mark takes the hash of the present state, which is that after the entry with index, in the background. While one is
-// made, which is so while a member reads its log at the start, another is not begun.
+// mark takes the hash of the present state, which is the state after the entry with index, in the background. While a
+// hash is being made, for example while a member reads its log at the start, no other begins.
 func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +66,7 @@ func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
 	}()
 }
 
-// told notes what the leader has.
+// told notes the leader's hash.
 func (c *comparison) told(h stateHash) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,22 +90,22 @@ func (c *comparison) compare() {
 	}
 }
 
-// anew forgets: the state has come from a snapshot.
+// anew resets the comparison: the state has come from a snapshot.
 func (c *comparison) anew() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.own, c.leaders, c.agreed, c.differs = stateHash{}, stateHash{}, 0, 0
 }
 
-// result returns the index at which the states agreed last, and that at which they differed.
+// result returns the last index at which the states agreed, and the last at which they differed.
 func (c *comparison) result() (agreed, differs uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.agreed, c.differs
 }
 
-// CompareStates has the members compare their states now and then, unless there is one that votes alone, until ctx
-// ends. every is how often; 0: once a minute.
+// CompareStates makes the members compare their states now and then, unless there is only one voter, until ctx ends.
+// every is the interval; 0: once a minute.
 func (t *Term) CompareStates(ctx context.Context, every time.Duration) {
 	r := t.replica
 	c := &r.State.comparison

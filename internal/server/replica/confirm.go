@@ -9,12 +9,12 @@ import (
 	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats answers
-// all the questions that were asked before it began.
+// confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats
+// answers all questions asked before it began.
 //
 // Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: a voter that
-// acknowledges in term T a request that was sent after the question has voted in no later term before, and if that
-// holds for most of the voters, nobody of a later term led at the time of the question.
+// acknowledges in term T a request that was sent after the question has not voted in a later term before. If that
+// holds for most of the voters, no member led in a later term at the time of the question.
 type confirmer struct {
 	raft  *raft.Raft
 	proof *proof
@@ -26,7 +26,7 @@ type confirmer struct {
 	ended   error     // set once run has returned
 	wake    bell.Bell // somebody waits
 	rounds  uint64    // how many rounds were needed
-	nudges  bell.Bell // heartbeats are wanted that nobody has asked for yet
+	nudges  bell.Bell // requested heartbeats that raft has not been asked for yet
 }
 
 func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *confirmer {
@@ -35,8 +35,8 @@ func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *conf
 	}
 }
 
-// ask has then called with nil once leadership at an instant after this call is proven, or with the error of run's end.
-// It is called from one goroutine for all, and must not block.
+// ask makes confirmer call then with nil once leadership at an instant after this call is proven, or with the error
+// of run's end. It is called from one goroutine for all, and must not block.
 func (c *confirmer) ask(then func(error)) {
 	c.mu.Lock()
 	if c.ended != nil {
@@ -49,7 +49,7 @@ func (c *confirmer) ask(then func(error)) {
 	c.wake.Ring()
 }
 
-// run answers until ctx ends, with the cause of which all the others are answered.
+// run answers until ctx ends, and answers the remaining questions with its cause.
 func (c *confirmer) run(ctx context.Context) {
 	go c.nudge(ctx)
 	for {
@@ -116,8 +116,8 @@ func (c *confirmer) prove(ctx context.Context) bool {
 	}
 }
 
-// nudge makes raft send heartbeats whenever a round wants some, until ctx ends. The verdict of VerifyLeader is not
-// asked for. It waits while raft's main loop does, which is why it has a goroutine of its own.
+// nudge makes raft send heartbeats whenever a round wants some, until ctx ends. It ignores the verdict of
+// VerifyLeader. It waits while raft's main loop does, so it needs a separate goroutine.
 func (c *confirmer) nudge(ctx context.Context) {
 	for {
 		select {

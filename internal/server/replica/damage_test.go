@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,7 +21,7 @@ import (
 	"github.com/fencelock/fencelock/internal/rig"
 )
 
-// settings are those of a replica alone, which tells the test what stops it.
+// settings returns the settings of a single replica, which reports to the test what stops it.
 func settings(t *testing.T) Config {
 	return Config{
 		Store: StoreMemory, Now: time.Now, Changed: func() {}, Fatal: func(err error) { t.Error(err) },
@@ -110,7 +111,7 @@ func filesOf(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// stateOf is what the directory is worth after a start: without elections, which change nothing of it.
+// stateOf returns the hash of the state in the directory after a start, without elections, which do not change it.
 func stateOf(config Config) (hash [32]byte, err error) {
 	s, err := openStores(StoreWAL, config.DataDir, newRaftLog(config.Log), config.Rig, func(error) {})
 	if err != nil {
@@ -124,7 +125,7 @@ func stateOf(config Config) (hash [32]byte, err error) {
 	return f.Machine.Hash(), nil
 }
 
-// A bit that flips anywhere in the log or in a snapshot is noticed, or changes nothing.
+// Replay notices a flipped bit anywhere in the log or in a snapshot, or the bit changes nothing.
 func TestFlippedBits(t *testing.T) {
 	t.Parallel()
 	flips := 60
@@ -140,7 +141,7 @@ func TestFlippedBits(t *testing.T) {
 	noticed, harmless := 0, 0
 	for i := range flips {
 		damaged := config
-		damaged.DataDir = t.TempDir()
+		damaged.DataDir, damaged.Moved = t.TempDir(), true
 		if err := os.CopyFS(damaged.DataDir, os.DirFS(config.DataDir)); err != nil {
 			t.Fatal(err)
 		}
@@ -171,6 +172,53 @@ func TestFlippedBits(t *testing.T) {
 	t.Logf("%d flips: %d noticed, %d harmless", flips, noticed, harmless)
 	if noticed < flips/2 {
 		t.Errorf("%d of %d are noticed: the test misses what it is for", noticed, flips)
+	}
+}
+
+// The last record of the log ends too early, or in zeros, from any of its bytes on: the replica notices, since
+// log-mark says how far the log went.
+func TestTornRecords(t *testing.T) {
+	t.Parallel()
+	config, _ := written(t)
+	last := func() (file string, text []byte) {
+		files, err := filepath.Glob(filepath.Join(config.DataDir, "wal/*.wal"))
+		if err == nil {
+			file = slices.Max(files)
+			text, err = os.ReadFile(file)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file, text
+	}
+	used := func(text []byte) int { return len(bytes.TrimRight(text, "\x00")) }
+	before, text := last()
+	from := used(text)
+	_, term, end := alone(t, config)
+	session := machine.SessionID{2}
+	carryOut(t, term, machine.Command{Op: machine.OpOpenSession, Session: session, TTL: time.Hour})
+	end()
+	file, whole := last()
+	if file != before {
+		from = 0
+	}
+	tried := 0
+	for at := from; at < used(whole); at += deep.Rounds(17, 1) {
+		for what, text := range map[string][]byte{
+			"cut off": whole[:at], "zeroed": append(bytes.Clone(whole[:at]), make([]byte, len(whole)-at)...),
+		} {
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			tried++
+			if _, err := stateOf(config); err == nil {
+				t.Errorf("%s from byte %d of %d on: no error", what, at, used(whole))
+			}
+		}
+	}
+	t.Logf("%d tried, from byte %d to %d", tried, from, used(whole))
+	if tried == 0 {
+		t.Error("nothing was tried")
 	}
 }
 
@@ -216,7 +264,7 @@ func TestDamagedReplicaDoesNotOpen(t *testing.T) {
 	end()
 }
 
-// rot is a log that gives an entry back damaged, once it is told to.
+// rot is a log that returns an entry damaged when now says so.
 type rot struct {
 	raft.LogStore
 	now func(*raft.Log) bool
@@ -230,7 +278,8 @@ func (l *rot) GetLog(index uint64, entry *raft.Log) error {
 	return err
 }
 
-// An entry that is damaged while the replica runs stops the member, and not the program, and is not sent to others.
+// An entry that becomes damaged while the replica runs stops the member, not the program, and does not reach other
+// members.
 func TestDamagedEntryStopsTheMember(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

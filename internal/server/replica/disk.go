@@ -1,17 +1,19 @@
 package replica
 
-// A disk that refuses a write: nothing more is written to it, and the server stops.
+// A disk that refuses a write: no further writes, and the server stops.
 
 import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// DiskError is why a server stopped whose disk refused a write: it is full, or an fsync failed. See Server.Err.
+// DiskError is the reason why a server stopped: its disk refused a write, because it is full, or an fsync failed. See
+// Server.Err.
 type DiskError struct {
 	What string // was to be written
 	Err  error
@@ -19,18 +21,19 @@ type DiskError struct {
 
 func (e *DiskError) Error() string { return fmt.Sprintf("the disk refused %s: %v", e.What, e.Err) }
 
-// Unwrap returns what the operating system said.
+// Unwrap returns the error of the operating system.
 func (e *DiskError) Unwrap() error { return e.Err }
 
-// disk makes the first write that is refused the last one, and has fatal called with it: the server stops.
+// disk makes the first refused write the last one, and calls fatal with its error: the server stops.
 //
-// To try again was rejected. After an fsync that failed the operating system may take the data for written, and the
-// next one succeeds without it; and raft goes on with a log that is shorter, or with a configuration that is newer,
-// than it believes. What is on the disk is read again, and checked, when the server is started again. Where the disk
-// lies then too, because it dropped what it could not write, it has to be replaced and the member to begin with an
-// empty directory.
+// It does not retry. After a failed fsync the operating system may take the data for written, and the next fsync
+// succeeds without it; and raft goes on with a log that is shorter, or with a configuration that is newer, than it
+// assumes. After a restart the server reads its data from the disk and checks it. If the disk lies even then, because
+// it dropped data that it could not write, it has to be replaced and the member has to start with an empty directory.
 type disk struct {
 	fatal func(error)
+	// appended gets the time of each append to the log, with its fsync. May be nil.
+	appended func(time.Duration)
 
 	mu     sync.Mutex
 	broken error
@@ -51,7 +54,7 @@ func (d *disk) write(what string, do func() error) error {
 	return d.condemn(&DiskError{what, err})
 }
 
-// condemn has nothing written any more, for the reason err.
+// condemn stops all further writes, for the reason err.
 func (d *disk) condemn(err error) error {
 	d.mu.Lock()
 	d.broken = err
@@ -69,14 +72,19 @@ type strictLog struct {
 func (l *strictLog) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft.Log{entry}) }
 
 func (l *strictLog) StoreLogs(entries []*raft.Log) error {
-	return l.disk.write("log entries", func() error { return l.LogStore.StoreLogs(entries) })
+	began := time.Now()
+	err := l.disk.write("log entries", func() error { return l.LogStore.StoreLogs(entries) })
+	if l.disk.appended != nil {
+		l.disk.appended(time.Since(began))
+	}
+	return err
 }
 
 func (l *strictLog) DeleteRange(first, last uint64) error {
 	return l.disk.write("the deletion of log entries", func() error { return l.LogStore.DeleteRange(first, last) })
 }
 
-// IsMonotonic passes on whether the store refuses gaps. See watchedLog.
+// IsMonotonic reports whether the store refuses gaps. See watchedLog.
 func (l *strictLog) IsMonotonic() bool {
 	m, ok := l.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()
@@ -88,8 +96,8 @@ type strictStable struct {
 	disk *disk
 }
 
-// strictFiles makes the files of the log on such a disk. The log makes them ahead of time and in full, and forgets why
-// it could not.
+// strictFiles makes the files of the log on such a disk. The log makes them ahead of time and in full, and drops the
+// error if it could not.
 type strictFiles struct {
 	types.VFS
 	disk *disk
@@ -114,10 +122,10 @@ func (s *strictStable) Set(key, value []byte) error {
 	return s.disk.write(string(key), func() error { return s.StableStore.Set(key, value) })
 }
 
-// SetUint64 implements raft.StableStore. Raft panics if its term cannot be written, which would end the program around
-// the server. Its main loop, which alone writes the term, ends here instead: nobody hears of this member any more. What
-// is there already is not written again: that is how raft begins, before it has a main loop. The first term is written
-// by the making of a cluster, which takes an error; elections begin with the second.
+// SetUint64 implements raft.StableStore. Raft panics if its term cannot be written, which would end the program
+// around the server. Its main loop, which alone writes the term, ends here instead: this member stops
+// sending. A value that is there already is not written: that is how raft begins, before it has a main loop. The first
+// term is written by the making of a cluster, which takes an error; elections begin with the second.
 func (s *strictStable) SetUint64(key []byte, value uint64) error {
 	if old, err := s.GetUint64(key); old == value && (err == nil || value == 0) {
 		return nil

@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// The first byte of a log entry says what it is. The term in which it was decided follows, then the rest.
+// The first byte of a log entry is its kind. The term in which it was decided follows, then the rest.
 const (
 	entryBatch byte = 1 // commands of the lock state machine
 	entryFact  byte = 2 // a fact about the cluster
@@ -13,11 +13,11 @@ const (
 
 // beginEntry begins a log entry that a leader decides in term.
 //
-// Raft takes an entry from the member that leads when the entry comes. That may be the same one in a later term, after
-// another one has led: a goroutine that stood still for two hand-overs is enough. What the leader of then decided by
-// its clock (a session is over), by its connections (a command comes from the one that the session is attached to) or
-// by its state (a minimum time goes on) is out of date. So an entry that lands in another term is carried out by no
-// replica.
+// Raft takes an entry from the member that leads when the entry comes. That may be the same member in a later term,
+// after another one has led: a goroutine that stood still for two hand-overs is enough. The earlier leader's
+// decisions by its clock (a session is over), by its connections (a command comes from the connection to which the
+// session is attached) or by its state (a minimum time goes on) are out of date. So no replica carries out an entry
+// that lands in another term.
 func beginEntry(kind byte, term uint64) []byte {
 	return binary.AppendUvarint([]byte{kind}, term)
 }

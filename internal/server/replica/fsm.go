@@ -1,8 +1,8 @@
 package replica
 
-// What a log entry does: commands for the lock state machine, and facts about the cluster itself. All members carry out
-// the same entries, so nothing of what goes into the state may depend on the member: not on its clock, its settings or
-// the time at which the entry comes.
+// The effect of a log entry: commands for the lock state machine, and facts about the cluster itself. All members
+// carry out the same entries, so the state must not depend on the member: not on its clock, its settings or the time
+// at which the entry comes.
 
 import (
 	"cmp"
@@ -22,7 +22,7 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// fact is what the members agree on about themselves.
+// fact is an agreement of the members about themselves.
 type fact struct {
 	// Cluster names the cluster, if it has no name yet.
 	Cluster string `json:"cluster,omitempty"`
@@ -31,28 +31,41 @@ type fact struct {
 	Client string        `json:"client,omitempty"`
 	// Approved is a member that may have a vote, by consent of an operator or because it has the key.
 	Approved raft.ServerID `json:"approved,omitempty"`
-	// Mark: every member takes the hash of its state here. Hash is the leader's at an earlier one.
+	// Mark: every member takes the hash of its state here. Hash is the leader's hash at an earlier mark.
 	Mark bool       `json:"mark,omitempty"`
 	Hash *stateHash `json:"hash,omitempty"`
-	// Opened: the time is over in which the cluster served nobody after it was restored.
+	// Opened: the time in which the cluster served nobody after a restore is over.
 	Opened bool `json:"opened,omitempty"`
+	// MaxTTL replaces permitted.MaxTTL, and DefaultMaxTTL its own with Cluster.
+	MaxTTL        time.Duration `json:"maxTTL,omitempty"`
+	DefaultMaxTTL time.Duration `json:"defaultMaxTTL,omitempty"`
+	// Started is a member, and Start its start that counts from now on, if that is later than the previous one.
+	Started raft.ServerID `json:"started,omitempty"`
+	Start   string        `json:"start,omitempty"`
 }
 
-// facts are the sum of all.
+// facts are the sum of all facts.
 type facts struct {
 	// Cluster is the token space. It survives a restore.
 	Cluster string                   `json:"cluster"`
 	Clients map[raft.ServerID]string `json:"clients"`
-	// Approved members have a vote, or get one when they have caught up. Those who made the cluster are not among them.
+	// Approved members have a vote, or get one when they have caught up. Founders of the cluster are not among them.
 	Approved map[raft.ServerID]bool `json:"approved,omitempty"`
-	// Restored names the restore of a backup from which this cluster comes; empty if it comes from none. Members of
-	// what was there before it belong to another cluster, although it has the same name.
+	// Starts are the processes of members that count: see processes.go.
+	Starts map[raft.ServerID]string `json:"starts,omitempty"`
+	// Restored is the generation of the cluster: see generation.Of. Empty if it comes from no restore. Members from
+	// before the restore belong to another cluster, although it has the same name.
 	Restored string `json:"restored,omitempty"`
-	// ClosedFor is how long the first leader serves nobody, until it says Opened.
+	// Former are the addresses of the members before the restore.
+	Former []string `json:"former,omitempty"`
+	// ClosedFor is the time for which the first leader serves nobody, until it says Opened, and UsedTTL the longest
+	// TTL in use where the cluster was restored from.
 	ClosedFor time.Duration `json:"closedFor,omitempty"`
+	UsedTTL   time.Duration `json:"usedTTL,omitempty"`
+	permitted
 }
 
-// home is what members call their cluster among themselves.
+// home is the name of the cluster among its members.
 func (x *facts) home() string {
 	if x.Restored == "" {
 		return x.Cluster
@@ -60,14 +73,15 @@ func (x *facts) home() string {
 	return x.Cluster + "/" + x.Restored
 }
 
-// fromBackup reports whether that is the name of a cluster that was restored.
+// fromBackup reports whether home is the name of a restored cluster.
 func fromBackup(home string) bool { return strings.Contains(home, "/") }
 
-// Applied is what one log entry did.
+// Applied is the result of one log entry.
 type Applied struct {
-	Stale   bool // nothing: it was decided in another term
+	Stale   bool // no effect: it was decided in another term
 	Results []machine.Result
 	Notices [][]machine.Notice // one list per command
+	Events  []machine.Event    // of all commands; nil unless the machine is followed
 }
 
 // FSM applies the log to the lock state machine.
@@ -78,33 +92,40 @@ type FSM struct {
 
 	now func() time.Time // of elapsing time
 
-	silence *silence // notices if an entry comes to no end. nil: nobody does
+	silence *silence // observes entries that take too long. May be nil.
 
-	// keep writes beside the data of which cluster it is, as members call it. nil: nothing is kept.
+	// keep writes the members' name of the cluster beside the data. nil: no data directory.
 	keep func(home string) error
 
 	comparison comparison // with the state of the leader
 
-	index atomic.Uint64 // of the last entry that was carried out since the start; zero: none
+	raised bell.Bell // rings when the feature level has changed
+
+	replaced func(id raft.ServerID, start string) // is called when the start of a member has changed. It must not block.
+
+	commits *commitMark // is raised by applied entries; nil: no mark
+
+	index atomic.Uint64 // of the last entry that was carried out since the start; zero: no entry
 
 	mu     sync.RWMutex // protects the following fields
-	clock  Clock        // as the last checkpoint set it
+	clock  Clock        // as set by the last checkpoint
 	facts  facts
-	kept   string // what is there; a member that starts knows it before it has read its log
+	kept   string // the home on disk; a starting member knows it before it has read its log
 	broken error
 }
 
-// NewFSM makes one of a machine that has carried nothing out yet. changed is called after each entry and must not
+// NewFSM makes an FSM of a machine that has carried out no entry yet. changed is called after each entry and must not
 // block, fatal once, when this replica cannot go on.
 func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	return &FSM{
 		Machine: m, changed: changed, fatal: fatal, now: time.Now, clock: Clock{from: time.Now()},
-		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: bell.New()},
+		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: bell.New()}, raised: bell.New(),
+		replaced: func(raft.ServerID, string) {},
 	}
 }
 
-// Apply implements raft.FSM. An entry that is damaged, or unknown to this version, is the last one: a member that
-// passed over it would have another state than the others.
+// Apply implements raft.FSM. It stops at an entry that is damaged, or unknown to this version: a member that skipped
+// it would have another state than the others.
 func (f *FSM) Apply(entry *raft.Log) any {
 	if err := f.failure(); err != nil {
 		return err
@@ -121,6 +142,9 @@ func (f *FSM) Apply(entry *raft.Log) any {
 		return f.fail(fmt.Errorf("log entry %d: %w", entry.Index, err))
 	}
 	f.index.Store(entry.Index)
+	if f.commits != nil {
+		f.commits.raise(entry.Index)
+	}
 	f.changed()
 	return out
 }
@@ -141,7 +165,7 @@ func (f *FSM) apply(entry *raft.Log) (*Applied, error) {
 }
 
 // applyBatch carries out the commands of one entry. An operation that this version does not know stops the member,
-// unless the command says that it may be passed over.
+// unless the command permits members to skip it.
 func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	batch, err := machine.DecodeBatch(body)
 	if err != nil {
@@ -152,9 +176,13 @@ func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	for i := range batch.Commands {
 		c := &batch.Commands[i]
 		if f.silence != nil {
-			f.silence.applying.begin() // what lasts is one command, not a long entry on a slow machine
+			f.silence.applying.begin() // the bound is for one command, not for a long entry on a slow machine
 		}
+		level := f.Machine.Level()
 		out.Results[i], out.Notices[i] = f.Machine.Apply(batch.At, c)
+		if c.Op == machine.OpRaiseLevel && f.Machine.Level() != level {
+			f.raised.Ring()
+		}
 		if out.Results[i].Code == machine.CodeUnknown && !c.Ignorable {
 			return nil, fmt.Errorf("operation %d is not known to this version: %s", c.Op, out.Results[i].Detail)
 		}
@@ -162,26 +190,27 @@ func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 			f.setClock()
 		}
 	}
+	out.Events = f.Machine.News()
 	return out, nil
 }
 
-// setClock goes by the last checkpoint, also if it sets the clock back: what was timed by it is timed from there. It
-// was made before it is known here, so the clock is slow rather than fast.
+// setClock adopts the last checkpoint, even if it sets the clock back: everything that was timed by it is timed from
+// there. It was made before it is known here, so the clock is slow rather than fast.
 func (f *FSM) setClock() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.clock = Clock{f.Machine.Clock(), f.now()}
 }
 
-// ClusterClock is the clock of the cluster, for a member that is about to lead.
+// ClusterClock returns the clock of the cluster, for a member that is about to lead.
 func (f *FSM) ClusterClock() Clock {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.clock
 }
 
-// learn adds a fact. A leader tells a fact again if it does not know whether it landed (Term.tell), so every fact must
-// be harmless the second time.
+// learn adds a fact. A leader repeats a fact if it does not know whether it landed (Term.tell), so a repetition of a
+// fact must be harmless.
 func (f *FSM) learn(index uint64, body []byte) error {
 	var x fact
 	if err := json.Unmarshal(body, &x); err != nil {
@@ -195,8 +224,11 @@ func (f *FSM) learn(index uint64, body []byte) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.facts.Cluster == "" {
-		f.facts.Cluster = x.Cluster
+	switch {
+	case f.facts.Cluster == "":
+		f.facts.Cluster, f.facts.permitted = x.Cluster, permitted{x.MaxTTL, x.DefaultMaxTTL}
+	case x.Cluster == "" && x.MaxTTL != 0: // otherwise it is of a leader that did not know the name yet
+		f.facts.MaxTTL = x.MaxTTL
 	}
 	if x.Member != "" {
 		f.facts.Clients[x.Member] = x.Client
@@ -207,13 +239,20 @@ func (f *FSM) learn(index uint64, body []byte) error {
 		}
 		f.facts.Approved[x.Approved] = true
 	}
+	if x.Started != "" && mayCount(x.Start, f.facts.Starts[x.Started]) {
+		if f.facts.Starts == nil {
+			f.facts.Starts = map[raft.ServerID]string{}
+		}
+		f.facts.Starts[x.Started] = x.Start
+		f.replaced(x.Started, x.Start)
+	}
 	if x.Opened {
 		f.facts.ClosedFor = 0
 	}
 	return f.keepHome(f.facts.home())
 }
 
-// keepHome writes down of which cluster this member is. The caller holds f.mu.
+// keepHome records the cluster of this member. The caller holds f.mu.
 func (f *FSM) keepHome(home string) error {
 	if home == "" || home == f.kept {
 		return nil
@@ -230,8 +269,8 @@ func (f *FSM) keepHome(home string) error {
 	return nil
 }
 
-// fail stops the replica: one that passes over an entry drifts apart from the others. It does not panic, since the
-// program around may have better things to do than to end.
+// fail stops the replica: a replica that skips an entry drifts apart from the others. It does not panic, since the
+// surrounding program may have better things to do than to end.
 func (f *FSM) fail(err error) error {
 	f.mu.Lock()
 	f.broken = err
@@ -246,40 +285,51 @@ func (f *FSM) failure() error {
 	return f.broken
 }
 
-// home is what members call their cluster, empty before its first leader.
+// home returns the members' name of their cluster, empty before its first leader.
 func (f *FSM) home() string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return cmp.Or(f.facts.home(), f.kept)
 }
 
-// Cluster is what clients call the cluster, the token space; empty before its first leader.
+// Cluster returns the clients' name of the cluster, the token space; empty before its first leader.
 func (f *FSM) Cluster() string {
 	name, _, _ := strings.Cut(f.home(), "/")
 	return name
 }
 
-// History names the restore from which the cluster comes; empty if it comes from none.
-func (f *FSM) History() string {
-	_, restored, _ := strings.Cut(f.home(), "/")
+// History returns the restore from which the cluster comes, or "". See generation.Of.
+func (f *FSM) History() string { return historyOf(f.home()) }
+
+// historyOf returns the part of a home that names the restore.
+func historyOf(home string) string {
+	_, restored, _ := strings.Cut(home, "/")
 	return restored
 }
 
-// ClosedFor is how long a leader has to wait before it serves.
-func (f *FSM) ClosedFor() time.Duration {
+// former returns the addresses of the members before the restore.
+func (f *FSM) former() []string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	return f.facts.ClosedFor
+	return f.facts.Former
 }
 
-// Client is where clients find a member; empty if nowhere, or not known.
+// Closed returns the time that a leader has to wait before it serves, and the longest TTL in use in the cluster of
+// the backup.
+func (f *FSM) Closed() (wait, used time.Duration) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.facts.ClosedFor, f.facts.UsedTTL
+}
+
+// Client returns where clients find a member; empty if nowhere, or unknown.
 func (f *FSM) Client(id string) string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.facts.Clients[raft.ServerID(id)]
 }
 
-// knows reports whether it is known where clients find a member.
+// knows reports whether a member's address for clients is known.
 func (f *FSM) knows(id raft.ServerID) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -294,6 +344,13 @@ func (f *FSM) approved(id raft.ServerID) bool {
 	return f.facts.Approved[id]
 }
 
+// Started returns the start of a member that counts; empty if it is not recorded.
+func (f *FSM) Started(id raft.ServerID) string {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.facts.Starts[id]
+}
+
 // StoreConfiguration implements raft.ConfigurationStore: the members have changed.
 func (f *FSM) StoreConfiguration(index uint64, _ raft.Configuration) { f.index.Store(index) }
 
@@ -306,7 +363,7 @@ func (f *FSM) Snapshot() (raft.FSMSnapshot, error) {
 	return frozen, nil
 }
 
-// Freeze returns the present state, which stays as it is while the log goes on.
+// Freeze returns the present state, unchanged by later entries.
 func (f *FSM) Freeze() (*Frozen, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -314,7 +371,7 @@ func (f *FSM) Freeze() (*Frozen, error) {
 		return nil, f.broken
 	}
 	now := f.facts
-	now.Clients, now.Approved = maps.Clone(now.Clients), maps.Clone(now.Approved)
+	now.Clients, now.Approved, now.Starts = maps.Clone(now.Clients), maps.Clone(now.Approved), maps.Clone(now.Starts)
 	return &Frozen{now, f.Machine.Freeze()}, nil
 }
 
@@ -362,8 +419,8 @@ func (f *FSM) Restore(snapshot io.ReadCloser) error {
 	return nil
 }
 
-// become takes the state of a snapshot over. Of which cluster it is comes first: the state of another one must not take
-// the place of this.
+// become adopts the state of a snapshot. It checks the cluster first: the state of another one must not replace this
+// one.
 func (f *FSM) become(x facts, snapshot io.Reader) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -375,10 +432,13 @@ func (f *FSM) become(x facts, snapshot io.Reader) error {
 	}
 	f.facts = x
 	f.clock = Clock{f.Machine.Clock(), f.now()}
+	for id, start := range x.Starts {
+		f.replaced(id, start)
+	}
 	return nil
 }
 
-// readLine reads up to a line feed and nothing of what follows.
+// readLine reads up to a line feed and not further.
 func readLine(r io.Reader) ([]byte, error) {
 	var line []byte
 	for one := make([]byte, 1); len(line) < maxFacts; line = append(line, one[0]) {

@@ -21,12 +21,13 @@ type bytesConn struct {
 
 func (c bytesConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
-// Whatever arrives at the port for members is let in only if it is what a member would have sent, byte by byte.
+// The port for members admits a connection only if its bytes are those of a member.
 func FuzzPreface(f *testing.F) {
 	const home = "cluster/restored"
-	for _, kind := range []byte{forRaft, forQuestions, 'x'} {
+	for _, kind := range []byte{forRaft, forProcess, forQuestions, 'x'} {
 		for _, other := range []string{"", home, "another"} {
 			f.Add(preface(kind, other, "self"), true)
+			f.Add(preface(kind, other, "self@other@3-ab@2-cd@7"), true)
 			f.Add(preface(kind, other, ""), false)
 		}
 	}
@@ -36,9 +37,10 @@ func FuzzPreface(f *testing.F) {
 		if in {
 			ours = home
 		}
-		p := &peerNet{self: "self", home: func() string { return ours }}
+		p := &peerNet{home: func() string { return ours }}
+		p.now.Store(&speaker{self: &Replica{id: "self"}})
 		r := bytes.NewReader(data)
-		kind, err := p.readPreface(bytesConn{r: r})
+		kind, who, err := p.readPreface(bytesConn{r: r})
 		if err != nil {
 			return
 		}
@@ -46,20 +48,22 @@ func FuzzPreface(f *testing.F) {
 		parts := read[len(prefaceMagic)+3:]
 		theirs, member := parts[:read[len(prefaceMagic)+1]], parts[read[len(prefaceMagic)+1]:]
 		switch {
-		case !bytes.Equal(read, preface(kind, string(theirs), raft.ServerID(member))),
-			kind != forRaft && kind != forQuestions:
+		case !bytes.Equal(read, preface(kind, string(theirs), string(member))),
+			kind != forRaft && kind != forProcess && kind != forQuestions:
 			t.Errorf("%q is let in as %q", data, kind)
 		case ours != "" && len(theirs) > 0 && string(theirs) != ours:
 			t.Errorf("%q of another cluster is let in", data)
-		case kind == forRaft && string(member) != "self":
+		case kind == forProcess && who.String() != string(member):
+			t.Errorf("%q is read as %v", data, who)
+		case kind != forQuestions && who.to != "self":
 			t.Errorf("%q, for another member, is let in", data)
-		case kind == forRaft && in && len(theirs) == 0:
+		case kind != forQuestions && in && len(theirs) == 0:
 			t.Errorf("%q, of before the restore, is let in", data)
 		}
 	})
 }
 
-// A backup that is damaged anywhere is refused; one that is whole and makes no sense is refused or restored, and breaks
+// A backup with damage anywhere is an error. An intact backup without sense is an error or restores, and breaks
 // nothing.
 func FuzzBackup(f *testing.F) {
 	m := NewFSM(newMachine(), func() {}, func(err error) { f.Error(err) })

@@ -11,8 +11,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLog lets raft write to a slog.Logger, one level lower than raft has it: its errors are a member that is away, and
-// its news are of interest to those who know raft. The handler decides what is seen.
+// raftLog lets raft write to a slog.Logger, one level lower than raft's own: its errors are often only a member that
+// is away, and its news interest people who know raft. The handler filters.
 type raftLog struct {
 	to      *slog.Logger
 	name    string
@@ -73,7 +73,7 @@ func (l *raftLog) ResetNamed(name string) hclog.Logger {
 	return &raftLog{to: l.to, name: name, implied: l.implied}
 }
 
-// SetLevel does nothing: the handler decides.
+// SetLevel has no effect: the handler decides.
 func (l *raftLog) SetLevel(hclog.Level) {}
 
 func (l *raftLog) GetLevel() hclog.Level {

@@ -16,10 +16,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// patience is how long a test waits for what must come: the machine may be slow.
+// patience is how long a test waits for an expected event: the machine may be slow.
 const patience = 30 * time.Second
 
-// quiet is a logger for tests: what fails is told by the test.
+// quiet is a logger for tests: the test reports failures.
 func quiet(t testing.TB) *slog.Logger {
 	if testing.Verbose() {
 		return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo}))

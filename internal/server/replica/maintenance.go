@@ -11,15 +11,15 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// A member in maintenance leads only if nobody else does: it asks for no votes while it hears of a leader, or has heard
-// of one a short while ago, and if it leads all the same it hands that over as soon as another can take it. It follows
-// and votes as before. To ask for no votes at all would be wrong: it may be the only one left that has all that was
-// acknowledged, and then the others cannot be elected.
+// A member in maintenance leads only if nobody else does: it asks for no votes while it hears of a leader, or has
+// heard of one a short while ago, and if it leads anyway it hands the leadership over as soon as another member can
+// take it. It follows and votes as before. It must not refrain from elections altogether: it may be the only one left
+// with all acknowledged entries, and then the others cannot be elected.
 
-// errMaintenance is what raft gets instead of a vote.
+// errMaintenance is raft's answer instead of a vote.
 var errMaintenance = errors.New("this member is in maintenance: it leads only if nobody else does")
 
-// refrainTimes is for how many elections without a leader a member in maintenance leaves them to the others.
+// refrainTimes is the number of elections without a leader that a member in maintenance leaves to the others.
 const refrainTimes = 3
 
 // maintain begins maintenance, or ends it.
@@ -39,8 +39,8 @@ func (r *Replica) maintain(on bool) {
 // InMaintenance reports whether this member leads only if nobody else does.
 func (r *Replica) InMaintenance() bool { return r.proof.refrains.Load() != nil }
 
-// Maintain begins maintenance, or ends it. A member that leads hands that over then; if no other member can lead, the
-// error is a *RefusedError and nothing has changed.
+// Maintain begins maintenance, or ends it. A leader then hands the leadership over; if no other member can lead, the
+// error is a *RefusedError and the state is unchanged.
 func (r *Replica) Maintain(ctx context.Context, on bool) error {
 	leads := on && r.serving.Load() != nil
 	if leads {
@@ -51,15 +51,15 @@ func (r *Replica) Maintain(ctx context.Context, on bool) error {
 	r.maintain(on)
 	r.config.Log.Info("maintenance", "on", on)
 	if leads {
-		if err := r.HandOver(ctx); err != nil { // the leadership tries it again
+		if err := r.HandOver(ctx); err != nil { // the leadership retries it
 			r.config.Log.Info("in maintenance, and still leading", "error", err)
 		}
 	}
 	return nil
 }
 
-// StepDown hands the leadership over, if this member serves, and does not take it again. The error is why nobody took
-// it.
+// StepDown hands the leadership over, if this member serves, and refuses to lead from then on. The error says why
+// nobody took it.
 func (r *Replica) StepDown(ctx context.Context) error {
 	r.maintain(true)
 	if r.serving.Load() == nil || r.Voters() < 2 {
@@ -68,8 +68,8 @@ func (r *Replica) StepDown(ctx context.Context) error {
 	return r.HandOver(ctx)
 }
 
-// successor returns the member that is to lead after this one, which leads: id, or where that is empty the one that has
-// the most of the log. It must have a vote, answer, and not be in maintenance.
+// successor returns the member that is to lead after this leader: id, or, if that is empty, the member with the most
+// of the log. It must have a vote, answer, and not be in maintenance.
 func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server, error) {
 	refuse := func(format string, args ...any) (raft.Server, error) {
 		return raft.Server{}, refusal(format, args...)
@@ -87,7 +87,7 @@ func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server,
 	best, away, has := -1, 0, uint64(0)
 	for i, m := range servers {
 		switch index := r.proof.indexOf(m.ID); {
-		case answers[i].ID != m.ID: // none, or another member's
+		case answers[i].ID != m.ID: // no answer, or another member's
 		case answers[i].Maintenance:
 			away++
 		case best < 0 || index > has:
@@ -107,7 +107,7 @@ func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server,
 	return refuse("no other member with a vote answers the leader")
 }
 
-// askEach asks all at once, for as long as a leader may be silent. The answer of a member that gives none has no id.
+// askEach asks all concurrently, for as long as a leader may be silent. A member without an answer has no id.
 func (r *Replica) askEach(ctx context.Context, servers []raft.Server) []answer {
 	ctx, cancel := context.WithTimeout(ctx, r.config.Timing.WithDefaults().Heartbeat)
 	defer cancel()
@@ -120,7 +120,7 @@ func (r *Replica) askEach(ctx context.Context, servers []raft.Server) []answer {
 	return answers
 }
 
-// HandOver has another member lead.
+// HandOver makes another member lead.
 func (r *Replica) HandOver(ctx context.Context) error {
 	to, err := r.successor(ctx, "")
 	if err != nil {
@@ -129,7 +129,7 @@ func (r *Replica) HandOver(ctx context.Context) error {
 	return r.transfer(ctx, to)
 }
 
-// Transfer has the member id lead. The error is a *RefusedError if it cannot.
+// Transfer makes the member id lead. The error is a *RefusedError if it cannot.
 func (r *Replica) Transfer(ctx context.Context, id string) error {
 	to, err := r.successor(ctx, raft.ServerID(id))
 	if err != nil {
@@ -138,7 +138,7 @@ func (r *Replica) Transfer(ctx context.Context, id string) error {
 	return r.transfer(ctx, to)
 }
 
-// transfer waits for raft, but no longer than ctx. A hand-over that has begun then goes on.
+// transfer waits for raft, but no longer than ctx. A hand-over under way then goes on.
 func (r *Replica) transfer(ctx context.Context, to raft.Server) error {
 	var err error
 	select {

@@ -1,12 +1,13 @@
 package replica
 
-// Who the members are. The leader alone changes that, and every change is an entry of the log.
+// The membership. Only the leader changes it, and every change is an entry of the log.
 //
-// A server is taken in without a vote. It gets one when it is approved (by an operator, or because it knows the key)
-// and has caught up: without approval a stranger could outvote the members, and with a vote a server that is behind
-// could stop them.
+// A server is admitted without a vote. It gets one when it is approved (by an operator, or because it knows the key)
+// and has caught up: without approval a stranger could outvote the members, and with a vote a lagging server could
+// stop them.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,29 +22,29 @@ import (
 // memberTimeout bounds one change of the configuration.
 const memberTimeout = 5 * time.Second
 
-// RefusedError is why the members, or the leader among them, were not changed as an operator wanted: as they are, that
-// is not possible or would do harm.
+// RefusedError is the reason why the members, or the leader among them, were not changed as an operator wanted: it is
+// not possible now or would do harm.
 type RefusedError struct{ why string }
 
 func (e *RefusedError) Error() string { return e.why }
 
 func refusal(format string, args ...any) error { return &RefusedError{fmt.Sprintf(format, args...)} }
 
-// ErrNoMember is in the chain of errors about a member that there is not.
+// ErrNoMember is in the chain of errors about an unknown member.
 var ErrNoMember = errors.New("there is no member")
 
 func noMember(id raft.ServerID) error { return fmt.Errorf("%w %q", ErrNoMember, id) }
 
-// Member is one of the cluster.
+// Member is a member of the cluster.
 type Member struct {
 	ID, Address string
-	Client      string // where clients find it; empty: nowhere, or not known
+	Client      string // where clients find it; empty: nowhere, or unknown
 	Voter       bool
 	Waits       bool // it has neither a vote nor the approval to get one
 	Alive       bool // it follows; see Term.Members
 }
 
-// Members are those of the latest configuration, committed or not. Who is alive is not known.
+// Members returns the members of the latest configuration, committed or not. Alive is not set.
 func (r *Replica) Members() []Member {
 	var all []Member
 	for _, m := range r.servers() {
@@ -55,16 +56,16 @@ func (r *Replica) Members() []Member {
 	return all
 }
 
-// Voters is how many members have a vote.
+// Voters returns the number of members with a vote.
 func (r *Replica) Voters() int { return voters(r.servers()) }
 
-// CaughtUp reports, of a member that follows this one, whether it has all that is committed.
+// CaughtUp reports whether a follower of this member has all committed entries.
 func (r *Replica) CaughtUp(id string) bool {
 	return r.proof.caughtUp(raft.ServerID(id), r.raft.CommitIndex())
 }
 
-// Members are those of the cluster, and which of them are alive. The error is ErrNotLeader once nobody is served in
-// this term any more.
+// Members returns the members of the cluster, and which of them are alive. The error is ErrNotLeader once this term
+// serves nobody any more.
 func (t *Term) Members(ctx context.Context) ([]Member, error) {
 	alive, err := t.alive(ctx)
 	if err != nil {
@@ -77,7 +78,7 @@ func (t *Term) Members(ctx context.Context) ([]Member, error) {
 	return all, nil
 }
 
-// Add takes in, by consent of an operator, the server that answers at an address, and returns its name.
+// Add adds, by consent of an operator, the server that answers at an address, and returns its name.
 func (t *Term) Add(ctx context.Context, address string) (id string, err error) {
 	other, err := t.replica.peers.ask(ctx, address, question{})
 	if err != nil {
@@ -92,7 +93,7 @@ func (t *Term) Add(ctx context.Context, address string) (id string, err error) {
 	return string(other.ID), nil
 }
 
-// Remove takes a member out. If it is this one, the leadership is handed over instead, which is an error: the next
+// Remove removes a member. If it is this one, the leadership is handed over instead, which is an error: the next
 // leader can remove it.
 func (t *Term) Remove(ctx context.Context, id string) error {
 	r := t.replica
@@ -117,11 +118,11 @@ func (t *Term) Remove(ctx context.Context, id string) error {
 		}
 		return errors.New("this member led and has handed that over: ask the next leader")
 	}
-	// The index says that the members have not changed since they were counted.
+	// The index proves that the members have not changed since they were counted.
 	return changeError(r.await(r.raft.RemoveServer(raft.ServerID(id), configuration.Index(), memberTimeout)))
 }
 
-// changeError is why the members could not be changed. It wraps ErrUnknown if they may change yet.
+// changeError returns the error of a failed change of the members. It wraps ErrUnknown if they may change yet.
 func changeError(err error) error {
 	if errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrRaftShutdown) {
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -129,7 +130,8 @@ func changeError(err error) error {
 	return err
 }
 
-// checkQuorumWithout refuses to leave a cluster that could not go on: most of the voters that remain must be there.
+// checkQuorumWithout refuses a removal after which the cluster could not go on: most of the remaining voters must be
+// there.
 func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.ServerID]bool) error {
 	voters, there := 0, 0
 	for _, m := range servers {
@@ -151,13 +153,14 @@ func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.
 	return nil
 }
 
-// aliveEvery is how often alive looks, and aliveTimes how many election timeouts it gives the members to answer.
+// aliveEvery is the interval at which alive checks for answers, and aliveTimes the number of election timeouts that
+// it waits for them.
 const (
 	aliveEvery = 10 * time.Millisecond
 	aliveTimes = 2
 )
 
-// alive asks which members follow this one, which leads: those that acknowledge something that was sent after the call.
+// alive returns the followers of this leader: members that acknowledge a request that was sent after the call.
 // Heartbeats come often enough for that.
 func (t *Term) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
 	r := t.replica
@@ -188,18 +191,18 @@ func (t *Term) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
 	}
 }
 
-// errNotFresh is why a server with data is not taken in. It has voted and acknowledged in another company, and may have
-// been one of the majority that the cluster has gone on without: what it brings does not fit.
+// errNotFresh is the reason not to admit a server with data. It has voted and acknowledged elsewhere, and may have
+// been one of the majority that the cluster has gone on without: its data does not fit.
 var errNotFresh = errors.New(
 	"it has data of a former member or of another cluster: start it with an empty data directory")
 
-// maxUnapproved is how many members without approval are taken in: each gets all that the cluster keeps.
+// maxUnapproved bounds the members without approval: each gets all that the cluster keeps.
 const maxUnapproved = 8
 
-// admit takes a member in, as leader: one that has no data, or one of its own that has moved. It begins without a vote:
+// admit adds a member, as leader: a server without data, or a moved member of this cluster. It begins without a vote:
 // keepMembers gives it one when it has caught up, so that it cannot stop the others, and is approved. Any server that
-// reaches this member may ask, so without approval (of an operator, if consent is given, or by the key) nobody takes
-// the place of a member or is believed to be one that has moved.
+// reaches this member may ask, so without approval (of an operator, if consent is given, or by the key) no server
+// replaces a member or counts as a moved one.
 func (t *Term) admit(m member, consent bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), memberTimeout)
 	defer cancel()
@@ -207,7 +210,7 @@ func (t *Term) admit(m member, consent bool) error {
 	if r.isMember(m) {
 		return t.approve(ctx, m.ID, consent)
 	}
-	// Nothing is changed before the one who answers there has said who it is.
+	// The configuration stays unchanged until the server at that address has named itself.
 	a, proven, err := r.askForKey(ctx, m.Peer)
 	if err != nil {
 		return fmt.Errorf("cannot reach you at %s: %w", m.Peer, err)
@@ -218,8 +221,8 @@ func (t *Term) admit(m member, consent bool) error {
 	if err := r.checkLevel(a.Level); err != nil {
 		return err
 	}
-	// One at a time, and by what the members are now: while we asked, another request may have let in this server, or
-	// the last one that may wait.
+	// One at a time, and by the present members: while we asked, another request may have admitted this server, or
+	// the last unapproved one.
 	r.admitting.Lock()
 	defer r.admitting.Unlock()
 	if r.isMember(m) {
@@ -229,6 +232,9 @@ func (t *Term) admit(m member, consent bool) error {
 	known := slices.IndexFunc(servers, func(server raft.Server) bool { return server.ID == m.ID })
 	if known < 0 && !a.Fresh {
 		return errNotFresh
+	}
+	if known >= 0 && a.Start != "" && r.runs(string(servers[known].Address), m.ID, a.Start) {
+		return &RunningError{string(m.ID), string(servers[known].Address)}
 	}
 	consent = consent || proven
 	before := slices.IndexFunc(servers, func(server raft.Server) bool {
@@ -244,11 +250,16 @@ func (t *Term) admit(m member, consent bool) error {
 	case known < 0 && r.unapproved(servers) >= maxUnapproved:
 		return fmt.Errorf("%d servers wait for approval already", maxUnapproved)
 	}
+	if before >= 0 {
+		if found := r.peers.whereabouts(servers[before].ID); found != "" && found != m.Peer {
+			return fmt.Errorf("%s, which was at %s, is at %s and has not said so yet", servers[before].ID, m.Peer, found)
+		}
+	}
 	if err := t.approve(ctx, m.ID, consent); err != nil {
 		return err
 	}
 	if before >= 0 {
-		// Its place is taken: it lost its data, and will not come back under its name.
+		// The new member replaces the old one, which lost its data and will not come back under its name.
 		if err := r.await(r.raft.RemoveServer(servers[before].ID, 0, memberTimeout)); err != nil {
 			return err
 		}
@@ -258,8 +269,19 @@ func (t *Term) admit(m member, consent bool) error {
 			"id", m.ID, "address", m.Peer,
 			"approve", "fencelock member add "+m.Peer, "refuse", "fencelock member remove "+string(m.ID))
 	}
-	// The vote of one that moved goes with it.
-	return r.await(r.raft.AddNonvoter(m.ID, raft.ServerAddress(m.Peer), 0, memberTimeout))
+	// A moved member keeps its vote.
+	err = r.await(r.raft.AddNonvoter(m.ID, raft.ServerAddress(m.Peer), 0, memberTimeout))
+	if err == nil && known >= 0 && r.State.Client(string(m.ID)) != a.Client {
+		err = t.tryTell(fact{Member: m.ID, Client: a.Client})
+	}
+	if err == nil && r.config.Admitted != nil {
+		replaced := ""
+		if before >= 0 {
+			replaced = string(servers[before].ID)
+		}
+		r.config.Admitted(string(m.ID), m.Peer, consent || known >= 0, replaced)
+	}
+	return err
 }
 
 // isMember reports whether a server is a member under its name and at its address.
@@ -269,13 +291,13 @@ func (r *Replica) isMember(m member) bool {
 	})
 }
 
-// consentNeeded is why a server is not taken in by itself.
+// consentNeeded is the reason not to admit a server without an approval.
 func consentNeeded(address, why string) error {
 	return fmt.Errorf("%s: that needs approval, by \"fencelock member add %s\" or the join key of the others",
 		why, address)
 }
 
-// approve notes that a member may have a vote, if there is consent to that.
+// approve records that a member may have a vote, if there is consent.
 func (t *Term) approve(ctx context.Context, id raft.ServerID, consent bool) error {
 	if !consent || !t.replica.waits(id) {
 		return nil
@@ -302,7 +324,7 @@ func (r *Replica) unapproved(servers []raft.Server) (n int) {
 	return n
 }
 
-// addVoter gives a member a vote, unless it has been taken out since somebody looked: it would be a member again.
+// addVoter gives a member a vote, unless it has been removed since the caller looked: it would be a member again.
 func (r *Replica) addVoter(id raft.ServerID, address raft.ServerAddress) error {
 	configuration := r.raft.GetConfiguration()
 	servers := configuration.Configuration().Servers
@@ -312,7 +334,7 @@ func (r *Replica) addVoter(id raft.ServerID, address raft.ServerAddress) error {
 	return r.await(r.raft.AddVoter(id, address, configuration.Index(), memberTimeout))
 }
 
-// KeepMembers gives votes to those who have caught up, and learns where clients find each member.
+// KeepMembers gives votes to members that have caught up, and learns where clients find each member.
 func (t *Term) KeepMembers(ctx context.Context) {
 	for _, server := range t.replica.servers() {
 		if err := t.keepMember(ctx, server); err != nil && ctx.Err() == nil {
@@ -322,7 +344,7 @@ func (t *Term) KeepMembers(ctx context.Context) {
 }
 
 // keepMember takes the next step with one member: its new address if it is this one, approval by the key, its vote, and
-// where clients find it. What fails is tried again by the next round.
+// where clients find it. The next round retries failures.
 func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 	r := t.replica
 	if server.ID == r.id {
@@ -360,15 +382,18 @@ func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 	return t.tryTell(fact{Member: a.ID, Client: a.Client})
 }
 
-// levelOf is the level that a member has told. Versions that tell none know the first one.
+// levelOf returns a member's reported level. Versions that report no level know the first one.
 func levelOf(told uint32) uint32 { return max(told, 1) }
 
-// CommonLevel is the highest feature level that all approved members know.
+// level is the highest feature level that this member knows.
+func (r *Replica) level() uint32 { return cmp.Or(r.config.Rig.Level, machine.MaxLevel) }
+
+// CommonLevel returns the highest feature level that all approved members know.
 func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
 	r := t.replica
-	common := uint32(machine.MaxLevel)
+	common := r.level()
 	for _, member := range r.servers() {
-		if member.ID == r.id || r.waits(member.ID) { // who is not approved has no say
+		if member.ID == r.id || r.waits(member.ID) { // an unapproved member does not count
 			continue
 		}
 		a, err := r.peers.ask(ctx, string(member.Address), question{})
@@ -383,7 +408,7 @@ func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
 	return common, nil
 }
 
-// checkLevel is why a member is not taken in whose version knows too little.
+// checkLevel returns the error for a member whose version is below the cluster's level.
 func (r *Replica) checkLevel(told uint32) error {
 	if level := r.State.Machine.Level(); levelOf(told) < level {
 		return fmt.Errorf("your version knows feature level %d, the cluster uses %d: take a newer one",

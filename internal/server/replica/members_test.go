@@ -78,15 +78,16 @@ func TestNewerMembersAreAskedAbout(t *testing.T) {
 	nowhere := func() string { return "" }
 	known := newPeerNet(&Config{Listener: listener, Advertise: "a.test:7482", TLS: config("a.test"), Log: quiet(t)},
 		nowhere)
-	known.serve("known", func() []string { return nil }, func(question) answer {
+	known.now.Store(&speaker{nil, func() []string { return nil }, func(question) answer {
 		return answer{member: member{ID: "known"}, Members: []string{"a.test:7482", "c.test:7482"}}
-	})
+	}})
+	known.serve()
 	away := newPeerNet(&Config{
 		Advertise: "b.test:7482", TLS: config("b.test"), Dial: func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", listener.Addr().String())
 		},
 	}, nowhere)
-	away.members = func() []string { return []string{"a.test:7482", "b.test:7482"} }
+	away.now.Store(&speaker{members: func() []string { return []string{"a.test:7482", "b.test:7482"} }})
 	defer known.serving.Wait()
 	defer known.Close()
 	defer away.serving.Wait()
@@ -103,7 +104,7 @@ func TestNewerMembersAreAskedAbout(t *testing.T) {
 	}
 }
 
-// A member that is taken out while the leader looks at it is no member again, although it had caught up.
+// A member that is removed while the leader examines it does not become a member again, although it had caught up.
 func TestVoteIsNotGivenToOneThatWasTakenOut(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 2, onlyOnDemand)

@@ -9,20 +9,26 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/bell"
 )
 
-// Members talk to each other on one port. With TLS each shows a certificate that names the host of the address at which
-// the others know it: see certificate.go. Every connection begins with a preface that says what it is for, of which
-// cluster the dialer is and, if it is for raft, which member it is for: those of another cluster or for another member
-// are turned away before raft hears of them. What is asked without raft is answered with the reason then.
+// Members talk to each other on one port. With TLS each shows a certificate that names the host of the address at
+// which the others know it: see certificate.go. Every connection begins with a preface: its purpose, the dialer's
+// cluster and, if it is for raft, the member it is for. Connections from another cluster or for another member are
+// closed before raft sees them; such questions outside of raft are answered with the reason.
 const (
 	prefaceMagic   = "FLP1"
-	forRaft        = 'r'
+	forRaft        = 'r' // from a member of a feature level that names no starts
+	forProcess     = 'p' // for raft, with a claim: see processes.go
 	forQuestions   = 'q'
 	prefaceTimeout = 5 * time.Second
 	answerTimeout  = 5 * time.Second
@@ -35,59 +41,84 @@ type peerNet struct {
 	advertise string
 	tls       *tls.Config // nil: in the clear
 	open      func(ctx context.Context, address string) (net.Conn, error)
-	home      func() string // the present cluster, empty for none
+	home      func() string // the present cluster, empty without one
 	log       *slog.Logger
 
-	// set by serve
-	members func() []string // the addresses of the members, none if there is no cluster yet
-	self    raft.ServerID
-	answer  func(question) answer
+	now atomic.Pointer[speaker] // set before serve
+
+	met bell.Bell // a member of another generation of the cluster asked
 
 	forRaft chan net.Conn
 	done    chan struct{}
 	serving sync.WaitGroup
 	asking  chan struct{} // has room for one: others are asked about a certificate
 
-	mu    sync.Mutex
-	conns map[net.Conn]struct{} // all that are open
-	told  []string              // addresses of members that this one may not know of yet, from those that it knows
+	came bell.Bell // a process waits to count
+
+	mu        sync.Mutex
+	conns     map[*trackedConn]struct{} // all that are open
+	newcomers map[raft.ServerID]*newcomer
+	book      map[raft.ServerID]string
+	told      []string // addresses of members that this one may not know yet, from the members that it knows
 }
 
-// question is what one member asks another outside of raft.
+// speaker answers for this member: one during the start, and another one from then on.
+type speaker struct {
+	self    *Replica        // nil during the start: no connection is for raft then
+	members func() []string // the addresses of the members; empty if there is no cluster yet
+	answer  func(question) answer
+}
+
+// question is a request to another member outside of raft.
 type question struct {
-	// Join asks the leader to take this member in.
+	// Join asks the leader to add this member.
 	Join *member `json:"join,omitempty"`
-	// Index asks the leader how far the log goes of what was acknowledged to anybody.
+	// Index asks the leader for the end of the log that was acknowledged to anybody.
 	Index bool `json:"index,omitempty"`
 	// Prove asks for a proof that the member knows the key, over these bytes.
 	Prove []byte `json:"prove,omitempty"`
+	// Starting asks for objections to a start, and Who for the answering member, even while that one starts.
+	Starting *starting `json:"starting,omitempty"`
+	Who      bool      `json:"who,omitempty"`
 }
 
-// member is what members know of each other.
+// member is a member's description for the others.
 type member struct {
 	ID     raft.ServerID `json:"id"`
 	Peer   string        `json:"peer"`
 	Client string        `json:"client"`
-	// Level is the highest feature level that its version knows; zero: the first.
+	// Level is the highest feature level of its version; zero: the first.
 	Level uint32 `json:"level,omitempty"`
+	// MaxTTL is the greatest TTL of a session that it grants when it leads; zero from versions that do not report it.
+	MaxTTL time.Duration `json:"maxTTL,omitempty"`
+	// Start names the process; empty from versions that do not report it.
+	Start string `json:"start,omitempty"`
 }
 
-// answer tells who answers, and what became of the question.
+// answer has the answering member, and the result of the question.
 type answer struct {
 	member
 	// Fresh: this member belongs to no cluster yet.
 	Fresh bool `json:"fresh"`
-	// Leader is the address among the members of the one who leads, if known.
+	// Leader is the leader's address among the members, if known.
 	Leader string `json:"leader,omitempty"`
-	// Members are the addresses of all that this one knows of, itself included.
+	// Members are the addresses of all known members, including this one.
 	Members []string `json:"members,omitempty"`
-	// Index is what was asked for with Index; zero from who does not lead.
+	// Index answers question.Index; zero from a member that does not lead.
 	Index uint64 `json:"index,omitempty"`
-	// Proof is what was asked for with Prove.
+	// Proof answers question.Prove.
 	Proof []byte `json:"proof,omitempty"`
 	// Maintenance: it leads only if nobody else does.
 	Maintenance bool `json:"maintenance,omitempty"`
-	// Joined: the member that asked to join is in.
+	// Relative is the cluster of the answering member, even if it is another one.
+	Relative *relative `json:"relative,omitempty"`
+	// Known is the end of the log of the starting member, as far as this one knows, and Runs the address of another
+	// process of that member.
+	Known uint64 `json:"known,omitempty"`
+	Runs  string `json:"runs,omitempty"`
+	// Recorded is the start of that member that counts.
+	Recorded string `json:"recorded,omitempty"`
+	// Joined: the member that asked to join is a member now.
 	Joined bool `json:"joined,omitempty"`
 	// Error says why not.
 	Error string `json:"error,omitempty"`
@@ -98,15 +129,13 @@ type answer struct {
 func newPeerNet(c *Config, home func() string) *peerNet {
 	return &peerNet{
 		listener: c.Listener, advertise: c.Advertise, home: home, tls: c.TLS, open: c.Dial, log: c.Log,
-		forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1),
-		conns: map[net.Conn]struct{}{},
+		met: bell.New(), forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1),
+		conns: map[*trackedConn]struct{}{}, newcomers: map[raft.ServerID]*newcomer{}, came: bell.New(),
 	}
 }
 
-// serve accepts connections to the member self until Close, and has reply answer questions. members are the addresses
-// of all that this member knows of.
-func (p *peerNet) serve(self raft.ServerID, members func() []string, reply func(question) answer) {
-	p.self, p.members, p.answer = self, members, reply
+// serve accepts connections until Close.
+func (p *peerNet) serve() {
 	p.serving.Go(func() {
 		for {
 			conn, err := p.listener.Accept()
@@ -132,21 +161,24 @@ func (p *peerNet) closed() bool {
 	}
 }
 
-// welcome reads the preface and hands the connection on.
+// welcome reads the preface and forwards the connection.
 func (p *peerNet) welcome(conn net.Conn) {
 	if p.tls != nil {
-		conn = tls.Server(conn, p.tls)
+		conn = tls.Server(conn, p.tls) // which asks GetConfigForClient itself
 	}
 	conn, ok := p.track(conn)
 	if !ok {
 		return
 	}
 	conn.SetDeadline(time.Now().Add(prefaceTimeout))
-	kind, err := p.readPreface(conn)
-	if kind == forRaft && err == nil {
+	kind, who, err := p.readPreface(conn)
+	if kind != forQuestions && err == nil {
 		err = p.checkCertificate(certificateOf(conn))
 	}
-	if err != nil {
+	if kind == forProcess && err == nil {
+		err = p.now.Load().self.meet(conn, who)
+	}
+	if err != nil && !errors.Is(err, errStarting) {
 		p.log.Warn("a member was turned away", "from", conn.RemoteAddr().String(), "error", err)
 	}
 	if kind == forQuestions {
@@ -165,7 +197,7 @@ func (p *peerNet) welcome(conn net.Conn) {
 	}
 }
 
-// reply answers a question, or says why it does not.
+// reply answers a question, or returns the reason for a refusal.
 func (p *peerNet) reply(conn net.Conn, foreign error) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(answerTimeout))
@@ -174,57 +206,118 @@ func (p *peerNet) reply(conn net.Conn, foreign error) {
 		return
 	}
 	var a answer
+	now := p.now.Load()
 	if foreign != nil {
 		a.Error = foreign.Error()
 	} else {
-		a = p.answer(q)
+		a = now.answer(q)
 	}
-	_ = json.NewEncoder(conn).Encode(a) // the other side asks again
+	if now.self != nil {
+		now.self.relate(&a, q)
+	}
+	_ = json.NewEncoder(conn).Encode(a) // the other side repeats the question
 }
 
-// readPreface returns what the connection is for; with an error too, if that is known.
-func (p *peerNet) readPreface(conn net.Conn) (kind byte, err error) {
+// readPreface returns the purpose of the connection, even with an error if it is known.
+func (p *peerNet) readPreface(conn net.Conn) (kind byte, who *claim, err error) {
 	head := make([]byte, len(prefaceMagic)+3)
 	if _, err := io.ReadFull(conn, head); err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	kind = head[len(prefaceMagic)]
 	theirs, member := make([]byte, head[len(head)-2]), make([]byte, head[len(head)-1])
 	for _, part := range [][]byte{theirs, member} {
 		if _, err := io.ReadFull(conn, part); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 	}
-	switch ours := p.home(); {
-	case string(head[:len(prefaceMagic)]) != prefaceMagic, kind != forRaft && kind != forQuestions:
-		return 0, errors.New("it is no member")
-	case ours != "" && len(theirs) > 0 && ours != string(theirs):
-		return kind, fmt.Errorf("who asks is a member of cluster %q, who answers of cluster %q", theirs, ours)
-	case fromBackup(ours) && len(theirs) == 0 && kind == forRaft:
-		// Members of a restored cluster know its name from the beginning. One that does not is of what was there
-		// before.
-		return kind, fmt.Errorf("who asks does not know its cluster, who answers is of cluster %q", ours)
-	case kind == forRaft && string(member) != string(p.self):
-		return 0, fmt.Errorf("it is looking for the member %q, which was here before %q", member, p.self)
+	who = &claim{to: raft.ServerID(member)}
+	if kind == forProcess {
+		if who, err = readClaim(string(member)); err != nil {
+			return 0, nil, err
+		}
 	}
-	return kind, nil
+	self := p.now.Load().self
+	switch ours := p.home(); {
+	case string(head[:len(prefaceMagic)]) != prefaceMagic, kind != forRaft && kind != forProcess && kind != forQuestions:
+		return 0, nil, errors.New("it is no member")
+	case ours != "" && len(theirs) > 0 && ours != string(theirs):
+		if clusterOf(ours) == clusterOf(string(theirs)) {
+			p.met.Ring()
+		}
+		return kind, nil, fmt.Errorf("who asks is a member of cluster %q, who answers of cluster %q", theirs, ours)
+	case fromBackup(ours) && len(theirs) == 0 && kind != forQuestions:
+		// Members of a restored cluster know its name from the beginning. A member without the name is of the cluster
+		// before it.
+		return kind, nil, fmt.Errorf("who asks does not know its cluster, who answers is of cluster %q", ours)
+	case kind == forQuestions:
+	case self == nil:
+		return 0, nil, errStarting
+	case who.to != self.id:
+		return 0, nil, fmt.Errorf("it is looking for the member %q, which was here before %q", who.to, self.id)
+	}
+	return kind, who, nil
 }
 
-// preface is what a connection begins with: kind, the dialer's cluster or nothing, and for raft the member that it is
-// for.
-func preface(kind byte, home string, member raft.ServerID) []byte {
+// preface is the beginning of a connection: kind, the dialer's cluster or "", and for raft the member that it is for,
+// or a claim.
+func preface(kind byte, home, member string) []byte {
 	p := append([]byte(prefaceMagic), kind, byte(len(home)), byte(len(member)))
 	return append(append(p, home...), member...)
 }
 
-// dial connects to address, for raft to the given member there.
-func (p *peerNet) dial(ctx context.Context, address string, kind byte, member raft.ServerID) (net.Conn, error) {
+// dialling returns the configuration of TLS for one connection to another member. If it comes from files that may
+// have been replaced, GetConfigForClient returns their present content, for both directions.
+func (p *peerNet) dialling() (*tls.Config, error) {
+	config := p.tls
+	if config.GetConfigForClient != nil {
+		now, err := config.GetConfigForClient(&tls.ClientHelloInfo{})
+		if err != nil {
+			return nil, err
+		}
+		if now != nil {
+			config = now
+		}
+	}
+	config = config.Clone()
+	config.ServerName = p.tls.ServerName
+	return config, nil
+}
+
+// dialMember connects to a member at an address, for raft.
+func (p *peerNet) dialMember(ctx context.Context, address string, id raft.ServerID) (net.Conn, error) {
+	self := p.now.Load().self
+	if self == nil || !self.namesStarts() {
+		conn, err := p.dial(ctx, address, forRaft, string(id))
+		if err == nil {
+			p.name(conn, id, "", true)
+		}
+		return conn, err
+	}
+	conn, err := p.dial(ctx, address, forProcess, self.claimTo(id).String())
+	if err != nil {
+		return nil, err
+	}
+	deadline, _ := ctx.Deadline()
+	conn.SetDeadline(deadline)
+	if err := self.greet(conn, id); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	conn.SetDeadline(time.Time{})
+	return conn, nil
+}
+
+// dial connects to address, and sends the preface.
+func (p *peerNet) dial(ctx context.Context, address string, kind byte, member string) (net.Conn, error) {
 	conn, err := p.open(ctx, address)
 	if err != nil {
 		return nil, err
 	}
 	if p.tls != nil {
-		config := p.tls.Clone()
+		config, err := p.dialling()
+		if err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
 		if config.ServerName == "" {
 			config.ServerName, _, _ = net.SplitHostPort(address) // it was dialled, so it has a host
 		}
@@ -245,7 +338,7 @@ func (p *peerNet) dial(ctx context.Context, address string, kind byte, member ra
 	return conn, nil
 }
 
-// ask asks the member at address. The error says that no answer came; an answer can carry an error of its own.
+// ask asks the member at address. The error says that no answer came; an answer can have an error itself.
 func (p *peerNet) ask(ctx context.Context, address string, q question) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -263,7 +356,7 @@ func (p *peerNet) ask(ctx context.Context, address string, q question) (answer, 
 		return answer{}, err
 	}
 	if a.ID == "" {
-		return answer{}, fmt.Errorf("turned away: %s", a.Error)
+		return a, fmt.Errorf("turned away: %s", a.Error)
 	}
 	a.certificate = certificateOf(conn)
 	return a, nil
@@ -284,7 +377,14 @@ func (p *peerNet) Dial(address raft.ServerAddress, timeout time.Duration) (net.C
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	member, there := splitAt(address)
-	return p.dial(ctx, there, forRaft, member)
+	if found := p.whereabouts(member); found != "" && found != there {
+		soon, cancel := context.WithTimeout(ctx, timeout/2)
+		defer cancel()
+		if conn, err := p.dialMember(soon, found, member); err == nil {
+			return conn, nil
+		}
+	}
+	return p.dialMember(ctx, there, member)
 }
 
 // Addr implements raft.StreamLayer with the address at which the others find this member.
@@ -303,14 +403,11 @@ func (p *peerNet) Close() error {
 		return nil
 	}
 	close(p.done)
-	open := make([]net.Conn, 0, len(p.conns))
-	for conn := range p.conns {
-		open = append(open, conn)
-	}
+	open := slices.Collect(maps.Keys(p.conns))
 	p.mu.Unlock()
 	err := p.listener.Close()
 	for _, conn := range open {
-		conn.Close()
+		_ = conn.Close() // it is over
 	}
 	return err
 }
@@ -331,6 +428,11 @@ func (p *peerNet) track(conn net.Conn) (net.Conn, bool) {
 type trackedConn struct {
 	net.Conn
 	net *peerNet
+
+	// For raft: the member at the other end, and its start, empty if it did not say. The fields are protected by net.mu.
+	member  raft.ServerID
+	start   string
+	dialled bool // by this member
 }
 
 func (c *trackedConn) Close() error {

@@ -1,7 +1,7 @@
 package replica
 
-// Recovery from the disk of one member. The new directory is made beside the old one and takes its place at the end, by
-// two renames: up to there an error leaves the old one where it was.
+// Recovery from the disk of one member. The new directory is made beside the old one and replaces it at the end, by
+// two renames: until then an error leaves the old one where it was.
 
 import (
 	"bytes"
@@ -10,24 +10,26 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/rig"
 )
 
-// What stands beside a data directory that is recovered, by what follows its name.
+// Suffixes of the directories beside a data directory that is recovered.
 const (
 	recoveredSuffix = ".recovered"
 	lostSuffix      = ".lost"
 )
 
 // Recover turns the data directory of one member, of a cluster that has lost most of its members, into one of a new
-// cluster with one member, which has all that is on this disk. It is Restore with a disk in place of a backup: tokens
-// go on far above all that were issued, also those that this disk knows nothing of, every session is ended, and the
-// server serves nobody at first, for DefaultMaxTTL where ClosedFor is 0: the disk may lack what other members
-// acknowledged last. Damage is a *CorruptError. The old directory is kept, with ".lost" after its name.
+// cluster with one member, which has all the state on this disk. It is Restore with a disk in place of a backup:
+// tokens go on far above all issued tokens, even those that this disk does not know, every session is ended, and the
+// server serves nobody at first, because the disk may lack the last acknowledgements of other members. Damage is a
+// *CorruptError. The old directory is kept, with ".lost" after its name.
 //
-// No other member of the old cluster must run, now or later.
+// No other member of the old cluster must run, now or later. If one answers, the error is a *RivalError, unless
+// Supersede is set.
 func Recover(dir string, o RestoreOptions) (Restored, error) {
 	r, err := recoverDir(filepath.Clean(dir), o)
 	if err != nil {
@@ -48,10 +50,13 @@ func recoverDir(dir string, o RestoreOptions) (Restored, error) {
 	if o.Store == "" {
 		o.Store = kind
 	}
-	info, snapshot, err := rescue(kind, dir)
+	info, snapshot, members, err := rescue(kind, dir)
 	if err != nil {
 		return Restored{}, err
 	}
+	o.Members = append(members, o.Members...)
+	slices.Sort(o.Members)
+	o.Members = slices.Compact(o.Members)
 	r, err := remake(fresh, info, snapshot, o)
 	if err != nil {
 		return Restored{}, err
@@ -63,28 +68,37 @@ func recoverDir(dir string, o RestoreOptions) (Restored, error) {
 	return r, syncDir(filepath.Dir(dir))
 }
 
-// rescue returns all that is in a data directory, as if it were a backup made when the log was last written.
-func rescue(kind Store, dir string) (info BackupInfo, snapshot []byte, err error) {
+// rescue returns the state of a data directory, as if it were a backup made when the log was last written, and where
+// others may be.
+func rescue(kind Store, dir string) (info BackupInfo, snapshot []byte, others []string, err error) {
 	written, err := os.Stat(filepath.Join(dir, markFile))
 	if errors.Is(err, os.ErrNotExist) { // it is of an older version
 		written, err = os.Stat(filepath.Join(dir, string(kind)))
 	}
 	if err != nil {
-		return info, nil, err
+		return info, nil, nil, err
 	}
 	s, err := openStores(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &rig.Rig{}, func(error) {})
 	if err != nil {
-		return info, nil, err
+		return info, nil, nil, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	f := NewFSM(machine.New(1), func() {}, func(error) {})
 	if _, err := s.replay(f); err != nil {
-		return info, nil, err
+		return info, nil, nil, err
 	}
 	if f.Cluster() == "" {
-		return info, nil, fmt.Errorf("%s is of a member that was never in a cluster", dir)
+		return info, nil, nil, fmt.Errorf("%s is of a member that was never in a cluster", dir)
+	}
+	others = slices.Clone(f.former())
+	for _, m := range s.members {
+		if m.ID != s.nodeID {
+			others = append(others, string(m.Address))
+		}
 	}
 	var state bytes.Buffer
 	_, err = f.Machine.Freeze().WriteTo(&state)
-	return BackupInfo{Cluster: f.Cluster(), At: written.ModTime()}, state.Bytes(), err
+	return BackupInfo{
+		Cluster: f.Cluster(), History: f.History(), At: written.ModTime(), permitted: f.facts.permitted,
+	}, state.Bytes(), others, err
 }

@@ -83,7 +83,7 @@ func (g *gate) heldAnswers() int {
 	return g.held
 }
 
-// letGo lets the held answers arrive; what is sent from now on is held again if again is set.
+// letGo lets the held answers arrive; if again is set, it holds later answers.
 func (g *gate) letGo(again bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -126,8 +126,10 @@ func group(t *testing.T, n int, configure func(*raft.Config)) []*peer {
 			s.silence.writeAfter = config.CommitTimeout // what is not sent then is not sent again in time
 		}
 		f := NewFSM(newMachine(), func() {}, func(err error) { t.Errorf("replica %d: %v", i, err) })
-		var err error
-		if p.Replica, err = openRaft(s, p.gate, f, config); err != nil {
+		p.Replica = &Replica{
+			State: f, id: s.nodeID, stores: s, config: Config{Log: quiet(t)}, dead: make(chan struct{}),
+		}
+		if err := p.openRaft(p.gate, config); err != nil {
 			t.Fatal(err)
 		}
 		peers[i] = p
@@ -263,7 +265,7 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 		return next.raft.LastIndex() == old.raft.LastIndex()
 	})
 
-	// Each of the two sends to each of the two others has an answer on its way, and so nothing more is sent.
+	// Each of the two sends to each of the two others has its answer on the way, so raft sends nothing more.
 	old.gate.hold()
 	old.raft.VerifyLeader()
 	eventually(t, "four answers are on their way", func() bool { return old.gate.heldAnswers() == 4 })
@@ -334,7 +336,9 @@ func TestBurstIsNotLeftLying(t *testing.T) {
 
 func TestStalledDiskOfALeader(t *testing.T) {
 	t.Parallel()
-	peers := group(t, 3, func(c *raft.Config) {})
+	peers := group(t, 3, func(c *raft.Config) { // the leader is to stay, also on a busy machine
+		c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = 2*time.Second, 2*time.Second, 2*time.Second
+	})
 	leaderAmong := func(peers []*peer) *peer {
 		for _, p := range peers {
 			if _, leads := p.LeadingTerm(); leads {
@@ -357,8 +361,9 @@ func TestStalledDiskOfALeader(t *testing.T) {
 			others = append(others, p)
 		}
 	}
-	eventually(t, "another leads", func() bool { return leaderAmong(others) != nil })
-	if err := leaderAmong(others).applyOne(t); err != nil {
+	var next *peer
+	eventually(t, "another leads", func() bool { next = leaderAmong(others); return next != nil })
+	if err := next.applyOne(t); err != nil {
 		t.Errorf("the new leader: %v", err)
 	}
 	goOn()
@@ -367,6 +372,6 @@ func TestStalledDiskOfALeader(t *testing.T) {
 	}
 	eventually(t, "the old leader follows", func() bool {
 		_, leads := old.LeadingTerm()
-		return !leads && old.raft.AppliedIndex() == leaderAmong(others).raft.AppliedIndex()
+		return !leads && old.raft.AppliedIndex() == next.raft.AppliedIndex()
 	})
 }

@@ -1,11 +1,11 @@
 package replica
 
-// The data directory of a new cluster with one member, made of a backup (backup.go) or of what is left on a disk
+// The data directory of a new cluster with one member, made of a backup (backup.go) or of a surviving disk
 // (recover.go).
 
 import (
 	"bytes"
-	"cmp"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -16,53 +16,65 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/rig"
 )
 
-// DefaultMaxTTL is the longest TTL of a session that a server grants where it is not told another.
-const DefaultMaxTTL = 24 * time.Hour
-
-// RestoreOptions say what to make of a backup. The zero value is right where the cluster of which it was made is gone.
+// RestoreOptions configure the restore of a backup. The zero value is right if the original cluster is gone.
 type RestoreOptions struct {
 	// Store is the kind of log, as in Config.
 	Store Store
 	// NewCluster gives the cluster a new name, so that guards and clients that know the old one refuse it. It is for a
-	// copy beside the cluster that was copied, which would issue tokens that mean nothing to the other.
+	// copy beside the original cluster, whose tokens would not be comparable.
 	NewCluster bool
-	// ClosedFor is how long the cluster serves nobody at first. 0: the longest TTL that the old cluster granted, which
-	// is in the backup; DefaultMaxTTL if it is not. Negative: not at all. Who held a lock when the cluster was lost
-	// believes so for as long as its TTL, and may have taken it after the backup was made. So less is right where the
-	// TTLs in use were shorter, or where the old cluster has been down for a while.
+	// ClosedFor is the time for which the cluster serves nobody at first. 0: the greatest TTL that the old cluster
+	// permitted, which is in the backup; 24 h if an earlier version made it. Negative: no time. A client that held a
+	// lock when the
+	// cluster was lost relies on it for its TTL, and may have acquired it after the backup was made. So less is
+	// right where the TTLs in use were shorter, or where the old cluster has been down for a while.
 	ClosedFor time.Duration
+	// Members are addresses of members of the old cluster, beside those that Recover finds in the log. They are asked
+	// first: see Supersede. The new server asks them too, while it runs. TLS and JoinKey as in Config.
+	Members []string
+	TLS     *tls.Config
+	JoinKey []byte
+	// Supersede makes the new generation although a server of the cluster answers, which is otherwise a *RivalError. Its
+	// number is 1 + the greatest of the answers: these servers stop when they hear of it.
+	Supersede bool
 }
 
-// Restored is what came of a backup.
+// Restored is the result of a restore.
 type Restored struct {
 	// Cluster is the token space of the new cluster.
 	Cluster string
 	// BackedUp is when the backup was made, by the clock of the server that made it.
 	BackedUp time.Time
-	// Every token to come is above Revision, and no earlier one is.
+	// All future tokens are above Revision, and all earlier ones are not.
 	Revision uint64
-	// ClosedFor is how long the server will serve nobody when it is started.
+	// ClosedFor is the time for which the server will serve nobody after its start.
 	ClosedFor time.Duration
+	// UsedTTL is the longest TTL of a session in the backup: advice for RestoreOptions.ClosedFor, since a longer one may
+	// have been in use after that.
+	UsedTTL time.Duration
+	// Generation of the new cluster.
+	Generation fencing.Generation
 }
 
 // tokensPerMilli is more than the bundled server issues in a millisecond. The revision is set ahead by that much for
-// the time since the backup was made, besides what the state machine adds: so tokens increase also over a second
-// restore of one backup, and where it is very old.
+// the time since the backup was made, besides the state machine's own addition: so tokens increase even over a second
+// restore of one backup, and if the backup is very old.
 const tokensPerMilli = 1 << 10
 
 // Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has
-// what is in the backup. Start starts it; other members are taken in as into any other cluster, and begin with empty
-// directories. It must not be started before every member of the cluster of which the backup was made is stopped for
-// good, unless it is given another name.
+// the state of the backup. Start starts it; other members are admitted as into any other cluster, and begin with
+// empty directories. It must not be started before every member of the backup's cluster is stopped for good, unless
+// it gets another name. If one of Members answers, the error is a *RivalError, unless Supersede is set.
 //
-// Tokens go on far above all that were issued before, also after the backup was made. Every session is ended and so is
-// what hung on it; the minimum times of holds go on. Events from before are gone.
+// Tokens go on far above all tokens issued before, even after the backup was made. Every session is ended with its
+// holds and waits; the minimum times of holds go on. Earlier events are gone.
 //
-// A backup that is cut off or damaged is an error; dir is then not made, or cannot be started and has to be emptied.
+// A truncated or damaged backup is an error; dir is then not made, or cannot be started and has to be emptied.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	r, err := restore(dir, backup, o)
 	if err != nil {
@@ -85,11 +97,11 @@ func restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	return remake(dir, a, snapshot, o)
 }
 
-// remake makes dir the data directory of a new cluster with one member and the state in snapshot, of which a is told.
+// remake makes dir the data directory of a new cluster with one member and the state in snapshot, described by a.
 func remake(dir string, a BackupInfo, snapshot []byte, o RestoreOptions) (Restored, error) {
 	m := machine.New(1)
 	since := uint64(max(0, time.Since(a.At).Milliseconds()))
-	longest, err := m.RestoreBackup(bytes.NewReader(snapshot), since*tokensPerMilli)
+	used, err := m.RestoreBackup(bytes.NewReader(snapshot), since*tokensPerMilli)
 	if err != nil {
 		return Restored{}, err
 	}
@@ -97,10 +109,15 @@ func remake(dir string, a BackupInfo, snapshot []byte, o RestoreOptions) (Restor
 	if o.NewCluster {
 		f.facts.Cluster = newClusterID()
 	}
-	f.facts.Restored = newClusterID()
+	next := fencing.Generation{ID: fencing.NewNonce()}
+	if next.Number, err = rivals(a, &o); err != nil {
+		return Restored{}, err
+	}
+	f.facts.Restored, f.facts.Former = next.String(), o.Members
+	f.facts.UsedTTL, f.facts.DefaultMaxTTL, f.facts.MaxTTL = used, a.DefaultMaxTTL, max(used, a.max())
 	switch {
 	case o.ClosedFor == 0:
-		f.facts.ClosedFor = max(longest, cmp.Or(a.MaxTTL, DefaultMaxTTL))
+		f.facts.ClosedFor = f.facts.MaxTTL
 	case o.ClosedFor > 0:
 		f.facts.ClosedFor = o.ClosedFor
 	}
@@ -108,14 +125,15 @@ func remake(dir string, a BackupInfo, snapshot []byte, o RestoreOptions) (Restor
 		return Restored{}, err
 	}
 	return Restored{
-		Cluster: f.facts.Cluster, BackedUp: a.At, Revision: m.Revision(), ClosedFor: f.facts.ClosedFor,
+		Cluster: f.facts.Cluster, BackedUp: a.At, Revision: m.Revision(), ClosedFor: f.facts.ClosedFor, UsedTTL: used,
+		Generation: next,
 	}, nil
 }
 
-// unfinished is the name of a file that is in a data directory while a backup is restored into it.
+// unfinished is the name of a file that marks a data directory while a backup is restored into it.
 const unfinished = "restoring"
 
-// checkFinished refuses a data directory in which a restore was broken off: it would begin with no tokens.
+// checkFinished refuses a data directory with an interrupted restore: it would begin without tokens.
 func checkFinished(dir string) error {
 	_, err := os.Stat(filepath.Join(dir, unfinished))
 	switch {
@@ -128,8 +146,8 @@ func checkFinished(dir string) error {
 	return err
 }
 
-// writeDataDir makes dir the data directory of a member that is alone, with the state f as its first snapshot. The file
-// unfinished is there before anything that a server needs and until all of it is, so that no server starts with a part.
+// writeDataDir makes dir the data directory of a single member, with the state f as its first snapshot. The file
+// unfinished is there before any file that a server needs and until all are, so that no server starts with a part.
 func writeDataDir(dir string, kind Store, f *Frozen) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -169,7 +187,7 @@ func writeDataDir(dir string, kind Store, f *Frozen) (err error) {
 	return syncDir(dir)
 }
 
-// firstTerm makes the log, which is empty, and says that its term has begun in which the snapshot was made.
+// firstTerm makes the log, which is empty, and records in it that the term of the snapshot has begun.
 func firstTerm(kind Store, dir string) error {
 	log, err := openLog(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &rig.Rig{}, &disk{fatal: func(error) {}})
 	if err != nil {
@@ -178,7 +196,7 @@ func firstTerm(kind Store, dir string) error {
 	return errors.Join(log.SetUint64([]byte(currentTerm), 1), log.Close())
 }
 
-// firstSnapshot stands for the first log entry of a cluster with one member. Where that is reached it finds out when it
+// firstSnapshot replaces the first log entry of a cluster with one member. The member finds out its address when it
 // starts.
 func firstSnapshot(dir string, id raft.ServerID, f *Frozen) error {
 	store, err := openSnapshots(dir, newRaftLog(slog.New(slog.DiscardHandler)))

@@ -13,13 +13,13 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// reopenSealed finishes what a member was about when it was killed between two steps of raft-wal: the last file of the
-// log was full and sealed, and the list of files did not say so yet. raft-wal opens such a log and refuses every entry
-// from then on ("segment is sealed"), also when it is opened again: the member would never come back.
+// reopenSealed repairs a log after a member was killed between two steps of raft-wal: the last file of the log was
+// full and sealed, and the list of files did not say so yet. raft-wal opens such a log and refuses every later entry
+// ("segment is sealed"), even when it is reopened: the member would never come back.
 //
-// The entries are copied into a file that is not sealed, which takes the place of the other in the list. To enter the
-// seal in the list was rejected: after a loss of power the index that belongs to it may not be on the disk, and
-// raft-wal has gone back to the entries before it.
+// The entries are copied into an unsealed file, which replaces the other in the list. Entering the seal in the list
+// is not safe: after a loss of power the index that belongs to it may not be on the disk, and raft-wal has gone back
+// to the entries before it.
 func reopenSealed(dir string, files types.VFS) (err error) {
 	if _, err := os.Stat(filepath.Join(dir, metadb.FileName)); errors.Is(err, fs.ErrNotExist) {
 		return nil // there is no log yet
@@ -58,13 +58,13 @@ func reopenSealed(dir string, files types.VFS) (err error) {
 	return list.CommitState(state)
 }
 
-// aroundEntry is more than a file needs for an entry beside its data, in bytes.
+// aroundEntry exceeds the overhead of an entry in a file, in bytes.
 const aroundEntry = 64
 
-// copySegment writes all entries of from, as of the first of into, to a new file, which it makes so large that as much
-// fits in once more as into had room for.
+// copySegment writes all entries of from, as of the first of into, to a new file. It makes the file large enough for
+// as much more as into had room for.
 func copySegment(filer *segment.Filer, from types.SegmentWriter, into *types.SegmentInfo) (err error) {
-	// One that is there is of an attempt that was broken off.
+	// An existing file is of an interrupted attempt.
 	if err := filer.Delete(into.BaseIndex, into.ID); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

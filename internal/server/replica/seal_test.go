@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/internal/rig"
 )
 
-// unlisted is a list of the log's files that is not written any more once it is shut: what a kill leaves behind that
-// comes between the last entry of a file and the next file.
+// unlisted is the list of the log's files, which stops changing once it is shut: a kill between the last entry of a
+// file and the next file leaves such a list.
 type unlisted struct {
 	metadb.BoltMetaDB
 	shut bool

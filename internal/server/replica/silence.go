@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	// stallAfter is how long a write to the local log may take before this member keeps silent towards the others.
+	// stallAfter bounds a write to the local log before this member keeps silent towards the others.
 	stallAfter = 500 * time.Millisecond
-	// hangAfter is how long a command may be in the state machine, or an entry on its way into the log and through it,
-	// and how long raft may refuse entries because it hands the leadership over. All are far beyond what a slow disk, a
-	// slow follower or a hand-over takes: raft gives up a hand-over after an election timeout and one message.
+	// hangAfter bounds the time of a command in the state machine, of an entry on its way into the log and through
+	// it, and the time for which raft may refuse entries because it hands the leadership over. It is far beyond a
+	// slow disk, a slow follower or a hand-over: raft abandons a hand-over after an election timeout and one message.
 	hangAfter = 5 * time.Second
 )
 
-// silence is the one place that decides whether this member keeps silent towards the others. Those who find a reason
-// report it here; those who send heartbeats, entries, snapshots and requests for votes ask reason before.
+// silence alone decides whether this member keeps silent towards the others. Parts that find a reason report it here;
+// senders of heartbeats, entries, snapshots and requests for votes ask reason before.
 //
-// A leader of which a part stands still (the disk, the main loop of raft, the state machine, a hand-over of the
-// leadership that never ends) commits nothing. But raft sends its heartbeats from other goroutines, so it would stay
-// leader for as long as that lasts, and nobody would be served. A silent one is succeeded, and raft steps down here
-// when it hears nothing of the others. A silent member asks for no votes either: elected, it would serve nobody.
-// Nothing is timed meanwhile: renewals and reads are served rightly, and the end of a session is a write.
+// A leader with a blocked part (the disk, the main loop of raft, the state machine, a hand-over of the leadership
+// that never ends) commits no entry. But raft sends its heartbeats from other goroutines, so it would stay leader for
+// as long as that lasts, and nobody would be served. A silent leader is replaced, and raft steps down here when it
+// does not hear from the others. A silent member asks for no votes either: elected, it would serve nobody. No session
+// expires meanwhile: renewals and reads are served correctly, and the end of a session is a write.
 //
-// Ending a stuck write with an error was rejected: the write may still happen, later than what came after it, and leave
-// a log that does not fit together. The deletion of old entries is not watched. Raft does that beside its writes, and
-// where it hangs the next write does too.
+// A stuck write does not end with an error: it may still happen, after later writes, and leave an inconsistent log.
+// The deletion of old entries is not watched. Raft does that beside its writes, and if it hangs the next write does
+// too.
 type silence struct {
 	writing  span        // of the local log: raft writes from one goroutine at a time
 	applying span        // of commands: raft applies in another
@@ -40,8 +40,8 @@ type silence struct {
 	hangAfter  time.Duration // how long all else may
 
 	mu      sync.Mutex
-	flying  []time.Time // when each entry was proposed here that has not landed, in their order
-	refused time.Time   // since when raft hands the leadership over; zero: it does not
+	flying  []time.Time // when each pending entry was proposed here, in their order
+	refused time.Time   // since when raft hands the leadership over; zero: no hand-over
 }
 
 func newSilence() *silence {
@@ -51,7 +51,7 @@ func newSilence() *silence {
 	}
 }
 
-// reason is why this member keeps silent; nil while it speaks.
+// reason returns the reason why this member keeps silent; nil while it speaks.
 func (s *silence) reason() error {
 	if s.damaged.Load() {
 		return errors.New("the log is damaged")
@@ -85,7 +85,7 @@ func (s *silence) proposed() {
 	s.flying = append(s.flying, time.Now())
 }
 
-// landed reports that the first of the entries on their way has landed, and what raft said to it.
+// landed reports that the first of the pending entries has landed, and raft's error.
 func (s *silence) landed(err error) {
 	s.mu.Lock()
 	s.flying = s.flying[1:]
@@ -93,8 +93,8 @@ func (s *silence) landed(err error) {
 	s.answered(err)
 }
 
-// answered reports what raft said to an entry of which it was not reported that it was proposed: one that waits for all
-// that is to be applied before it takes as long as it takes.
+// answered reports raft's result of an entry whose proposal was not reported: an entry that waits until all earlier
+// ones are applied may take any time.
 func (s *silence) answered(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,19 +106,19 @@ func (s *silence) answered(err error) {
 	}
 }
 
-// deposed reports that this member leads no more: it hands nothing over.
+// deposed reports that this member no longer leads: it does not hand over the leadership.
 func (s *silence) deposed() { s.answered(nil) }
 
-// span is something that one goroutine does over and over, and others look at.
+// span is a recurring operation of one goroutine, which others observe.
 type span struct {
 	epoch time.Time
-	since atomic.Int64 // when the present one began, in nanoseconds since epoch; zero if there is none
+	since atomic.Int64 // start of the present operation, in nanoseconds since epoch; zero between operations
 }
 
 func (s *span) begin() { s.since.Store(max(1, int64(time.Since(s.epoch)))) }
 func (s *span) end()   { s.since.Store(0) }
 
-// lasts is for how long the present one has gone on.
+// lasts returns the duration of the present operation.
 func (s *span) lasts() time.Duration {
 	since := s.since.Load()
 	if since == 0 {
@@ -141,7 +141,7 @@ func (l *watchedLog) StoreLogs(entries []*raft.Log) error {
 	return l.LogStore.StoreLogs(entries)
 }
 
-// IsMonotonic passes on whether the store refuses gaps: raft asks, and what does not pass it on corrupts raft-wal.
+// IsMonotonic reports whether the store refuses gaps: raft asks, and a wrapper without it corrupts raft-wal.
 func (l *watchedLog) IsMonotonic() bool {
 	m, ok := l.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()

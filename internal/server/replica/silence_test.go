@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// deaf is a transport that counts what is sent.
+// deaf is a transport that counts messages and delivers none.
 type deaf struct {
 	transport
 	sent int

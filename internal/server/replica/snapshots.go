@@ -17,8 +17,8 @@ import (
 )
 
 // checkedSnapshots are snapshots whose description is as safe as their contents: raft keeps a checksum of the state
-// alone, in a file beside it that has the index, the term and the members. They are written down once more at the head
-// of the state. The head is of this disk; other members get the state without it.
+// alone, in a separate file that also has the index, the term and the members. These are repeated at the head of the
+// state. The head stays on this disk; other members get the state without it.
 type checkedSnapshots struct {
 	raft.SnapshotStore
 	dir string
@@ -35,7 +35,7 @@ func openSnapshots(dir string, logger hclog.Logger) (*checkedSnapshots, error) {
 	return &checkedSnapshots{store, filepath.Join(dir, "snapshots")}, nil
 }
 
-// head is what the state begins with.
+// head is the beginning of the state.
 func head(m *raft.SnapshotMeta) ([]byte, error) {
 	text, err := json.Marshal(struct {
 		ID                 string
@@ -92,12 +92,12 @@ func (s *checkedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, e
 	}{in, state}, nil
 }
 
-// check reads all snapshots that raft keeps, also those that it would pass over since it cannot read them, and returns
-// the index of the newest; zero without any.
+// check reads all snapshots that raft keeps, even unreadable ones, which raft would skip, and returns the index of
+// the newest; zero without snapshots.
 //
-// raft removes the older ones file by file once so many newer ones are whole. A process that is killed in the middle
-// leaves a part of one (TestSnapshotThatWasBeingRemoved): that is no damage, and the removal is finished here. A part of
-// one that counts among the newest cannot come about so, and is damage.
+// raft removes the older snapshots file by file once enough newer ones are whole. A process that is killed in the
+// middle leaves a part (TestSnapshotThatWasBeingRemoved): that is no damage, and check finishes the removal. A
+// partial snapshot among the newest has another cause, and is damage.
 func (s *checkedSnapshots) check() (newest uint64, err error) {
 	names, err := s.finished()
 	if err != nil {

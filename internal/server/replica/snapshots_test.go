@@ -10,8 +10,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// A process that is killed while raft removes an old snapshot leaves a part of it, which is no damage; a part of one
-// that counts is.
+// A kill while raft removes an old snapshot leaves a part of it, which is no damage; a part of a current snapshot is
+// damage.
 func TestSnapshotThatWasBeingRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

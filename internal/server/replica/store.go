@@ -1,6 +1,6 @@
 package replica
 
-// What is kept in the data directory, and how it is opened. The log is a pile of stores, each with one concern:
+// The content of the data directory, and how it is opened. The log is a pile of stores, each with one concern:
 //
 //	logCache (compact.go) ─► checkedLog (checksum.go) ─► watchedLog (silence.go) ─► strictLog (disk.go) ─► wal or bolt
 
@@ -26,6 +26,7 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 
 	"github.com/fencelock/fencelock/internal/rig"
+	_ "github.com/fencelock/fencelock/internal/standardlog" // raft-wal changes package log
 )
 
 // Store names the kinds of log store.
@@ -37,28 +38,33 @@ const (
 	StoreWAL Store = "wal"
 	// StoreBolt is a B+tree in one file: older, slower, and longer proven.
 	StoreBolt Store = "bolt"
-	// StoreMemory keeps nothing: for trying out and for tests.
+	// StoreMemory has no files: for trying out and for tests.
 	StoreMemory Store = "memory"
 )
 
-// snapshotsKept is how many snapshots are kept on disk.
+// snapshotsKept is the number of snapshots kept on disk.
 const snapshotsKept = 2
 
-// stores is all that raft keeps.
+// stores has all of raft's storage.
 type stores struct {
 	nodeID    raft.ServerID
 	cluster   clusterFile
 	log       raft.LogStore
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
-	checked   *checkedLog // log without its cache; nil: nothing is kept
+	checked   *checkedLog // log without its cache; nil: no data directory
+	commits   *commitMark
+	known     *known
+	members   []raft.Server // when it was opened
+	last      uint64        // index of the log or of a snapshot, when it was opened
 	sizes     *logSizes
 	silence   *silence
+	disk      *disk       // nil: no data directory
 	open      []io.Closer // in the order in which they were opened
 }
 
-// close closes in the reverse order. The lock of the directory comes last, so that no other server opens what is not
-// closed yet.
+// close closes in the reverse order. The lock of the directory comes last, so that no other server opens an open
+// store.
 func (s *stores) close() error {
 	var err error
 	for _, c := range slices.Backward(s.open) {
@@ -68,14 +74,14 @@ func (s *stores) close() error {
 	return err
 }
 
-// logAndStable is what each of the stores is.
+// logAndStable is the interface of each of the stores.
 type logAndStable interface {
 	raft.LogStore
 	raft.StableStore
 	io.Closer
 }
 
-// openStores opens what is in dir, or makes it. fatal is called if the disk refuses a write later.
+// openStores opens the stores in dir, or makes them. fatal is called if the disk refuses a write later.
 func openStores(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, fatal func(error)) (*stores, error) {
 	if kind == StoreMemory {
 		return memoryStores(), nil
@@ -88,15 +94,19 @@ func openStores(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, fatal
 		return nil, err
 	}
 	s := &stores{silence: newSilence(), sizes: newLogSizes(), open: []io.Closer{lock}}
-	if err := s.openIn(kind, dir, logger, rig, &disk{fatal: fatal}); err != nil {
+	s.disk = &disk{fatal: fatal}
+	if err := s.openIn(kind, dir, logger, rig, s.disk); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
 
-// openIn opens what is in dir. checkKind comes before the log is opened, which makes one where there is none: two kinds
+// openIn opens the stores in dir. checkKind comes before the log is opened, which creates a missing log: two kinds
 // would stand beside each other. The whole log and all snapshots are read before raft sees them.
 func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (err error) {
+	if err := finishAside(dir); err != nil {
+		return err
+	}
 	if err := errors.Join(checkFinished(dir), checkKind(kind, dir)); err != nil {
 		return err
 	}
@@ -134,17 +144,25 @@ func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Ri
 		return err
 	}
 	s.open = append(s.open, mark)
+	if s.commits, err = openCommitMark(dir); err != nil {
+		return err
+	}
+	s.open = append(s.open, s.commits)
 	below := raft.LogStore(store)
 	if rig.Log != nil {
 		below = rig.Log(below)
 	}
 	s.checked = &checkedLog{
 		LogStore: &watchedLog{&strictLog{below, disk}, s.silence}, path: filepath.Join(dir, string(kind)),
-		silence: s.silence, disk: disk, mark: mark, sizes: s.sizes,
+		silence: s.silence, disk: disk, mark: mark, commits: s.commits, sizes: s.sizes,
 	}
 	if err := s.checked.check(newest); err != nil {
 		return err
 	}
+	if s.last, s.members, err = s.checked.end(snapshots, newest); err != nil {
+		return err
+	}
+	s.known = openKnown(dir)
 	s.log = &logCache{LogStore: s.checked}
 	return nil
 }
@@ -153,7 +171,7 @@ func memoryStores() *stores {
 	store := raft.NewInmemStore()
 	s := &stores{
 		nodeID: newNodeID(), stable: store, snapshots: raft.NewInmemSnapshotStore(),
-		silence: newSilence(), sizes: newLogSizes(),
+		silence: newSilence(), sizes: newLogSizes(), commits: &commitMark{}, known: &known{index: map[raft.ServerID]uint64{}},
 	}
 	s.log = &checkedLog{
 		LogStore: &watchedLog{store, s.silence}, silence: s.silence, disk: &disk{fatal: func(error) {}}, sizes: s.sizes,
@@ -164,7 +182,7 @@ func memoryStores() *stores {
 func openLog(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (log logAndStable, err error) {
 	path := filepath.Join(dir, string(kind))
 	defer func() {
-		if x := recover(); x != nil { // neither kind expects other than what it wrote
+		if x := recover(); x != nil { // neither kind expects damaged files
 			err = &CorruptError{File: path, Why: fmt.Sprint(x)}
 		}
 	}()
@@ -186,7 +204,7 @@ func openLog(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *di
 		wal.WithSegmentFiler(segment.NewFiler(path, files)))
 }
 
-// checkKind refuses to open one kind of log beside another: the node would forget its votes and what it acknowledged.
+// checkKind refuses to open one kind of log beside another: the node would forget its votes and acknowledgements.
 func checkKind(kind Store, dir string) error {
 	for _, other := range []Store{StoreWAL, StoreBolt} {
 		if other == kind {
@@ -199,10 +217,10 @@ func checkKind(kind Store, dir string) error {
 	return nil
 }
 
-// nodeID returns the name of this node, which is made once and kept with the data: a name that an operator sets can be
-// set twice, and two nodes of one name vote twice.
+// nodeID returns the name of this node, which is made once and kept with the data: an operator could give two nodes
+// the same name, and they would vote twice.
 func nodeID(dir string) (raft.ServerID, error) {
-	path := filepath.Join(dir, "node-id")
+	path := filepath.Join(dir, nodeIDFile)
 	text, err := os.ReadFile(path)
 	if err == nil {
 		if id := strings.TrimSpace(string(text)); id != "" {
@@ -223,11 +241,11 @@ func newNodeID() raft.ServerID {
 	return raft.ServerID(hex.EncodeToString(raw[:]))
 }
 
-// clusterFile is where a member writes down of which cluster it is: it turns members of others away also before it has
-// read its log. The zero value is for a member that keeps nothing.
+// clusterFile records the cluster of a member: it turns members of others away even before it has read its log. The
+// zero value is for a member without a data directory.
 type clusterFile struct {
 	path string
-	name string // empty if it is not known yet
+	name string // empty if unknown
 }
 
 const clusterIDFile = "cluster-id"
@@ -249,7 +267,7 @@ func (f clusterFile) write(name string) error {
 	return writeFile(f.path, []byte(name+"\n"))
 }
 
-// writeFile writes a file that is there as a whole or not at all, also after a crash.
+// writeFile writes a file as a whole or not at all, even after a crash.
 func writeFile(path string, text []byte) error {
 	temporary := path + ".new"
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

@@ -1,7 +1,7 @@
 package replica
 
-// One term of leadership as the log sees it: what the leader writes, and the proof that it led. Package lead decides
-// what to write, and when.
+// One term of leadership in the log: the leader's entries, and the proof that it led. Package lead decides what to
+// write, and when.
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -17,14 +18,14 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// ErrUnknown is why the outcome of a command is open: it may be carried out yet.
+// ErrUnknown means that the outcome of a command is open: it may be carried out yet.
 var ErrUnknown = errors.New("leadership was lost before the outcome was known")
 
-// retryAfter is when a fact that could not be written is proposed again.
+// retryAfter is the pause before a fact that could not be written is proposed again.
 const retryAfter = 100 * time.Millisecond
 
-// Term is one term in which this member leads: what it writes into the log as the leader, and the proof that it led.
-// What it writes in a later term of its own is carried out by no replica.
+// Term is one term in which this member leads: its entries in the log as the leader, and the proof that it led. No
+// replica carries out an entry that lands in a later term of the same member.
 type Term struct {
 	replica   *Replica
 	number    uint64
@@ -39,17 +40,23 @@ func (r *Replica) Lead(term uint64) *Term {
 // Number names the term. Every election begins a greater one.
 func (t *Term) Number() uint64 { return t.number }
 
-// Run answers Confirm until ctx ends, with the cause of which all the others are answered.
-func (t *Term) Run(ctx context.Context) { t.confirmer.run(ctx) }
+// Run answers Confirm until ctx ends, and the remaining questions with its cause, and admits processes of members
+// that start meanwhile.
+func (t *Term) Run(ctx context.Context) {
+	var recording sync.WaitGroup
+	defer recording.Wait()
+	recording.Go(func() { t.recordStarts(ctx) })
+	t.confirmer.run(ctx)
+}
 
-// End ends the term, in which nothing is proposed any more.
+// End ends the term: it stops proposing.
 func (t *Term) End() { t.replica.stores.silence.deposed() }
 
-// Confirm has then called with nil once it is proven that this member led at an instant after the call, or with the
-// cause of the end of Run. It costs no log entry. It is called from one goroutine for all, and must not block.
+// Confirm calls then with nil once it is proven that this member led at an instant after the call, or with the cause
+// of the end of Run. It costs no log entry. It is called from one goroutine for all, and must not block.
 func (t *Term) Confirm(then func(error)) { t.confirmer.ask(then) }
 
-// Serve says whether clients are served in this term: other members are answered what they ask the leader meanwhile.
+// Serve sets whether this term serves clients: only then it answers other members' questions to the leader.
 func (t *Term) Serve(yes bool) {
 	if yes {
 		t.replica.serving.Store(t)
@@ -58,9 +65,11 @@ func (t *Term) Serve(yes bool) {
 	t.replica.serving.Store(nil)
 }
 
-// acknowledged is how far the log goes of what was acknowledged to anybody before the call.
+// acknowledged returns the index of the last entry that was acknowledged to anybody before the call. A leader carries
+// an entry out before it acknowledges the entry. The index is of an entry that every state machine gets: other
+// members would never reach the index of a barrier, with which a term begins.
 func (t *Term) acknowledged(ctx context.Context) (uint64, error) {
-	index := t.replica.raft.CommitIndex()
+	index := t.replica.Applied()
 	proven := make(chan error, 1)
 	t.Confirm(func(err error) { proven <- err })
 	select {
@@ -71,9 +80,9 @@ func (t *Term) acknowledged(ctx context.Context) (uint64, error) {
 	}
 }
 
-// Propose gives the commands of one log entry to raft, and returns what waits for their outcome. Entries are to be
-// proposed from one goroutine, and waited for in their order. The error wraps ErrNotLeader if none of the commands was
-// carried out, else ErrUnknown.
+// Propose gives the commands of one log entry to raft, and returns a function that waits for their outcome. Entries
+// are to be proposed from one goroutine, and waited for in their order. The error wraps ErrNotLeader if no command
+// was carried out, else ErrUnknown.
 func (t *Term) Propose(b *machine.Batch) (wait func() (*Applied, error)) {
 	r := t.replica
 	r.stores.silence.proposed()
@@ -87,7 +96,7 @@ func (t *Term) Propose(b *machine.Batch) (wait func() (*Applied, error)) {
 		}
 		out, ok := future.Response().(*Applied)
 		switch {
-		case !ok: // the replica is broken: what the others make of the entry is not known here
+		case !ok: // the replica is broken: it does not know the result of the entry at the others
 			return nil, ErrUnknown
 		case out.Stale:
 			return nil, ErrNotLeader
@@ -96,12 +105,12 @@ func (t *Term) Propose(b *machine.Batch) (wait func() (*Applied, error)) {
 	}
 }
 
-// EncodeBatch is a log entry with commands, decided in a term.
+// EncodeBatch returns a log entry with commands, decided in a term.
 func EncodeBatch(term uint64, b *machine.Batch) []byte {
 	return machine.AppendBatch(beginEntry(entryBatch, term), b)
 }
 
-// proposalError tells whether the entry was certainly not proposed.
+// proposalError wraps err in ErrNotLeader if the entry was certainly not proposed, else in ErrUnknown.
 func proposalError(err error) error {
 	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
 		return fmt.Errorf("%w: %w", ErrNotLeader, err)
@@ -109,18 +118,19 @@ func proposalError(err error) error {
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
-// Begin returns once everything of earlier terms is applied: an entry of this term has gone through the log. The ends
-// of sessions among it must be known before anybody is told that a session lives. It reports false if ctx ended before.
+// Begin returns once all entries of earlier terms are applied: an entry of this term has gone through the log. Among
+// them may be ends of sessions, which must be known before anybody learns that a session lives. It reports false if
+// ctx ended before.
 func (t *Term) Begin(ctx context.Context) bool {
 	r := t.replica
-	own := fact{Member: r.id, Client: r.config.Client}
+	own := fact{Member: r.id, Client: r.config.Client, Started: r.id, Start: r.start}
 	if r.State.Cluster() == "" {
-		own.Cluster = newClusterID()
+		own.Cluster, own.MaxTTL, own.DefaultMaxTTL = newClusterID(), r.MaxTTL(), DefaultMaxTTL
 	}
 	return t.tell(ctx, own)
 }
 
-// Reopen notes that the time is over in which the cluster served nobody after it was restored. It reports false if ctx
+// Reopen records the end of the time in which the cluster served nobody after a restore. It reports false if ctx
 // ended before.
 func (t *Term) Reopen(ctx context.Context) bool { return t.tell(ctx, fact{Opened: true}) }
 
@@ -162,7 +172,7 @@ func (t *Term) tryTell(x fact) error {
 	return nil
 }
 
-// newClusterID names a cluster: tokens of two clusters do not compare.
+// newClusterID returns a name for a cluster: tokens of two clusters do not compare.
 func newClusterID() string {
 	var raw [16]byte
 	rand.Read(raw[:]) // never fails

@@ -1,31 +1,32 @@
 package replica
 
-// How fast members react to each other, and which of these settings fit together.
+// The members' timeouts, and their consistency.
 
 import (
 	"fmt"
 	"time"
 )
 
-// ConfigError is a setting that makes no sense.
+// ConfigError describes an invalid setting.
 type ConfigError struct {
 	Setting, Value, Why string
 }
 
 func (e *ConfigError) Error() string { return fmt.Sprintf("%s %q: %s", e.Setting, e.Value, e.Why) }
 
-// Timing is how fast members react to each other. Zero values mean the defaults, which suit members within one region.
+// Timing sets the members' timeouts towards each other. Zero values mean the defaults, which suit members within one
+// region.
 type Timing struct {
-	// Heartbeat is how long a member hears nothing of its leader before it stands for election. Default 500 ms.
+	// Heartbeat is the time without a message of the leader after which a member stands for election. Default 500 ms.
 	Heartbeat time.Duration
-	// Lease is how long a leader hears nothing of most members before it steps down; at most Heartbeat, the default. A
-	// shorter one makes a leader that is cut off send its clients away sooner, and a busy machine change leaders more
-	// often. What is promised to clients does not rest on it.
+	// Lease is the time without contact to most members after which a leader steps down; at most Heartbeat, the
+	// default. A shorter one makes an isolated leader disconnect its clients sooner, and a busy machine change
+	// leaders more often. No promise to clients rests on it.
 	Lease time.Duration
-	// Election is how long a member that stands for election waits for votes before it tries again; at least Heartbeat,
-	// the default.
+	// Election is the time for which a candidate waits for votes before it tries again; at least Heartbeat, the
+	// default.
 	Election time.Duration
-	// Commit is how soon, at the latest, followers learn what is committed when nothing more is written. Default 50 ms.
+	// Commit is the maximum time until followers learn the commit index without further writes. Default 50 ms.
 	Commit time.Duration
 }
 
@@ -34,7 +35,7 @@ const (
 	defaultCommit    = 50 * time.Millisecond
 )
 
-// WithDefaults is t with a value for each field.
+// WithDefaults returns t with a value for each field.
 func (t Timing) WithDefaults() Timing {
 	if t.Heartbeat == 0 {
 		t.Heartbeat = defaultHeartbeat
@@ -51,7 +52,7 @@ func (t Timing) WithDefaults() Timing {
 	return t
 }
 
-// Check returns the first thing that is wrong with t, which has its defaults.
+// Check returns the first error in t, which has its defaults.
 func (t Timing) Check(minTTL time.Duration) error {
 	const slowest = 10 * time.Second
 	switch {

@@ -1,7 +1,6 @@
 package replica
 
-// Reading the data of a server that is stopped: the checks that a server makes when it starts, and the log carried out
-// in memory.
+// Reading the data of a stopped server: the checks of a starting server, and the log carried out in memory.
 
 import (
 	"errors"
@@ -15,9 +14,9 @@ import (
 	"github.com/fencelock/fencelock/internal/rig"
 )
 
-// Verified is what Verify found.
+// Verified is the result of Verify.
 type Verified struct {
-	// Node is the member whose data it is, and Cluster the token space; empty if it was never in one.
+	// Node is the member of the data, and Cluster the token space; empty if it was never in a cluster.
 	Node, Cluster string
 	// First and Last entry of the log; zero if it is empty. Snapshot is the last entry in the newest snapshot; zero
 	// without.
@@ -30,8 +29,7 @@ type Verified struct {
 
 // Verify reads all of a data directory whose server is stopped, and carries its log out in memory. The error is a
 // *CorruptError if the directory has damage that a server would not start with, or that its state machine would stop
-// at. It writes nothing of its own, but finishes what a server that was killed was about, as the start of a server
-// does.
+// at. It writes no data, but finishes an interrupted step of a killed server, as the start of a server does.
 func Verify(dir string) (Verified, error) {
 	v, err := verify(dir, &rig.Rig{})
 	if err != nil {
@@ -56,7 +54,7 @@ func verify(dir string, rig *rig.Rig) (v Verified, err error) {
 	return v, err
 }
 
-// kindOf tells which log is in a data directory.
+// kindOf returns the kind of log in a data directory.
 func kindOf(dir string) (Store, error) {
 	kind := StoreWAL
 	if _, err := os.Stat(filepath.Join(dir, string(StoreBolt))); err == nil {

@@ -1,0 +1,408 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+)
+
+// Acquire is backend.Driver's. The errors:
+//
+//	backend.ErrHeld           another request has the name, and this one does not wait
+//	DeadlockError             waiting would close a cycle
+//	ErrLimitMismatch          the name is in use with another kind, limit or hierarchy
+//	ErrInvalidOption, …       the request is invalid, and was not sent
+//	ErrUnavailable            the service refuses or cannot be reached, and did not act
+//	ErrUnknown                an entry may be left in the service: release Request.Grant
+//	ErrHistoryLost            the service has lost acknowledged state
+//	ErrClosed, or ctx's       the waiter has left the queue, unless ErrUnknown is there too
+func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	grants, err := d.acquire(ctx, []backend.Request{r})
+	if err != nil {
+		return backend.Grant{}, d.callError(verbAcquire, r.Name, err)
+	}
+	return grants[0], nil
+}
+
+// AcquireAll is backend.MultiAcquirer's. Errors are as for Acquire; they name the first name of the set.
+func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	_, ok := d.service.(Sets)
+	err := backend.ErrUnsupported
+	var grants []backend.Grant
+	if ok {
+		grants, err = d.acquire(ctx, slices.Clone(rs)) // an exchange may outlive the call
+	}
+	if err != nil {
+		name := ""
+		if len(rs) > 0 {
+			name = rs[0].Name
+		}
+		return nil, d.callError(verbAcquire, name, err)
+	}
+	return grants, nil
+}
+
+// attempt is one acquire, of one name or of a set.
+type attempt struct {
+	d       *Driver
+	rs      []backend.Request
+	name    string   // of the attempt, for the service
+	s       *session // of which the attempt is a user; nil without sessions
+	place   string   // of the last Position
+	push    string   // Push.Handed of the push that has woken the attempt
+	again   bool     // an Enter was sent
+	late    bool     // an Enter went unanswered, and may be carried out at any time
+	doubt   bool     // an Enter was not answered, and no later one was
+	placed  bool     // by the last answer, the service has a hold or a wait of the attempt
+	queued  bool
+	refused error // the last error of an Enter that was not carried out
+	tries   int   // exchanges that the service refused
+	moves   int   // in a row, to another session
+}
+
+func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
+		return nil, err
+	}
+	if err := d.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer d.gate.Leave()
+	if err := d.lost(); err != nil {
+		return nil, err
+	}
+	a := &attempt{d: d, rs: rs, name: d.attempts.next()}
+	defer a.use(nil)
+	w := d.newWaiter(rs)
+	defer w.leave()
+	cancel := d.listen(rs)
+	grants, err := a.run(ctx, w)
+	if err != nil {
+		cancel()
+	}
+	return grants, err
+}
+
+// run repeats Enter until the attempt has an outcome:
+//
+//	granted                          return the grants
+//	held by another, without Wait    return a HeldError
+//	queued                           wait, and repeat unless a push has brought the hold
+//	refused by the contract          return the error: it would be the same again
+//	unknown                          pause, and repeat until ctx ends: the service knows the request by its id
+//	not done, with Wait              pause, and repeat until ctx ends
+//	not done, without Wait           pause, and repeat maxTries times in all
+func (a *attempt) run(ctx context.Context, w *waiter) ([]backend.Grant, error) {
+	first := a.rs[0]
+	for {
+		began := a.d.clock.Now()
+		grants, pos, err := a.enter(ctx)
+		class, final := a.d.classOf(err)
+		switch {
+		case grants != nil:
+			return grants, nil
+		case err == nil && pos.Refused != nil:
+			return nil, a.abandon(ctx, pos.Refused)
+		case err == nil && !first.Wait:
+			held := cmp.Or(pos.Holder, &backend.HeldError{})
+			held.Name = cmp.Or(held.Name, first.Name)
+			return nil, a.abandon(ctx, held)
+		case err == nil:
+			a.queued = true
+			if err = w.wait(ctx, a, pos); err == nil {
+				if grant, ok := a.handed(w); ok {
+					return []backend.Grant{grant}, nil
+				}
+			}
+		case errors.Is(err, ErrOutgrown) || class == NoSession && !final:
+			if a.moves++; a.moves <= maxTries {
+				continue // on another session
+			}
+			a.moves = 0
+			err = w.pause(ctx, 0)
+		case final || a.d.ended(ctx) != nil:
+			return nil, a.abandon(ctx, err)
+		default:
+			if class == NotDone {
+				a.refused = err
+			}
+			if a.tries++; class == NotDone && !first.Wait && a.tries >= maxTries {
+				return nil, a.abandon(ctx, err)
+			}
+			if w.pause(ctx, a.d.clock.Now().Sub(began)) != nil {
+				return nil, a.abandon(ctx, err)
+			}
+			err = nil
+		}
+		if err != nil {
+			return nil, a.abandon(ctx, err)
+		}
+	}
+}
+
+// handed returns the hold that a push has brought. Its validity counts from the sending of the attempt's own Enter that
+// the service has handed the name to, never from the push, which may have travelled for any time through whatever. The
+// grant is dated so that it ends when the short hold does; that is so soon that the caller renews it immediately.
+// Without enough left, the next Enter makes the hold whole.
+func (a *attempt) handed(w *waiter) (backend.Grant, bool) {
+	w.d.mu.Lock()
+	push := w.handed
+	w.handed = ""
+	w.d.mu.Unlock()
+	a.push = push
+	from, ok := a.d.service.(Handover)
+	r := &a.rs[0]
+	if !ok || push == "" || !r.Renews || r.MinHold > 0 || len(a.rs) > 1 {
+		return backend.Grant{}, false
+	}
+	pos, sent, ttl, ok := from.Handed(Entering{Request: *r, Attempt: a.name, Again: true, Place: a.place}, push)
+	if !ok || sent < w.began {
+		return backend.Grant{}, false
+	}
+	a.placed = true
+	sent = sent.Add(min(ttl, r.TTL) - r.TTL)
+	if left := sent.Add(a.d.Describe().Validity(r.TTL)).Sub(a.d.clock.Now()); left < minHanded {
+		return backend.Grant{}, false
+	}
+	g := r.Grant()
+	g.Token, g.Nonce, g.Incarnation, g.SentAt, g.Queued = pos.Token, pos.Nonce, pos.Incarnation, sent, true
+	return g, true
+}
+
+// use makes s the session of the attempt.
+func (a *attempt) use(s *session) {
+	if a.s != nil {
+		a.s.Leave(1)
+	}
+	a.s = s
+}
+
+// enter is one Enter, and the grants if the attempt holds. The steps before the Enter do not send the request.
+func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) {
+	if err := a.d.probe(ctx); err != nil {
+		if !kit.Classified(err) && a.d.service.Classify(err) != Never {
+			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+		}
+		return nil, Position{}, err
+	}
+	if a.d.sessions != nil && (a.s == nil || a.s.Ended() || a.s.isOutgrown()) {
+		s, err := a.d.sessions.join(ctx, a.rs[0].TTL)
+		if err != nil {
+			// The opening has been sent, and goes on. Its outcome is as unknown as an Enter's, unless no connection
+			// stood before.
+			a.doubt = a.doubt || kit.IsContext(err) && a.refused == nil
+			return nil, Position{}, err
+		}
+		a.use(s)
+	}
+	all, sent, err := a.exchange(ctx)
+	if err != nil {
+		class, final := a.d.classOf(err)
+		a.doubt = a.doubt || class == Unknown && !final && !sent.IsZero()
+		if class == NoSession && !final && a.s != nil {
+			a.d.sessions.missing(ctx, a.s)
+			if err := a.d.lost(); err != nil {
+				return nil, Position{}, err
+			}
+		}
+		return nil, Position{}, err
+	}
+	a.doubt, a.placed, a.place = false, all[0].Placed || all[0].Held, all[0].Place
+	if !all[0].Held {
+		return nil, all[0], nil
+	}
+	// The validity rests on the session's proof: an old proof would give a short one.
+	if a.s != nil {
+		if err := a.d.sessions.prove(ctx, a.s, a.s.ttl/3); err != nil {
+			return nil, Position{}, err
+		}
+		sent = a.s.provedAt()
+	}
+	grants := make([]backend.Grant, len(a.rs))
+	for i, pos := range all {
+		g := a.rs[i].Grant()
+		g.Token, g.Nonce, g.Incarnation, g.SentAt = pos.Token, pos.Nonce, pos.Incarnation, sent
+		g.MinHoldUntil, g.Queued = pos.MinHoldUntil, a.queued || pos.Queued
+		if a.s != nil {
+			g.TTL = a.s.ttl
+			if !a.d.sessions.keepHold(g.RequestID, a.s, g.Incarnation, "") {
+				return nil, Position{}, ErrNoSession
+			}
+			a.d.sessions.promise(g, sent.Add(g.TTL))
+		}
+		grants[i] = g
+	}
+	return grants, all[0], nil
+}
+
+// exchange is the exchange of an Enter. The request records the attempt before it is sent, so that every Leave finds
+// it until the Enter is answered.
+func (a *attempt) exchange(ctx context.Context) ([]Position, backend.Instant, error) {
+	d, s, again, place, push := a.d, a.s, a.again, a.place, a.push
+	for _, r := range a.rs {
+		if s != nil && !d.sessions.keepHold(r.RequestID, s, "", a.name) {
+			return nil, 0, ErrNoSession
+		}
+	}
+	end := sync.OnceFunc(d.takeOff(a.rs)) // a Leave forbids a late hedge
+	all, sent, late, err := hedgedUntil(ctx, d, func(ctx context.Context, hedge bool) (all []Position, err error) {
+		entering := make([]Entering, len(a.rs))
+		for i, r := range a.rs {
+			entering[i] = Entering{
+				Request: r, Session: s.binding(), Attempt: a.name, Again: again || hedge, Place: place,
+				Handed: push,
+			}
+		}
+		if len(entering) > 1 {
+			all, err = d.service.(Sets).EnterSet(ctx, entering)
+		} else {
+			all = make([]Position, 1)
+			all[0], err = d.service.Enter(ctx, entering[0])
+		}
+		return all, err
+	}, end)
+	if sent.IsZero() || err == nil && late {
+		end()
+	}
+	if class, final := d.classOf(err); s != nil && (late || class == Unknown && !final) && !sent.IsZero() {
+		a.late = true
+	} else if s != nil && !a.late {
+		for _, r := range a.rs {
+			d.sessions.settle(r.RequestID, a.name)
+		}
+	}
+	a.again, a.push = a.again || !sent.IsZero(), ""
+	return all, sent, err
+}
+
+// abandon ends an attempt without a hold. Entries known to be in the service are removed, in the background if that
+// takes longer than abandonGrace. If there may be others, the error is backend.ErrUnknown, and the core releases
+// them.
+func (a *attempt) abandon(ctx context.Context, err error) error {
+	if (a.placed || a.late) && !a.doubt {
+		removed := make(chan struct{})
+		if a.d.gate.Go(func(work context.Context) {
+			defer close(removed)
+			for _, r := range a.rs {
+				a.d.cleanup(work, r.Grant())
+			}
+		}) {
+			grace := time.NewTimer(abandonGrace)
+			defer grace.Stop()
+			select {
+			case <-removed:
+			case <-grace.C:
+			}
+		}
+	}
+	if a.s != nil && a.doubt {
+		a.d.sessions.doubt(a.rs)
+	}
+	if kit.IsContext(err) && !a.doubt && a.refused != nil {
+		err = fmt.Errorf("%w: %w", a.refused, err) // the problem of the service
+	}
+	if ended := a.d.ended(ctx); ended != nil && !errors.Is(err, ended) {
+		err = errors.Join(ended, err)
+	}
+	switch {
+	case !a.doubt || errors.Is(err, backend.ErrUnknown):
+	case errors.Is(err, backend.ErrUnavailable): // true of the last exchange only, so it leaves the chain
+		err = fmt.Errorf("%w: %v", backend.ErrUnknown, err)
+	default:
+		err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+	}
+	return err
+}
+
+// cleanup removes the entries of a request, until the service has answered, the driver closes, or the TTL has passed.
+// By then the service has removed them; with sessions, they expire with their session, which the other holds leave.
+func (d *Driver) cleanup(ctx context.Context, g backend.Grant) {
+	for began, n := d.clock.Now(), 1; ; n++ {
+		_, err := d.leave(ctx, g)
+		_, final := d.classOf(err)
+		late := d.clock.Now().Sub(began) > g.TTL
+		answered := err == nil || final && kit.Classified(err) // a refusal may end
+		if answered || d.gate.Closed() || late {
+			d.sessions.drop(g, err != nil && late)
+			return
+		}
+		if kit.Sleep(ctx, d.retryPause(g.TTL)) != nil {
+			return
+		}
+	}
+}
+
+// takeOff notes that an Enter of rs is in progress, until landed is called.
+func (d *Driver) takeOff(rs []backend.Request) (landed func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		f.entering++
+		d.flights[rs[i].RequestID] = f
+	}
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for i := range rs {
+			f := d.flights[rs[i].RequestID]
+			if f.entering--; f.entering > 0 {
+				d.flights[rs[i].RequestID] = f
+				continue
+			}
+			delete(d.flights, rs[i].RequestID)
+			if f.landed != nil {
+				close(f.landed)
+			}
+		}
+	}
+}
+
+// entering reports whether an Enter of a request is in progress.
+func (d *Driver) entering(requestID string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.flights[requestID].entering > 0
+}
+
+// awaitLanding waits until no Enter of a request is in progress, so that a Leave cannot overtake it.
+func (d *Driver) awaitLanding(ctx context.Context, requestID string) error {
+	d.mu.Lock()
+	f := d.flights[requestID]
+	if f.entering > 0 && f.landed == nil {
+		f.landed = make(chan struct{})
+		d.flights[requestID] = f
+	}
+	d.mu.Unlock()
+	if f.entering == 0 {
+		return nil
+	}
+	select {
+	case <-f.landed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// attemptNames gives each attempt a name that no other attempt of any client has.
+type attemptNames struct {
+	client sync.Once
+	prefix string
+	last   atomic.Uint64
+}
+
+func (n *attemptNames) next() string {
+	n.client.Do(func() { n.prefix = rand.Text()[:16] })
+	return n.prefix + strconv.FormatUint(n.last.Add(1), 36)
+}

@@ -1,0 +1,106 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// One of several endpoints of a service may not respond. A step without an answer for hedgeAfter is sent once more,
+// to another endpoint, and the first answer counts.
+//
+// The other step may be carried out at any later time. So steps are hedged only with Sessions, where Leave can forbid
+// it, and never if a repetition would have another effect: Force, and the opening of a session.
+
+// Replicated is for services with several endpoints and a client that sends each request to another one.
+type Replicated interface {
+	// Endpoints returns their number.
+	Endpoints() int
+}
+
+// hedgeAfter is the time without an answer after which a step is repeated.
+const hedgeAfter = 500 * time.Millisecond
+
+func (d *Driver) hedges() bool {
+	r, ok := d.service.(Replicated)
+	return ok && d.sessions != nil && r.Endpoints() > 1
+}
+
+// reply is the answer to one sending of a step.
+type reply[T any] struct {
+	value T
+	sent  backend.Instant
+	err   error
+}
+
+// hedge calls ask, and calls it a second time if there is no reply within hedgeAfter. It returns the first reply that
+// is an answer of the service, or the last one. late reports whether a sending is in doubt nevertheless. ask returns
+// when its context ends.
+func hedge[T any](
+	ctx context.Context, d *Driver, ask func(ctx context.Context, again bool) reply[T],
+) (r reply[T], late bool) {
+	if !d.hedges() || ctx == d.gate.Work() { // cleanup is not urgent
+		return ask(ctx, false), false
+	}
+	both, cancel := context.WithCancel(ctx)
+	defer cancel()
+	replies, sending := make(chan reply[T], 2), 0
+	send := func() {
+		again := sending > 0
+		if d.gate.Go(func(context.Context) { replies <- ask(both, again) }) {
+			sending++
+		}
+	}
+	if send(); sending == 0 {
+		r.err = backend.ErrClosed
+		return r, false
+	}
+	timer := time.NewTimer(hedgeAfter)
+	defer timer.Stop()
+	var doubt error
+	for {
+		select {
+		case <-timer.C:
+			send()
+			continue
+		case r = <-replies:
+			sending--
+		}
+		class, final := d.classOf(r.err)
+		switch {
+		case r.err == nil || final || class == NoSession:
+			return r, sending > 0 || doubt != nil
+		case class == Unknown:
+			doubt = r.err
+		}
+		if sending == 0 {
+			if doubt != nil {
+				r.err = doubt
+			}
+			return r, doubt != nil
+		}
+	}
+}
+
+// hedged is exchange for a step that may be repeated: see hedge.
+func hedged[T any](
+	ctx context.Context, d *Driver, step func(ctx context.Context, again bool) (T, error),
+) (value T, sent backend.Instant, late bool, err error) {
+	return hedgedUntil(ctx, d, step, func() {})
+}
+
+// hedgedUntil is hedged, and calls landed when the first sending is no longer in progress.
+func hedgedUntil[T any](
+	ctx context.Context, d *Driver, step func(ctx context.Context, again bool) (T, error), landed func(),
+) (value T, sent backend.Instant, late bool, err error) {
+	r, late := hedge(ctx, d, func(ctx context.Context, again bool) (r reply[T]) {
+		own := landed
+		if again {
+			own = func() {}
+		}
+		r.value, r.sent, r.err = exchangeUntil(ctx, d, func(ctx context.Context) (T, error) { return step(ctx, again) }, own)
+		return r
+	})
+	return r.value, r.sent, late, r.err
+}

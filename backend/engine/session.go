@@ -1,0 +1,534 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+)
+
+// Sessions: one for each TTL, on which all holds and waiters with that TTL stand.
+
+// session is one session of the service.
+type session struct {
+	kit.Session
+	asked time.Duration // the requested TTL
+	own   Session       // the binding's, of TTL ttl; set before others see it
+	ttl   time.Duration
+
+	outgrown  chan struct{} // closed when another session replaces it
+	outgrowOn sync.Once
+
+	doubted chan struct{} // the loop has to look for doubts
+
+	mu      sync.Mutex      // protects the following fields
+	proved  backend.Instant // the validity of all holds counts from it
+	proving chan struct{}   // not nil while a proof is in progress
+	failed  error           // of the last proof
+}
+
+// hold is a hold of a request on a session, or a possible later one.
+type hold struct {
+	s           *session
+	incarnation string   // "" as long as it is in doubt
+	late        []string // attempts of which an Enter went unanswered
+	until       backend.Instant
+	ended       backend.Reason  // why it is over, if its session is
+	doubted     backend.Instant // when its attempt ended in doubt
+}
+
+// sessions are the sessions of a driver.
+type sessions struct {
+	d     *Driver
+	with  Sessions
+	table *kit.Sessions[time.Duration, *session]
+
+	mu       sync.Mutex           // protects the following fields
+	holds    map[string]*hold     // by request id; each is one user of its session
+	adopting map[string]*adoption // by request id
+}
+
+// adoption is a renewal that moves a hold to a session, or finds it there, until the hold is dropped.
+type adoption struct{ _ byte }
+
+func newSessions(d *Driver, with Sessions) *sessions {
+	return &sessions{
+		d: d, with: with, table: kit.NewSessions[time.Duration, *session](d.clock), holds: map[string]*hold{},
+		adopting: map[string]*adoption{},
+	}
+}
+
+// binding returns the binding's session, and nil for a service without sessions.
+func (s *session) binding() Session {
+	if s == nil {
+		return nil
+	}
+	return s.own
+}
+
+func (s *session) provedAt() backend.Instant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proved
+}
+
+func (s *session) isOutgrown() bool {
+	select {
+	case <-s.outgrown:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *session) outgrow() { s.outgrowOn.Do(func() { close(s.outgrown) }) }
+
+// join returns the session for a TTL, with one user more. Without a session, one caller opens it for all. After an
+// error no request of the caller was sent.
+func (all *sessions) join(ctx context.Context, ttl time.Duration) (*session, error) {
+	if unit := all.d.Describe().TTLGranularity; unit > 0 {
+		ttl = ttl.Truncate(unit)
+	}
+	s, err := all.table.Join(ctx, ttl, func() *session {
+		return &session{Session: all.table.New(), asked: ttl, outgrown: make(chan struct{}), doubted: make(chan struct{}, 1)}
+	}, func(s *session) {
+		if err := all.d.lost(); err != nil {
+			all.table.Opened(s, err)
+		} else if !all.d.gate.Go(func(context.Context) { all.run(s) }) {
+			all.table.Opened(s, backend.ErrClosed)
+		}
+	})
+	if err != nil && ctx.Err() == nil && !kit.Classified(err) && all.d.service.Classify(err) != Never {
+		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	}
+	return s, err
+}
+
+// open opens s. If the outcome is unknown, it ends the session.
+func (all *sessions) open(s *session) bool {
+	closing := all.d.gate.Closing()
+	ctx, cancel := context.WithTimeout(closing, exchangeTimeout)
+	defer cancel()
+	sent := all.d.clock.Now()
+	own, err := all.with.Open(ctx, s.asked)
+	if err == nil {
+		s.own, s.ttl, s.proved = own, own.TTL(), sent
+	} else if err = all.d.stepError(ctx, err); errors.Is(err, backend.ErrUnknown) {
+		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err) // the request itself was not sent
+	}
+	if all.table.Opened(s, err) {
+		return true
+	}
+	for own != nil {
+		err := all.end(context.WithoutCancel(closing), own)
+		if err == nil || kit.Sleep(closing, kit.RetryPause(exchangeTimeout)) != nil {
+			break
+		}
+	}
+	return false
+}
+
+func (all *sessions) end(ctx context.Context, own Session) error {
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	return all.with.End(ctx, own)
+}
+
+// run opens s, and proves it a third of its TTL after the last proof, until it has ended, it was unused for a TTL, or
+// the driver closes. A failed proof does not end it: only the service's own answer does.
+func (all *sessions) run(s *session) {
+	closing := all.d.gate.Closing()
+	if !all.open(s) {
+		return
+	}
+	if follower, ok := all.d.service.(Follower); ok {
+		following, stop := context.WithCancel(closing)
+		defer stop()
+		all.d.gate.Go(func(context.Context) { all.follow(following, follower, s) })
+	}
+	timer := time.NewTimer(s.ttl / 3)
+	defer timer.Stop()
+	doubts := false
+	for {
+		select {
+		case <-timer.C:
+		case <-s.doubted:
+			if !doubts {
+				doubts = true
+				timer.Reset(s.ttl / 4)
+			}
+			continue
+		case <-s.Over():
+			return
+		case <-closing.Done():
+			return // Close ends it
+		}
+		if all.table.Retire(s, s.ttl) {
+			_ = all.end(closing, s.own) // without proofs it expires
+			return
+		}
+		next := s.ttl / 3
+		err := all.keep(closing, s)
+		switch {
+		case err == nil:
+			next = max(next-all.d.clock.Now().Sub(s.provedAt()), s.ttl/20)
+		case errors.Is(err, ErrNoSession):
+			return
+		case !errors.Is(err, ErrOutgrown):
+			next = all.d.retryPause(s.ttl)
+		}
+		if doubts = doubts && all.abandonDoubts(s); doubts || s.isOutgrown() {
+			next = min(next, s.ttl/8)
+		}
+		timer.Reset(next)
+	}
+}
+
+// follow forwards the service's notifications of s. Renewals find losses that it misses.
+func (all *sessions) follow(ctx context.Context, follower Follower, s *session) {
+	for !s.Ended() {
+		if follower.Follow(ctx, s.own, all.d.notify) == nil && ctx.Err() == nil {
+			_ = all.prove(ctx, s, -1) // whatever was proved before
+		}
+		if s.Ended() || kit.Sleep(ctx, all.d.retryPause(s.ttl)) != nil {
+			return
+		}
+	}
+}
+
+// keep proves s. The holds and waits on an outgrown session have to stand until they have moved.
+func (all *sessions) keep(ctx context.Context, s *session) error {
+	if !s.isOutgrown() {
+		return all.prove(ctx, s, s.ttl/3-s.ttl/20)
+	}
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	err := all.with.Prove(ctx, s.own)
+	return all.judge(ctx, s, err)
+}
+
+// prove returns when the session is proved by an exchange that was sent not more than age ago, or that was answered
+// during the call: on a slow network that may be older. All callers that need a proof share one exchange.
+func (all *sessions) prove(ctx context.Context, s *session, age time.Duration) error {
+	s.mu.Lock()
+	switch {
+	case s.Ended():
+		s.mu.Unlock()
+		return ErrNoSession
+	// Before the check for outgrown: a proof is worth its full time, whatever came after it.
+	case all.d.clock.Now().Sub(s.proved) <= age:
+		s.mu.Unlock()
+		return nil
+	case s.isOutgrown():
+		s.mu.Unlock()
+		return ErrOutgrown
+	}
+	proved := s.proving
+	if proved == nil {
+		proved = make(chan struct{})
+		s.proving = proved
+		if !all.d.gate.Go(func(work context.Context) { all.proveOnce(work, s, proved) }) {
+			s.proving = nil
+			s.mu.Unlock()
+			return backend.ErrClosed
+		}
+	}
+	s.mu.Unlock()
+	select {
+	case <-proved:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.failed
+	case <-ctx.Done():
+		return kit.Ended(ctx)
+	}
+}
+
+// proveOnce is one exchange, for half of the TTL: without an answer there is time for another.
+func (all *sessions) proveOnce(ctx context.Context, s *session, done chan struct{}) {
+	ctx, cancel := context.WithTimeout(ctx, min(max(s.ttl/2, time.Second), exchangeTimeout))
+	defer cancel()
+	defer context.AfterFunc(all.d.gate.Closing(), cancel)()
+	r, _ := hedge(ctx, all.d, func(ctx context.Context, _ bool) reply[struct{}] {
+		sent := all.d.clock.Now()
+		return reply[struct{}]{sent: sent, err: all.with.Prove(ctx, s.own)}
+	})
+	err := all.judge(ctx, s, r.err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && r.sent > s.proved {
+		s.proved = r.sent
+	}
+	s.failed, s.proving = err, nil
+	close(done)
+}
+
+// judge acts on the result of a proof. A proof in doubt does no harm.
+func (all *sessions) judge(ctx context.Context, s *session, err error) error {
+	err = all.d.stepError(ctx, err)
+	switch {
+	case errors.Is(err, ErrNoSession):
+		all.over(s, backend.ReasonSessionExpired)
+	case errors.Is(err, ErrOutgrown):
+		all.table.Replace(s)
+		s.outgrow()
+	case err != nil && !kit.Classified(err) && all.d.service.Classify(err) == NoSession:
+		all.over(s, backend.ReasonSessionExpired)
+		return ErrNoSession
+	case errors.Is(err, backend.ErrUnknown) || err != nil && !kit.Classified(err):
+		return fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
+	}
+	return err
+}
+
+// missing is called when the service does not know a session: it has ended, or the service has lost its history.
+func (all *sessions) missing(ctx context.Context, s *session) {
+	if prober, ok := all.d.service.(Prober); ok {
+		_, _, _ = exchange(ctx, all.d, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, prober.Probe(ctx)
+		})
+	}
+	all.over(s, backend.ReasonSessionExpired)
+}
+
+// over notes that a session has ended, and notifies its holders.
+func (all *sessions) over(s *session, reason backend.Reason) {
+	if !all.table.End(s) {
+		return
+	}
+	var lost []string
+	all.mu.Lock()
+	for id, h := range all.holds {
+		if h.s != s {
+			continue
+		}
+		if h.ended = reason; h.incarnation == "" {
+			delete(all.holds, id) // late steps find no session
+		} else {
+			lost = append(lost, id)
+		}
+	}
+	all.mu.Unlock()
+	for _, id := range lost {
+		all.d.notify(Push{What: PushLost, RequestID: id, Loss: backend.Loss{Reason: reason}})
+	}
+}
+
+// overAll ends all sessions.
+func (all *sessions) overAll(reason backend.Reason) {
+	for _, s := range all.table.Live() {
+		all.over(s, reason)
+	}
+}
+
+// keepHold notes the hold or wait of a request on s, or with late, the possible one of that attempt. It is false if s
+// has ended.
+func (all *sessions) keepHold(requestID string, s *session, incarnation, late string) bool {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	h := all.holds[requestID]
+	if h == nil || h.s != s {
+		if !s.Add(1) {
+			return false
+		}
+		moved := &hold{s: s}
+		if h != nil {
+			h.s.Leave(1)
+			moved.until = h.until
+		}
+		h = moved
+		all.holds[requestID] = h
+	}
+	if late != "" && !slices.Contains(h.late, late) {
+		h.late = append(h.late, late)
+	}
+	if incarnation != "" {
+		h.incarnation = incarnation
+	}
+	return true
+}
+
+// adopt begins the adoption of the holds that are not known on the session. end ends it.
+func (all *sessions) adopt(holds []Holding) (adopted []*adoption, end func()) {
+	adopted = make([]*adoption, len(holds))
+	if all == nil {
+		return adopted, func() {}
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for i, h := range holds {
+		if !h.Known {
+			adopted[i] = new(adoption)
+			all.adopting[h.RequestID] = adopted[i]
+		}
+	}
+	return adopted, func() {
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		for i, h := range holds {
+			if all.adopting[h.RequestID] == adopted[i] {
+				delete(all.adopting, h.RequestID)
+			}
+		}
+	}
+}
+
+// keepAdopted notes a hold that a renewal has put on s, unless it was dropped meanwhile. It is false if s has ended.
+func (all *sessions) keepAdopted(a *adoption, g backend.Grant, s *session) bool {
+	all.mu.Lock()
+	stands := all.adopting[g.RequestID] == a
+	all.mu.Unlock()
+	return !stands || all.keepHold(g.RequestID, s, g.Incarnation, "")
+}
+
+// settle notes that all Enters of an attempt were answered.
+func (all *sessions) settle(requestID, attempt string) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	h := all.holds[requestID]
+	if h == nil {
+		return
+	}
+	h.late = slices.DeleteFunc(h.late, func(late string) bool { return late == attempt })
+	if h.incarnation == "" && len(h.late) == 0 {
+		delete(all.holds, requestID)
+		h.s.Leave(1)
+	}
+}
+
+// hold returns the engine's hold of a grant. A grant without an incarnation names any hold or wait of its request.
+func (all *sessions) hold(g backend.Grant) (h hold, known bool) {
+	if all == nil {
+		return h, false
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	p := all.holds[g.RequestID]
+	if p == nil || g.Incarnation != "" && p.incarnation != "" && p.incarnation != g.Incarnation {
+		return h, false
+	}
+	h = *p
+	h.late = slices.Clone(p.late)
+	return h, true
+}
+
+// holdsAnother reports whether a request is known to hold with another incarnation than g's.
+func (all *sessions) holdsAnother(g backend.Grant) bool {
+	if all == nil {
+		return false
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	h := all.holds[g.RequestID]
+	return h != nil && h.incarnation != "" && h.incarnation != g.Incarnation
+}
+
+// drop removes a hold that has ended. abandoned is for a hold that could not be removed: all others move to another
+// session, and this session ends with the last of them.
+func (all *sessions) drop(g backend.Grant, abandoned bool) {
+	if all == nil {
+		return
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	delete(all.adopting, g.RequestID)
+	h := all.holds[g.RequestID]
+	if h == nil || g.Incarnation != "" && h.incarnation != "" && h.incarnation != g.Incarnation {
+		return
+	}
+	delete(all.holds, g.RequestID)
+	if abandoned && all.table.Abandon(h.s) {
+		h.s.outgrow()
+	}
+	h.s.Leave(1)
+}
+
+// doubt notes that an attempt has ended with an unknown outcome. A possible grant is abandoned unless it is released
+// or acquired within a quarter of the TTL, which leaves the other holds time to move, and the session to end, within
+// about a TTL.
+func (all *sessions) doubt(rs []backend.Request) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, r := range rs {
+		if h := all.holds[r.RequestID]; h != nil && h.incarnation == "" {
+			h.doubted = all.d.clock.Now()
+			wake(h.s.doubted)
+		}
+	}
+}
+
+// abandonDoubts abandons attempts that are in doubt on s for a quarter of the TTL, and reports whether there are
+// more.
+func (all *sessions) abandonDoubts(s *session) (more bool) {
+	all.mu.Lock()
+	var late []backend.Grant
+	for id, h := range all.holds {
+		switch {
+		case h.s != s || h.incarnation != "" || h.doubted.IsZero():
+		case all.d.clock.Now().Sub(h.doubted) < s.ttl/4 || all.d.entering(id):
+			more = true
+		default:
+			late = append(late, backend.Grant{RequestID: id})
+		}
+	}
+	all.mu.Unlock()
+	for _, g := range late {
+		all.drop(g, true)
+	}
+	return more
+}
+
+// promise notes until when somebody may rely on a hold.
+func (all *sessions) promise(g backend.Grant, until backend.Instant) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if h := all.holds[g.RequestID]; h != nil && until > h.until {
+		h.until = until
+	}
+}
+
+// sessionOf returns the session on which a hold is renewed, with one user more: its own, or the one to which it moves.
+// A renewal with a shorter TTL moves it when the shorter session lasts until the end of the earlier promise. known
+// reports whether the engine knows the hold.
+func (all *sessions) sessionOf(ctx context.Context, g backend.Grant) (s *session, known bool, err error) {
+	h, known := all.hold(g)
+	known = known && h.incarnation != ""
+	if !known {
+		s, err = all.join(ctx, g.TTL)
+		return s, false, err
+	}
+	if h.s.Ended() {
+		return nil, true, all.d.notHeld(g, backend.Loss{Reason: h.ended})
+	}
+	unit := max(all.d.Describe().TTLGranularity, 1)
+	same := g.TTL == h.s.ttl || g.TTL.Truncate(unit) == h.s.asked
+	early := g.TTL < h.s.ttl && all.d.clock.Now().Add(g.TTL-g.TTL/3) < h.until
+	switch {
+	case h.s.isOutgrown() && (same || early):
+		s, err = all.join(ctx, h.s.asked)
+	case (same || early) && h.s.Add(1):
+		return h.s, true, nil
+	default:
+		s, err = all.join(ctx, g.TTL)
+	}
+	return s, true, err
+}
+
+// close ends all sessions, with one exchange each.
+func (all *sessions) close(ctx context.Context) error {
+	live := all.table.Live()
+	errs := make([]error, len(live))
+	var work sync.WaitGroup
+	for i, s := range live {
+		if all.table.End(s) && s.own != nil {
+			work.Go(func() { errs[i] = all.end(ctx, s.own) })
+		}
+	}
+	work.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,161 @@
+package builtin_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/internal/principal"
+	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/testcert"
+)
+
+// tokenServer is a server with rules, whose clients have tokens.
+type tokenServer struct {
+	*server.Server
+	t         *testing.T
+	authority *testcert.Authority
+	proofs    atomic.Pointer[principal.Proofs]
+}
+
+func startTokens(t *testing.T, rules string) *tokenServer {
+	t.Helper()
+	s := &tokenServer{t: t, authority: testcert.New(t)}
+	s.knows("")
+	config := s.authority.Server(t, "locks.test")
+	config.ClientAuth = tls.NoClientCert
+	var err error
+	s.Server, err = server.Start(t.Context(), server.Config{
+		Listen: "127.0.0.1:0", TLS: config, Rules: rules, Proofs: s.proofs.Load, Log: quiet(t),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	eventually(t, "the rules are in force", s.Ruled)
+	return s
+}
+
+func (s *tokenServer) knows(lines string) {
+	s.t.Helper()
+	p, err := principal.ParseProofs([]byte(lines))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.proofs.Store(p)
+}
+
+func (s *tokenServer) open(file string) (*builtin.Driver, error) {
+	options := url.Values{"ca": {s.authority.File}, "server-name": {"locks.test"}, "timeout": {"1m"}}
+	if file != "" {
+		options.Set("credential", file)
+	}
+	d, err := builtin.Open(s.t.Context(), "fencelocks://"+s.Addr().String()+"?"+options.Encode())
+	if err == nil {
+		s.t.Cleanup(func() { _ = d.Close(context.Background()) })
+	}
+	return d, err
+}
+
+// tokenIn writes a token into a file, in one step.
+func tokenIn(t *testing.T, path, token string) {
+	t.Helper()
+	if err := os.WriteFile(path+".next", []byte(token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".next", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A client without a certificate may do what the rules allow the principal of its token.
+func TestTokens(t *testing.T) {
+	t.Parallel()
+	s := startTokens(t, "allow token:ci acquire,read jobs\n")
+	token, other := principal.NewToken(), principal.NewToken()
+	s.knows(principal.TokenLine("token:ci", token, time.Time{}) + "\n" +
+		principal.TokenLine("token:other", other, time.Now().Add(-time.Hour)) + "\n")
+	file := filepath.Join(t.TempDir(), "token")
+	tokenIn(t, file, token)
+	d, err := s.open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	take(t, d, request("jobs/1", time.Minute))
+	if _, err := d.Acquire(t.Context(), request("else", time.Minute)); !errors.Is(err, backend.ErrDenied) {
+		t.Errorf("another name: %v", err)
+	}
+	nobody, err := s.open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nobody.Acquire(t.Context(), request("jobs/2", time.Minute)); !errors.Is(err, backend.ErrDenied) {
+		t.Errorf("without a token: %v", err)
+	}
+	for what, token := range map[string]string{"expired": other, "unknown": principal.NewToken()} {
+		file := filepath.Join(t.TempDir(), "token")
+		tokenIn(t, file, token)
+		if _, err := s.open(file); !errors.Is(err, backend.ErrDenied) {
+			t.Errorf("a token that is %s: %v", what, err)
+		}
+	}
+	tokenIn(t, file, "none")
+	if _, err := s.open(file); !errors.Is(err, backend.ErrInvalidOption) {
+		t.Errorf("no token: %v", err)
+	}
+	clear := "fencelock://" + s.Addr().String() + "?" + url.Values{"credential": {file}}.Encode()
+	if _, err := builtin.Open(t.Context(), clear); !errors.Is(err, backend.ErrInvalidOption) {
+		t.Errorf("without TLS: %v", err)
+	}
+}
+
+// A token that is replaced costs its client nothing: the server ends the connection of a token that was removed, and the
+// client connects with the one that its file has by then.
+func TestTokenIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := startTokens(t, "allow token:ci acquire,read jobs\n")
+	first, second := principal.NewToken(), principal.NewToken()
+	firstLine, secondLine := principal.TokenLine("token:ci", first, time.Time{})+"\n",
+		principal.TokenLine("token:ci", second, time.Time{})+"\n"
+	s.knows(firstLine + secondLine)
+	file := filepath.Join(t.TempDir(), "token")
+	tokenIn(t, file, first)
+	var dialled atomic.Int64
+	d := builtin.New([]string{s.Addr().String()}, &builtin.Options{
+		TLS:       &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: s.authority.Server(t, "x").ClientCAs, ServerName: "locks.test"},
+		TokenFile: file, Logger: quiet(t),
+		Dial: func(ctx context.Context, address string) (net.Conn, error) {
+			dialled.Add(1)
+			return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		},
+	})
+	defer d.Close(context.Background())
+	var lost atomic.Bool
+	r := request("jobs/1", 10*time.Minute)
+	r.Lost = func(backend.Loss) { lost.Store(true) }
+	g := take(t, d, r)
+	tokenIn(t, file, second)
+	before := dialled.Load()
+	s.knows(secondLine)
+	eventually(t, "the client connects anew", func() bool { return dialled.Load() > before })
+	eventually(t, "the client renews", func() bool {
+		return d.Renew(t.Context(), []backend.Grant{g})[0].Err == nil
+	})
+	if lost.Load() {
+		t.Error("the hold is lost")
+	}
+	s.knows("")
+	eventually(t, "the token is denied", func() bool {
+		_, err := d.Acquire(t.Context(), request("jobs/2", time.Minute))
+		return errors.Is(err, backend.ErrDenied)
+	})
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/principal"
+	"github.com/fencelock/fencelock/internal/rules"
+	"github.com/fencelock/fencelock/internal/tlsfiles"
+)
+
+// accessFiles are the files with rules and principals.
+type accessFiles struct{ rules, principals string }
+
+func (a *accessFiles) define(o *options) {
+	o.StringVar(&a.rules, rulesOption, "", "a `FILE` with the rules that say who may do what, see docs/SECURITY.md; "+
+		"everything else is denied")
+	o.StringVar(&a.principals, principalsOption, "", "a `FILE` that says whose the tokens and certificates of clients are; "+
+		"both files are read again when they change")
+}
+
+// rulesOption names a file of rules, and principalsOption one of principals.
+const (
+	rulesOption      = "rules"
+	principalsOption = "principals"
+)
+
+// open reads the files. It returns nil without files. changed gets each file that is read again later, as an audit
+// event with the digest of the rules.
+func (a *accessFiles) open(
+	log *slog.Logger, changed func(event, file, rules string),
+) (access *gateway.Access, files []reloader, err error) {
+	if (a.rules == "") != (a.principals == "") {
+		return nil, nil, errors.New("--rules and --principals belong together")
+	}
+	if a.rules == "" {
+		return nil, nil, nil
+	}
+	all, err := reread("--rules", a.rules, rules.Parse, log, func(r *rules.Rules) {
+		changed("set-rules", a.rules, r.Digest())
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	proofs, err := reread("--principals", a.principals, principal.ParseProofs, log, func(*principal.Proofs) {
+		changed("set-principals", a.principals, all.Current().Digest())
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return &gateway.Access{Proofs: proofs.Current, Rules: all.Current}, []reloader{all, proofs}, nil
+}
+
+// reread reads a file that an option names, and again when it has changed. A file that makes no sense then leaves the
+// earlier contents in use. changed gets the new contents.
+func reread[T any](
+	option, path string, parse func([]byte) (T, error), log *slog.Logger, changed func(T),
+) (*tlsfiles.Files[T], error) {
+	return tlsfiles.Read(func() (T, error) { return parsed(option, path, parse) }, func(value T, err error) {
+		if err != nil {
+			log.Warn("a file is of no use: what was read before stays in use", "error", err)
+			return
+		}
+		log.Info("a file was read", "option", option, "file", path)
+		changed(value)
+	}, path)
+}
+
+// parsed reads a file that an option names.
+func parsed[T any](option, path string, parse func([]byte) (T, error)) (said T, err error) {
+	text, err := os.ReadFile(path)
+	if err == nil {
+		said, err = parse(text)
+	}
+	if err != nil {
+		return said, fmt.Errorf("%s %s: %w", option, path, err)
+	}
+	return said, nil
+}

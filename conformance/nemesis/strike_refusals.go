@@ -1,0 +1,74 @@
+package nemesis
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+)
+
+// refuseRelease has the victim release its hold while the service refuses releases. The hold ends with its TTL or with
+// a release that the client repeats, although the client lives.
+func (a *attack) refuseRelease(ctx context.Context) error {
+	return a.refusal(ctx, a.RefuseRelease, a.refusedRelease)
+}
+
+// refuseWrites has the service refuse acquires, renewals and releases. The victim releases meanwhile, or keeps its hold
+// for as long as it is valid.
+func (a *attack) refuseWrites(ctx context.Context) error {
+	return a.refusal(ctx, a.RefuseWrites, func(ctx context.Context, began time.Time) error {
+		since := a.all.marks.Now()
+		if a.Variant%2 == 0 {
+			if err := a.refusedRelease(ctx, began); err != nil {
+				return err
+			}
+		} else if a.last(ctx, began); a.outlasted() {
+			if _, err := a.lost(ctx); err != nil {
+				return err
+			}
+		}
+		for _, c := range a.clients {
+			if name := c.now().name; a.all.served(name, since) {
+				return fmt.Errorf("%w: %s was granted its request while writes are refused", errNoFault, name)
+			}
+		}
+		return nil
+	})
+}
+
+// refusedRelease has the victim release its hold, which must be refused, and lasts for as long as was drawn.
+func (a *attack) refusedRelease(ctx context.Context, began time.Time) error {
+	if err := a.finish(ctx); err != nil {
+		return err
+	}
+	if a.answer == "" {
+		return fmt.Errorf("%w: the release was to be refused, and was carried out", errNoFault)
+	}
+	a.last(ctx, began)
+	return nil
+}
+
+// refusal begins a refusal, ends it when during returns, and waits until others had every name. This must be within a
+// TTL, with the allowance of a busy machine.
+func (a *attack) refusal(ctx context.Context, begin func(testing.TB, string) func(),
+	during func(ctx context.Context, began time.Time) error) error {
+	began := time.Now()
+	allow := sync.OnceFunc(begin(a.t, a.name))
+	defer allow()
+	pause(ctx, settle) // connections notice one after the other
+	if err := during(ctx, began); err != nil {
+		return err
+	}
+	allow()
+	most := a.TTL + soon
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	if err := a.finish(ctx); err != nil {
+		return err
+	}
+	if err := a.goOn(ctx, began, true); err != nil {
+		return fmt.Errorf("%v after a refusal: %w", most, err)
+	}
+	return nil
+}

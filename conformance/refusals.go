@@ -1,0 +1,198 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
+)
+
+// refusalClauses say what becomes of holds while the service answers, and refuses.
+var refusalClauses = []Clause{
+	{
+		ID: "U1", Group: "refusals", Slug: "refused-release-abandons", needs: needRefuseRelease, serial: true,
+		run: func(t *trial) { t.abandons(t.h.Server.RefuseRelease, false) },
+		Rule: "a hold whose release is refused, and never repeated, ends within a TTL after the refusal, although the client " +
+			"lives and renews another hold with the same TTL, which stays",
+	},
+	{
+		ID: "U2", Group: "refusals", Slug: "refused-writes-abandon", needs: needRefuseWrites, serial: true,
+		run:  func(t *trial) { t.abandons(t.h.Server.RefuseWrites, true) },
+		Rule: "the same where renewals are refused as well, for less than their validity, and are no loss",
+	},
+	{
+		ID: "U3", Group: "refusals", Slug: "health-is-no-condition", needs: needRefuseWrites, serial: true,
+		run: healthIsNoCondition,
+		Rule: "a driver that has found its service unfit renews and releases its holds as soon as the service carries that out, " +
+			"with the first call",
+	},
+	{
+		ID: "U4", Group: "refusals", Slug: "refused-release-is-repeated", needs: needRefusal, serial: true,
+		run: refusedReleaseIsRepeated,
+		Rule: "the core repeats a release that is refused, whatever the answer: the name is free within a TTL after the refusal, " +
+			"and the client's other lease stays",
+	},
+	{
+		ID: "U5", Group: "refusals", Slug: "refused-leaving-is-repeated", needs: needRefusal, serial: true,
+		run: refusedLeavingIsRepeated,
+		Rule: "a waiter that leaves the queue while the service refuses that is out of it within a TTL after the refusal, " +
+			"although its client lives",
+	},
+}
+
+// refuse begins a refusal, and returns what ends it. What ends it runs at the end of the clause in any case.
+func (t *trial) refuse(how func(testing.TB, string) func(), name string) (allow func()) {
+	end := how(t, name)
+	ended := false
+	allow = func() {
+		if !ended {
+			ended = true
+			end()
+		}
+	}
+	t.Cleanup(allow)
+	return allow
+}
+
+// refused checks the answer to a call that the service refuses: an error, but not that the hold is gone.
+func (t *trial) refused(call string, err error) {
+	switch {
+	case err == nil:
+		t.Fatalf("%s = nil while the service refuses it; does Harness.Server refuse?", call)
+	case errors.Is(err, backend.ErrNotHeld):
+		t.Errorf("%s = %v while the service refuses it, want no loss", call, err)
+	}
+}
+
+// abandons has a release refused, and renews another hold all the time. writes: renewals are refused as well.
+func (t *trial) abandons(how func(testing.TB, string) func(), writes bool) {
+	a, rival := t.client(), t.client()
+	left, kept := t.brief(t.name()), t.brief(t.name())
+	t.outlives(rival)
+	gone := t.take(a, left, "of a free name")
+	stays := t.take(a, kept, "of another free name")
+	allow := t.refuse(how, left.Name)
+	t.refused("Release", a.Release(t.within(t.ttl/3), gone))
+	refusal := t.ttl / 4
+	if long := t.h.longRefusal; long > 0 && !writes {
+		refusal = t.ttl + long
+	}
+	for end := t.now().Add(refusal); t.now() < end; {
+		pause(t.within(slack), t.ttl/10) // at once, a renewal may have no time to add, and write nothing
+		renewal := t.renew(a, stays)
+		if writes {
+			t.refused("Renew", renewal.Err)
+		} else if renewal.Err != nil {
+			t.Errorf("renewal of another hold while releases are refused = %v, want nil", renewal.Err)
+		}
+	}
+	allow()
+	ctx, stop := context.WithCancel(t.Context())
+	renewed := make(chan error, 1)
+	go func() {
+		var err error
+		for ctx.Err() == nil {
+			renewal := t.renewIn(ctx, a, stays)
+			if errors.Is(renewal.Err, backend.ErrNotHeld) {
+				err = renewal.Err
+			}
+			pause(ctx, t.ttl/6)
+		}
+		renewed <- err
+	}()
+	t.opensWithin(rival, left.Name, t.ttl+slack, "a release that was refused")
+	stop()
+	if err := <-renewed; err != nil {
+		t.Errorf("another hold of the client, renewed all the time, was lost: %v", err)
+	}
+	if err := a.Release(t.within(ample), stays); err != nil {
+		t.Errorf("release of another hold after the refusal = %v, want nil", err)
+	}
+}
+
+// outlives makes the client's connection to a service stand, so that the refusal does not meet its first call.
+func (t *trial) outlives(d backend.Driver) { t.mustBeFree(d, t.name(), "before the refusal") }
+
+func healthIsNoCondition(t *trial) {
+	a := t.client()
+	g := t.take(a, t.brief(t.name()), "of a free name")
+	allow := t.refuse(t.h.Server.RefuseWrites, g.Name)
+	if pinger, ok := backend.As[backend.Pinger](a); ok {
+		_ = pinger.Ping(t.within(ample)) // it may find the service unfit
+	}
+	allow()
+	if renewal := t.renew(a, g); renewal.Err != nil {
+		t.Errorf("the first renewal after a refusal = %v, want nil", renewal.Err)
+	}
+	if err := a.Release(t.within(ample), g); err != nil {
+		t.Errorf("the first release after a refusal = %v, want nil", err)
+	}
+}
+
+// refusal is the narrowest refusal of releases that the harness has.
+func (t *trial) refusal() func(testing.TB, string) func() {
+	if t.h.Server.RefuseRelease != nil {
+		return t.h.Server.RefuseRelease
+	}
+	return t.h.Server.RefuseWrites
+}
+
+func refusedLeavingIsRepeated(t *trial) {
+	holder, rival := t.client(), t.client()
+	t.outlives(rival)
+	c := t.core(t.client(), nil)
+	r := t.request(t.name())
+	g := t.take(holder, r, "of a free name")
+	other, err := c.Acquire(t.within(ample), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	ctx, leave := context.WithCancel(t.within(10 * slack))
+	defer leave()
+	left := make(chan error, 1)
+	go func() {
+		_, err := c.Acquire(ctx, r.Name)
+		left <- err
+	}()
+	t.queued(holder, r.Name, 1)
+	allow := t.refuse(t.refusal(), r.Name)
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Fatalf("Acquire of a waiter that left = %v, want context.Canceled", err)
+	}
+	pause(t.within(slack), t.ttl/3)
+	allow()
+	if err := t.releaseSettled(holder, g); err != nil {
+		t.Errorf("release by the holder after the refusal = %v, want nil", err)
+	}
+	t.opensWithin(rival, r.Name, t.ttl+slack, "the leaving of a waiter that was refused")
+	_ = other.Release(t.within(ample)) // renewals may have been refused as well
+}
+
+func refusedReleaseIsRepeated(t *trial) {
+	rival := t.client()
+	t.outlives(rival)
+	c := t.core(t.client(), nil)
+	name := t.name()
+	lease, err := c.Acquire(t.within(ample), name)
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	other, err := c.Acquire(t.within(ample), t.name())
+	if err != nil {
+		t.Fatalf("Acquire = %v", err)
+	}
+	allow := t.refuse(t.refusal(), name)
+	t.refused("Release", lease.Release(t.within(t.ttl/3)))
+	pause(t.within(slack), t.ttl/3)
+	allow()
+	t.opensWithin(rival, name, t.ttl+slack, "a release that was refused")
+	if err := other.Err(); err != nil && !errors.Is(err, fencelock.ErrNotHeld) {
+		t.Errorf("another lease of the client was lost: %v", err)
+	}
+	if err := other.Release(t.within(ample)); err != nil {
+		t.Errorf("release of another lease after the refusal = %v, want nil", err)
+	}
+}

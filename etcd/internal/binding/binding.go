@@ -1,0 +1,336 @@
+// Package binding says what one exchange with etcd does, for backend/engine.
+//
+// A request is a key on a lease. The keys of a name, in the order of their create revisions, are its queue, and the
+// create revision of a hold's key is its token.
+//
+// It does not serve users yet: package etcd has a separate driver, beside which this one is measured.
+package binding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
+)
+
+// Options are those of package etcd, with all defaults filled in.
+type Options struct {
+	Prefix string
+	Clock  backend.Clock
+	Logger *slog.Logger
+	// Close closes what New's caller opened; it may be nil.
+	Close func() error
+	// ExpectAnswer is called before a keepalive, and its result when that is answered; it may be nil.
+	ExpectAnswer func() (answered func() bool)
+	// Unfit is the error in the client or the options.
+	Unfit error
+}
+
+// Service is an engine.Service on an etcd cluster.
+type Service struct {
+	client  *clientv3.Client
+	o       Options
+	station int64 // where the requests of this driver stand first: see keys
+	batch   *engine.Batch[step, answer]
+	turns   turns
+
+	history  history
+	single   atomic.Bool  // the cluster has one voting member
+	troubled atomic.Int64 // an Instant: until then requests ask for a leader
+	most     atomic.Int64 // operations in a transaction
+	checked  sync.Once    // its servers were asked for their versions
+}
+
+// New returns a binding on client. It does no I/O.
+func New(client *clientv3.Client, o Options) *Service {
+	e := &Service{client: client, o: o, station: rand.Int64N(stations)}
+	e.most.Store(maxOps)
+	e.batch = engine.NewBatch(maxTogether, e.send)
+	return e
+}
+
+const (
+	minTTL = time.Second
+	// maxTTL catches mistakes of unit, such as nanoseconds taken for seconds.
+	maxTTL = 30 * 24 * time.Hour
+	// maxOps stays below the 128 operations that a server allows in a transaction by default.
+	maxOps = 100
+	// maxTogether leaves room below that for the operations of each step.
+	maxTogether = 60
+	// maxWrites bounds the tries of "read, then write if the key is unchanged".
+	maxWrites = 8
+	// troubleTime is for how long after a failure requests ask for a leader. It is longer than an election.
+	troubleTime = 30 * time.Second
+	// stepTime is the maximum time of steps that go together.
+	stepTime = 2 * time.Second
+)
+
+// Unfit is engine.Checked's.
+func (e *Service) Unfit() error { return e.o.Unfit }
+
+// Endpoints is engine.Replicated's.
+func (e *Service) Endpoints() int { return len(e.client.Endpoints()) }
+
+// Describe is engine.Service's.
+func (e *Service) Describe() backend.Description {
+	exclusion := backend.ExclusionQuorum
+	if e.single.Load() {
+		exclusion = backend.ExclusionDurableServer
+	}
+	return backend.Description{
+		Name: "etcd", Clock: e.o.Clock, Exclusion: exclusion, KeepsHolds: true,
+		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapPushLoss |
+			backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease |
+			backend.CapShared | backend.CapPermits | backend.CapMultiAcquire,
+		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Second,
+		TokenSpace: e.history.tokenSpace().name,
+		Shows: backend.Shows{
+			Look:         backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true, QueueSince: true},
+			List:         backend.StateFields{Since: true, Limit: true, Waiters: true},
+			ChangeAuthor: true,
+		},
+	}
+}
+
+// Classify knows the errors that etcd gives before it applies anything, and those of a request that never left. gRPC has
+// no code for the latter, so the texts of its balancer and dialler are looked for. A text that changes would count as
+// unknown, which is safe.
+func (e *Service) Classify(err error) engine.Class {
+	text := rpctypes.ErrorDesc(err)
+	switch {
+	case isOneOf(err, rpctypes.ErrLeaseNotFound):
+		return engine.NoSession
+	case isOneOf(err,
+		rpctypes.ErrPermissionDenied, rpctypes.ErrAuthFailed, rpctypes.ErrAuthNotEnabled, rpctypes.ErrUserEmpty):
+		return engine.Never
+	case isOneOf(err, rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests, rpctypes.ErrNoLeader,
+		rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrRequestTooLarge, rpctypes.ErrTooManyOps,
+		rpctypes.ErrNotCapable, rpctypes.ErrNotLeader),
+		text == rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner):
+		return engine.NotDone
+	case status.Code(err) == codes.Unavailable && (strings.Contains(text, "rror while dialing") ||
+		strings.Contains(text, "no address available") || strings.Contains(text, "no connection available")):
+		return engine.NotDone
+	}
+	return engine.Unknown
+}
+
+// isOneOf reports whether err is one of etcd's errors.
+func isOneOf(err error, etcdErrors ...error) bool {
+	err = rpctypes.Error(err)
+	return slices.ContainsFunc(etcdErrors, func(e error) bool { return errors.Is(err, e) })
+}
+
+// Close is engine.Service's.
+func (e *Service) Close(context.Context) error {
+	if e.o.Close == nil {
+		return nil
+	}
+	return e.o.Close()
+}
+
+// request returns the context of a request. A server that lost its leader lets requests hang unless they ask it to have
+// one. Asking costs a tenth of a request on both sides, so it is done only after something has failed.
+func (e *Service) request(ctx context.Context) context.Context {
+	if int64(e.o.Clock.Now()) < e.troubled.Load() {
+		return clientv3.WithRequireLeader(ctx)
+	}
+	return ctx
+}
+
+// get reads linearizably. The answer is there also beside an error that says that the history is lost.
+func (e *Service) get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	since := e.history.mark()
+	resp, err := e.client.Get(e.request(ctx), key, o...)
+	if err != nil {
+		e.trouble()
+		return nil, err
+	}
+	return resp, e.hear(ctx, resp.Header, since)
+}
+
+func (e *Service) trouble() { e.troubled.Store(int64(e.o.Clock.Now().Add(troubleTime))) }
+
+// txn is a separate transaction, with the same two results as get.
+func (e *Service) txn(
+	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
+) (*clientv3.TxnResponse, error) {
+	since := e.history.mark()
+	resp, err := e.client.Txn(e.request(ctx)).If(cmps...).Then(then...).Else(otherwise...).Commit()
+	if err != nil {
+		e.trouble()
+		return nil, err
+	}
+	return resp, e.hear(ctx, resp.Header, since)
+}
+
+// step is the part of one call that is done atomically: comparisons, and operations for either outcome.
+type step struct {
+	ctx             context.Context
+	cmps            []clientv3.Cmp
+	then, otherwise []clientv3.Op
+	// grants: only in the token space that the driver knows. A release is done in any.
+	grants bool
+}
+
+type answer struct {
+	resp *clientv3.TxnResponse
+	err  error
+}
+
+// do carries out a step, together with those of other names.
+func (e *Service) do(name string, s step) (*clientv3.TxnResponse, error) {
+	a := e.batch.Do(name, s)
+	return a.resp, a.err
+}
+
+// send carries out steps in one transaction, each with its own comparisons and its own answer, nested below a comparison
+// of the token space. In another space the steps that release are done all the same. Steps that are refused together
+// are sent one by one: the refusal may be for the sake of another step.
+func (e *Service) send(steps []step) []answer {
+	all := make([]answer, len(steps))
+	ctx, cancel := contextOf(steps)
+	defer cancel()
+	if len(steps) == 1 && !steps[0].grants {
+		all[0].resp, all[0].err = e.txn(ctx, steps[0].cmps, steps[0].then, steps[0].otherwise)
+		if all[0].resp != nil {
+			all[0].err = nil
+		}
+		return all
+	}
+	var then, otherwise []clientv3.Op
+	for _, s := range steps {
+		op := clientv3.OpTxn(s.cmps, s.then, s.otherwise)
+		then = append(then, op)
+		if s.grants {
+			op = clientv3.OpGet(e.spaceKey())
+		}
+		otherwise = append(otherwise, op)
+	}
+	resp, err := e.txn(ctx, []clientv3.Cmp{e.sameSpace()}, then, otherwise)
+	if len(steps) > 1 && resp == nil && e.Classify(err) != engine.Unknown {
+		if isOneOf(err, rpctypes.ErrTooManyOps) {
+			e.batch.Limit(len(steps) / 2)
+		}
+		var work sync.WaitGroup
+		for i := range steps {
+			work.Go(func() { all[i] = e.send(steps[i : i+1])[0] })
+		}
+		work.Wait()
+		return all
+	}
+	for i, s := range steps {
+		switch {
+		case resp == nil:
+			all[i].err = err
+		case s.grants && !resp.Succeeded:
+			if all[i].err = e.checkSpace(ctx, resp.Responses[i].GetResponseRange().Kvs); all[i].err == nil {
+				all[i].err = errChanged
+			}
+		default:
+			inner := resp.Responses[i].GetResponseTxn()
+			inner.Header = resp.Header
+			all[i].resp = (*clientv3.TxnResponse)(inner)
+			if s.grants {
+				all[i].err = err
+			}
+		}
+	}
+	return all
+}
+
+// contextOf returns the context of steps that go together. It ends when nobody waits for any of them, and within
+// stepTime. Values of a caller's context travel with a step that goes alone.
+func contextOf(steps []step) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(steps[0].ctx), stepTime)
+	var left atomic.Int64
+	left.Store(int64(len(steps)))
+	stops := make([]func() bool, len(steps))
+	for i, s := range steps {
+		stops[i] = context.AfterFunc(s.ctx, func() {
+			if left.Add(-1) == 0 {
+				cancel()
+			}
+		})
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel()
+	}
+}
+
+// errChanged: what was read has changed before it was written.
+var errChanged = fmt.Errorf("%w: others change the name at the same moment", backend.ErrUnavailable)
+
+// inParts calls do with parts of a list, of as many as the server allows in a transaction, and of up to most.
+func inParts[T any](e *Service, all []T, most int, do func(part []T) error) error {
+	for len(all) > 0 {
+		n := min(len(all), most, int(e.most.Load()))
+		err := do(all[:n])
+		if n > 1 && isOneOf(err, rpctypes.ErrTooManyOps) {
+			e.most.Store(int64((n + 1) / 2))
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		all = all[n:]
+	}
+	return nil
+}
+
+// turns lets one at a time go on for each name.
+type turns struct {
+	mu   sync.Mutex // protects the following field
+	busy map[string]chan struct{}
+}
+
+// take waits for the turn, until ctx ends.
+func (t *turns) take(ctx context.Context, name string) (leave func(), err error) {
+	for {
+		t.mu.Lock()
+		busy := t.busy[name]
+		if busy == nil {
+			if t.busy == nil {
+				t.busy = map[string]chan struct{}{}
+			}
+			busy = make(chan struct{})
+			t.busy[name] = busy
+			t.mu.Unlock()
+			return func() {
+				t.mu.Lock()
+				defer t.mu.Unlock()
+				delete(t.busy, name)
+				close(busy)
+			}, nil
+		}
+		t.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// voters returns the members that vote. A learner cannot lead, so a server with learners is a single one.
+func voters(members []*pb.Member) []*pb.Member {
+	return slices.DeleteFunc(members, (*pb.Member).GetIsLearner)
+}

@@ -1,0 +1,200 @@
+package binding
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
+)
+
+// tooMany is the error of a set that the server refuses for its size: the core then takes one name after the other.
+func tooMany(n int, err error) error {
+	if isOneOf(err, rpctypes.ErrTooManyOps, rpctypes.ErrRequestTooLarge) {
+		return fmt.Errorf("%d names in one transaction: %w: %w", n, backend.ErrUnsupported, err)
+	}
+	return err
+}
+
+// Leave is engine.Service's. No key is deleted blindly: what deletes it compares which life of the key it means, or that
+// nobody has written it since it was read. The attempts that may arrive late are marked in the same transaction.
+func (e *Service) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	left, err := e.leave(ctx, l)
+	if isOneOf(err, rpctypes.ErrLeaseNotFound) { // so no request can arrive on it
+		l.Late = nil
+		left, err = e.leave(ctx, l)
+	}
+	return left, err
+}
+
+func (e *Service) leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	var marks []clientv3.Op
+	if own := leaseOf(l.Session); own != nil {
+		for _, attempt := range l.Late {
+			marks = append(marks, clientv3.OpPut(e.overKey(attempt), "", clientv3.WithLease(own.id)))
+		}
+	}
+	if l.Incarnation == "" {
+		return e.leaveRequest(ctx, l, marks)
+	}
+	key, revision := e.keyOf(l.Name, usedBy(l.Grant), l.Incarnation)
+	if revision == 0 {
+		return engine.Left{}, nil
+	}
+	cmps := []clientv3.Cmp{created(key, revision)}
+	if !l.Known { // a grant that was put together from what others can see of a hold must not end it
+		cmps = append(cmps, standsFor(key, l.RequestID)...)
+	}
+	otherwise := append(e.whyGone(l.Name), marks...)
+	resp, err := e.do(l.Name, step{ctx, cmps, append([]clientv3.Op{clientv3.OpDelete(key)}, marks...), otherwise, false})
+	if err != nil || resp.Succeeded {
+		return engine.Left{Was: err == nil}, err
+	}
+	return engine.Left{Loss: e.loss(ctx, resp, 0, revision)}, nil
+}
+
+// leaveRequest deletes whatever a request has. Its read is complete, since the marks are written before.
+func (e *Service) leaveRequest(ctx context.Context, l engine.Leaving, marks []clientv3.Op) (engine.Left, error) {
+	look := append(slices.Clone(marks), clientv3.OpGet(e.dir(l.Name), clientv3.WithPrefix()))
+	for range maxWrites {
+		resp, err := e.do(l.Name, step{ctx, nil, look, nil, false})
+		if err != nil {
+			return engine.Left{}, err
+		}
+		var cmps []clientv3.Cmp
+		var deletes []clientv3.Op
+		for _, x := range e.queueOf(resp.Responses[len(look)-1].GetResponseRange().Kvs) {
+			if x.value.Request == l.RequestID {
+				cmps, deletes = append(cmps, asRead(x.key, x.modified)), append(deletes, clientv3.OpDelete(x.key))
+			}
+		}
+		if len(deletes) == 0 {
+			return engine.Left{}, nil
+		}
+		done, err := e.do(l.Name, step{ctx, cmps, deletes, nil, false})
+		if err != nil || done.Succeeded {
+			return engine.Left{Was: err == nil}, err
+		}
+		look = look[len(look)-1:]
+	}
+	return engine.Left{}, errChanged
+}
+
+// whyGone reads why a hold of a name is gone.
+func (e *Service) whyGone(name string) []clientv3.Op {
+	return []clientv3.Op{clientv3.OpGet(e.forcedKey(name)), clientv3.OpGet(e.spaceKey())}
+}
+
+// loss is the reason for which a hold is gone, from the answer to whyGone.
+func (e *Service) loss(ctx context.Context, resp *clientv3.TxnResponse, at int, revision int64) (l backend.Loss) {
+	if e.history.tokenSpace().name != "" && e.checkSpace(ctx, resp.Responses[at+1].GetResponseRange().Kvs) != nil {
+		return backend.Loss{Reason: backend.ReasonHistoryLost}
+	}
+	var f forced
+	kvs := resp.Responses[at].GetResponseRange().Kvs
+	if len(kvs) == 1 && json.Unmarshal(kvs[0].Value, &f) == nil && f.names(revision) {
+		l = f.loss()
+	}
+	return l
+}
+
+// Extend is engine.Service's. One request names the keys on the lease; those that it does not name, and those that the
+// engine does not know there, are read, and move to the lease if they are on another one. A move keeps the create
+// revision, and with it the token and the place.
+func (e *Service) Extend(ctx context.Context, s engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
+	out := make([]engine.Outcome, len(holds))
+	l := leaseOf(s)
+	on, err := e.keys(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	var rest []int
+	for i, h := range holds {
+		key, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
+		if !h.Known || !on[key] || revision == 0 {
+			rest = append(rest, i)
+		}
+	}
+	var moves []move
+	err = inParts(e, rest, maxOps, func(part []int) error {
+		ops := make([]clientv3.Op, len(part))
+		for n, i := range part {
+			key, _ := e.keyOf(holds[i].Name, usedBy(holds[i].Grant), holds[i].Incarnation)
+			ops[n] = clientv3.OpGet(key) // not keys only: some versions leave out the lease then
+		}
+		resp, err := e.txn(ctx, nil, ops, nil)
+		if err != nil {
+			return err
+		}
+		for n, i := range part {
+			_, revision := e.keyOf(holds[i].Name, usedBy(holds[i].Grant), holds[i].Incarnation)
+			found := e.queueOf(resp.Responses[n].GetResponseRange().Kvs)
+			switch {
+			case len(found) == 0 || found[0].revision != revision ||
+				!holds[i].Known && found[0].value.Request != holds[i].RequestID:
+				out[i].Gone = true
+			case found[0].lease != l.id:
+				moves = append(moves, move{i, found[0]})
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = inParts(e, moves, maxOps, func(part []move) error {
+		ops := make([]clientv3.Op, len(part))
+		for n, m := range part {
+			ops[n] = clientv3.OpTxn([]clientv3.Cmp{asRead(m.key, m.modified)}, []clientv3.Op{
+				clientv3.OpPut(m.key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(l.id)),
+			}, nil)
+		}
+		resp, err := e.txn(ctx, nil, ops, nil)
+		if err != nil {
+			return err
+		}
+		for n, m := range part {
+			if !resp.Responses[n].GetResponseTxn().Succeeded {
+				out[m.hold].Err = errChanged // the next renewal finds out
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, e.explain(ctx, holds, out)
+}
+
+// move is a hold that is to move to another lease.
+type move struct {
+	hold int
+	entry
+}
+
+// explain finds out why holds are gone. Without an answer the reason is less exact, and the hold as much gone.
+func (e *Service) explain(ctx context.Context, holds []engine.Holding, out []engine.Outcome) error {
+	for i, h := range holds {
+		if !out[i].Gone {
+			continue
+		}
+		resp, err := e.txn(ctx, nil, e.whyGone(h.Name), nil)
+		if resp == nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		_, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
+		out[i].Loss = e.loss(ctx, resp, 0, revision)
+		if out[i].Loss.Reason == backend.ReasonHistoryLost {
+			return e.history.err()
+		}
+	}
+	return nil
+}

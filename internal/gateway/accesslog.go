@@ -1,0 +1,90 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"net/http"
+	"time"
+)
+
+// requestIDHeader names a request in the access log and in its answer.
+const requestIDHeader = "X-Request-Id"
+
+// maxRequestID bounds an id that a client, or a proxy in front, gives a request, in bytes.
+const maxRequestID = 128
+
+// idOf returns the id of a request: the client's own, if it can stand in a log as it is, or else a random one.
+func idOf(r *http.Request) string {
+	given := r.Header.Get(requestIDHeader)
+	if given == "" || len(given) > maxRequestID {
+		return rand.Text()
+	}
+	for _, c := range given {
+		if c <= ' ' || c > '~' {
+			return rand.Text()
+		}
+	}
+	return given
+}
+
+// answeredWriter notes the status of an answer on its way.
+type answeredWriter struct {
+	http.ResponseWriter
+	status int
+	route  string // pattern of the route that answered; empty if the request was refused before
+	refused
+}
+
+func (w *answeredWriter) WriteHeader(status int) {
+	if w.status == 0 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *answeredWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// logged gives each request an id, reports it to Options.Observe, and logs a line for each answered request but for
+// probes.
+func (g *Gateway) logged(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := idOf(r)
+		w.Header().Set(requestIDHeader, id)
+		ctx := context.WithValue(r.Context(), requestIDKey{}, id)
+		r = g.identified(g.forwarded(r.WithContext(ctx)))
+		path := r.URL.Path
+		quiet := path == livePath || path == readyPath || !g.o.AccessLog || !g.o.Log.Enabled(ctx, slog.LevelInfo)
+		if quiet && g.o.Observe == nil && g.o.Audit == nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		began := time.Now()
+		out := &answeredWriter{ResponseWriter: w}
+		defer func() {
+			g.auditRefusal(r, &out.refused)
+			if g.o.Observe != nil {
+				g.o.Observe(r.Method, out.route, cmp.Or(out.status, http.StatusOK), time.Since(began))
+			}
+			if quiet {
+				return
+			}
+			g.o.Log.LogAttrs(ctx, slog.LevelInfo, "request",
+				slog.String("id", id), slog.String("client", principalOf(r)), slog.String("method", r.Method),
+				slog.String("path", r.URL.EscapedPath()), slog.Int("status", out.status),
+				slog.Duration("took", time.Since(began)))
+		}()
+		next.ServeHTTP(out, r)
+	})
+}
+
+// requestIDKey is the context key for the id of a request.
+type requestIDKey struct{}
+
+// logID returns the id of ctx's request, for the log.
+func logID(ctx context.Context) slog.Attr {
+	id, _ := ctx.Value(requestIDKey{}).(string)
+	return slog.String("id", id)
+}

@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"cmp"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/principal"
+)
+
+// refused is the problem that a request was refused with, for the audit log.
+type refused struct {
+	problem *Problem // nil if it was not refused
+	event   string   // what was asked for: an operation, or "request" if the request was refused before its route
+	name    string   // of the lock
+}
+
+// refusing notes the problem that a request is answered with.
+func refusing(w http.ResponseWriter, event string, p *Problem) {
+	if a, ok := w.(*answeredWriter); ok && p != nil {
+		a.problem, a.event = p, cmp.Or(a.event, event)
+	}
+}
+
+// noteRefusal is a transformer of huma, which has all answers of operations.
+func noteRefusal(ctx huma.Context, _ string, v any) (any, error) {
+	if p, ok := v.(*Problem); ok {
+		r, w := humago.Unwrap(ctx)
+		refusing(w, ctx.Operation().OperationID, p)
+		if a, ok := w.(*answeredWriter); ok {
+			a.name = cmp.Or(p.LockKey, r.URL.Query().Get("name"), r.PathValue("name"))
+		}
+	}
+	return v, nil
+}
+
+// audit writes an event about a request.
+func (g *Gateway) audit(r *http.Request, e audit.Event) {
+	if g.o.Audit == nil {
+		return
+	}
+	e.Server, e.From = g.o.AuditAs, r.RemoteAddr
+	if e.Principal = scopeOf(r); e.Principal == "" {
+		e.Principal = string(principal.Address(front.ClientOf(front.HostOf(r.RemoteAddr))))
+	}
+	if g.o.Access != nil {
+		e.Rules = g.o.Access.Rules().Digest()
+	}
+	g.o.Audit.Write(e)
+}
+
+// auditRefusal writes that a request was denied.
+func (g *Gateway) auditRefusal(r *http.Request, was *refused) {
+	if g.o.Audit == nil || was.problem == nil {
+		return
+	}
+	if code := was.problem.Code; code != codeDenied && code != codeUnauthenticated {
+		return
+	}
+	e := audit.Event{Event: was.event, Outcome: audit.Denied, Name: was.name, Reason: was.problem.Detail}
+	if e.Event == "request" {
+		e.Name = r.Method + " " + r.URL.Path
+	}
+	g.audit(r, e)
+}
+
+// auditHolds writes that holds began or ended by a request, if that is to be written.
+func (g *Gateway) auditHolds(r *http.Request, event string, grants ...backend.Grant) {
+	if !g.o.Audit.Locks() {
+		return
+	}
+	for i := range grants {
+		of := &grants[i]
+		g.audit(r, audit.Event{
+			Event: event, Outcome: audit.Done, Name: of.Name, Owner: of.Owner, Holder: scopeOf(r), Token: of.Token.Order(),
+		})
+	}
+}

@@ -1,0 +1,93 @@
+package gateway
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/fencelock/fencelock/internal/front"
+)
+
+// Bounds of the bodies in the process, in bytes: in all, and for one principal.
+const (
+	maxBodies      = 64 << 20
+	maxBodiesOfOne = 16 << 20 // as many as one connection of HTTP/2 has streams
+)
+
+// bodies counts the bytes of bodies, or their maximum while they arrive.
+type bodies struct {
+	mu   sync.Mutex
+	used int64
+	of   map[string]int64 // by principal
+}
+
+// enter counts the body of r in. The returned function counts it out.
+func (b *bodies) enter(r *http.Request) (out func(), p *Problem) {
+	size := int64(maxBody)
+	if n := r.ContentLength; n >= 0 && n < size {
+		size = n
+	}
+	who := principalOf(r)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.of[who]+size > maxBodiesOfOne:
+		return nil, quota("client-bodies", "at most "+strconv.Itoa(maxBodiesOfOne)+" bytes of bodies of one client are on "+
+			"their way")
+	case b.used+size > maxBodies:
+		return nil, quota("bodies", "at most "+strconv.Itoa(maxBodies)+" bytes of bodies are on their way")
+	}
+	b.used += size
+	b.of[who] += size
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.used -= size
+		if b.of[who] -= size; b.of[who] == 0 {
+			delete(b.of, who)
+		}
+	}, nil
+}
+
+// readOnce is a body in memory, which is freed once it was read: a request may wait for long.
+type readOnce struct{ left *bytes.Reader }
+
+func (b *readOnce) Read(p []byte) (int, error) {
+	if b.left == nil {
+		return 0, io.EOF
+	}
+	n, err := b.left.Read(p)
+	if b.left.Len() == 0 {
+		b.left = nil
+	}
+	return n, err
+}
+
+func (*readOnce) Close() error { return nil }
+
+// forwarded returns r as the client sent it, if it comes through a trusted proxy: with the client's address, and without
+// the proxy's certificate, which is not the client's credential.
+func (g *Gateway) forwarded(r *http.Request) *http.Request {
+	host := front.HostOf(r.RemoteAddr)
+	if !front.Trusted(host, g.o.TrustedProxies) {
+		return r
+	}
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for i := len(hops) - 1; i >= 0 && front.Trusted(host, g.o.TrustedProxies); i-- {
+		hop := strings.TrimSpace(hops[i])
+		if net.ParseIP(hop) == nil {
+			break
+		}
+		host = hop
+	}
+	if host == front.HostOf(r.RemoteAddr) {
+		return r
+	}
+	of := *r
+	of.RemoteAddr, of.TLS = net.JoinHostPort(host, "0"), nil
+	return &of
+}

@@ -1,0 +1,57 @@
+package gateway
+
+import (
+	"crypto/x509"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/fencelock/fencelock/internal/front"
+)
+
+// hosts decides which host names a request without a credential may use for the gateway. The owner of a page's name
+// can let it lead to the gateway (DNS rebinding): then the page has the gateway's own origin, and only the name
+// reveals it. Nobody can do that with an address or with localhost.
+type hosts struct {
+	certificate func() *x509.Certificate // the gateway's own; nil without TLS
+	named       x509.Certificate         // Options.Hosts, matched as names of certificates
+}
+
+// permits reports whether r may use its host name.
+func (h *hosts) permits(r *http.Request) bool {
+	host := r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), ".")
+	switch {
+	case host == "": // HTTP/1.0: browsers always name a host
+	case scopeOf(r) != "":
+	case r.URL.Path == livePath || r.URL.Path == readyPath:
+	case net.ParseIP(host) != nil, strings.EqualFold(host, "localhost"):
+	case h.named.VerifyHostname(host) == nil:
+	case h.certificate != nil && h.certificate() != nil && h.certificate().VerifyHostname(host) == nil:
+	default:
+		return false
+	}
+	return true
+}
+
+// crossSite reports whether a browser sent r for a page of another origin, or for a link there. Without this check
+// such a page could not read an answer, but could cause load and changes. Documents and the page without its data are
+// open to links.
+func crossSite(r *http.Request) bool {
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "cross-site", "same-site":
+		return r.URL.Path != docsPath && r.URL.Path != specificationPath && r.URL.Path != pagePath
+	}
+	return false
+}
+
+// The paths of calls that are not about locks.
+const (
+	livePath          = front.LivePath
+	readyPath         = front.ReadyPath
+	docsPath          = "/docs"
+	specificationPath = "/openapi.json"
+)

@@ -1,0 +1,183 @@
+package gateway
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/fencelock/fencelock/backend"
+)
+
+// Limits bound a replica's state and rate: in total, and for one client, which is a certificate or an address. Zero
+// is the default, or no bound where the default is 0.
+type Limits struct {
+	// Connections and ClientConnections are for the listener's owner.
+	Connections, ClientConnections int
+	Waits, ClientWaits             int
+	Watches, ClientWatches         int
+	Holds, ClientHolds             int
+	ClientSessions                 int
+	Operations, ClientOperations   int // a second
+}
+
+// Limit is one of Limits.
+type Limit struct {
+	Name    string // and of the quota in an answer
+	Value   *int
+	Default int
+	About   string
+}
+
+// All lists the limits.
+func (l *Limits) All() []Limit {
+	return []Limit{
+		{"connections", &l.Connections, 0, "connections over HTTP; 0: what the descriptors of the process allow"},
+		{"client-connections", &l.ClientConnections, 0, "connections of one address; 0: a quarter of what the descriptors allow"},
+		{"waits", &l.Waits, 10_000, "requests that wait"},
+		{"client-waits", &l.ClientWaits, 1_000, "those of one client"},
+		{"watches", &l.Watches, 10_000, "watches"},
+		{"client-watches", &l.ClientWatches, 1_000, "those of one client"},
+		{"holds", &l.Holds, 250_000, "holds and attempts of this replica"},
+		{"client-holds", &l.ClientHolds, 62_500, "those of one client"},
+		{"client-sessions", &l.ClientSessions, 64, "different TTLs that one client uses within their length, where each opens " +
+			"a session at the service"},
+		{"operations", &l.Operations, 0, "requests a second; 0: no bound"},
+		{"client-operations", &l.ClientOperations, 0, "those of one client; 0: no bound"},
+	}
+}
+
+func (l Limits) withDefaults() Limits {
+	for _, x := range l.All() {
+		if *x.Value == 0 {
+			*x.Value = x.Default
+		}
+	}
+	return l
+}
+
+// share counts the clients' use of one resource. Gateway.mu protects it.
+type share struct {
+	name          string
+	most, mostOne int
+	all           int
+	of            map[string]int // by principal
+}
+
+func newShare(name string, most, mostOne int) share {
+	return share{name: name, most: most, mostOne: mostOne, of: map[string]int{}}
+}
+
+// enter counts n in, or returns the exhausted quota.
+func (s *share) enter(principal string, n int) *Problem {
+	switch {
+	case s.of[principal]+n > s.mostOne:
+		return quota("client-"+s.name, "one client has at most "+strconv.Itoa(s.mostOne)+" "+s.name)
+	case s.all+n > s.most:
+		return quota(s.name, "there are at most "+strconv.Itoa(s.most)+" "+s.name)
+	}
+	s.all += n
+	s.of[principal] += n
+	return nil
+}
+
+func (s *share) leave(principal string, n int) {
+	s.all -= n
+	if s.of[principal] -= n; s.of[principal] == 0 {
+		delete(s.of, principal)
+	}
+}
+
+// sessions counts the TTLs that clients use: the service has a session for each, until that long after its last use.
+// Gateway.mu protects it.
+type sessions struct {
+	most  int
+	of    map[string]map[time.Duration]backend.Instant // until when, by principal
+	sweep int                                          // the number of principals before the next sweep
+}
+
+// use notes that a client uses a TTL. Without must it is refused if the client has too many others.
+func (s *sessions) use(principal string, ttl time.Duration, must bool, now backend.Instant) *Problem {
+	own := s.of[principal]
+	expire(own, now)
+	if _, used := own[ttl]; !used && !must && len(own) >= s.most {
+		return quota("client-sessions", "one client uses at most "+strconv.Itoa(s.most)+" different TTLs")
+	}
+	if own == nil {
+		if own = map[time.Duration]backend.Instant{}; s.of == nil {
+			s.of = map[string]map[time.Duration]backend.Instant{}
+		}
+		s.of[principal] = own
+	}
+	own[ttl] = max(own[ttl], now.Add(ttl))
+	if len(s.of) > s.sweep {
+		for principal, own := range s.of {
+			if expire(own, now); len(own) == 0 {
+				delete(s.of, principal)
+			}
+		}
+		s.sweep = 2*len(s.of) + 64
+	}
+	return nil
+}
+
+func expire(own map[time.Duration]backend.Instant, now backend.Instant) {
+	for ttl, until := range own {
+		if until <= now {
+			delete(own, ttl)
+		}
+	}
+}
+
+// rates bound the requests a second. All methods are safe for concurrent use.
+type rates struct {
+	all *rate.Limiter // nil: no bound
+	one int           // a second; 0: no bound
+
+	mu    sync.Mutex // protects the following fields
+	of    map[string]*rate.Limiter
+	sweep int // the number of clients before the next sweep
+}
+
+func newRates(l *Limits) *rates {
+	r := &rates{one: l.ClientOperations, of: map[string]*rate.Limiter{}}
+	if n := l.Operations; n > 0 {
+		r.all = rate.NewLimiter(rate.Limit(n), n)
+	}
+	return r
+}
+
+// enter counts a request, or returns the exhausted quota. A client's reserve is one second's requests.
+func (r *rates) enter(principal string) *Problem {
+	if l := r.client(principal); l != nil && !l.Allow() {
+		return quota("client-operations", "one client sends at most "+strconv.Itoa(r.one)+" requests a second")
+	}
+	if r.all != nil && !r.all.Allow() {
+		return quota("operations", "at most "+strconv.Itoa(r.all.Burst())+" requests a second are answered")
+	}
+	return nil
+}
+
+func (r *rates) client(principal string) *rate.Limiter {
+	if r.one == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.of[principal]
+	if l == nil {
+		l = rate.NewLimiter(rate.Limit(r.one), r.one)
+		r.of[principal] = l
+	}
+	if len(r.of) > r.sweep {
+		now := time.Now()
+		for other, l := range r.of {
+			if other != principal && l.TokensAt(now) >= float64(r.one) { // a new client would have as many
+				delete(r.of, other)
+			}
+		}
+		r.sweep = 2*len(r.of) + 64
+	}
+	return l
+}

@@ -1,0 +1,90 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
+)
+
+// unwatched is a driver whose service tells of no changes.
+type unwatched struct{ *memory.Driver }
+
+func (d unwatched) Describe() backend.Description {
+	s := d.Driver.Describe()
+	s.Capabilities &^= backend.CapWatch | backend.CapWatchReplay
+	return s
+}
+
+// A watch in front of a backend without one compares looks, and says that there is no replay.
+func TestWatchByPolling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		driver := memory.New(&memory.Options{Clock: backend.GoClock()})
+		d := newDoor(t, unwatched{driver})
+		defer driver.Close(context.Background())
+		defer d.g.Close(context.Background())
+		d.refuses(d.get("/v1/locks/x/watch?since=1"), 501, codeUnsupported)
+
+		ctx, hangUp := context.WithCancel(t.Context())
+		defer hangUp()
+		p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/locks/x/watch", nil)
+		r.Host = "localhost"
+		go func() {
+			d.g.Handler().ServeHTTP(p, r)
+			close(p.lines)
+		}()
+		if got := <-p.lines; got != ": watching\n\n" || p.header.Get(headerReplay) != "none" {
+			t.Errorf("the first line is %q, with %v", got, p.header)
+		}
+		l := d.granted(d.post(acquireX, acquireOf("a", "")))
+		first := <-p.lines
+		d.is(d.post(releaseX, released(l)), 200, `{"status":"RELEASED","lockKey":"x"}`)
+		second := <-p.lines
+		for i, got := range []string{first, second} {
+			want := []string{"acquired", "released"}[i]
+			if !strings.HasPrefix(got, "event: "+want+"\n") || !strings.Contains(got, `"at":9466848`) ||
+				strings.Contains(got, "revision") {
+				t.Errorf("event %q, want %s with a time and without a revision", got, want)
+			}
+		}
+		hangUp()
+		for range p.lines {
+		}
+	})
+}
+
+// Who looks at a lock sees the queue in its order, and how many permits are free.
+func TestStateHasQueueAndPermits(t *testing.T) {
+	simulated(t, func(t *testing.T, d *door) {
+		body := func(owner string, permits string) string {
+			return `{"ownerId":"` + owner + `","ttlMillis":60000,"kind":"permits","limit":5,"wait":true,"permits":` + permits + `}`
+		}
+		d.granted(d.post(acquireX, body("a", "3")))
+		ctx, cancel := context.WithCancel(t.Context())
+		later := d.soon(ctx, acquireX, body("b", "4"))
+		d.waiters(1)
+		last := d.soon(ctx, acquireX, body("c", "1"))
+		d.waiters(2)
+		var s State
+		if err := json.Unmarshal([]byte(d.get("/v1/locks/x").text), &s); err != nil {
+			t.Fatal(err)
+		}
+		if s.Remaining == nil || *s.Remaining != 2 || s.Limit != 5 || s.Holders[0].Permits != 3 {
+			t.Errorf("state %+v, want 2 of 5 permits free", s)
+		}
+		if len(s.Queue) != 2 || s.Queue[0].OwnerID != "b" || s.Queue[0].Permits != 4 || s.Queue[1].OwnerID != "c" ||
+			s.Queue[0].Kind != "permits" || s.Queue[0].Since == 0 {
+			t.Errorf("queue %+v, want b before c", s.Queue)
+		}
+		cancel()
+		<-later
+		<-last
+	})
+}

@@ -1,0 +1,214 @@
+// Package metrics exports the counts of a member of the bundled server and of a gateway, with client_golang. The table
+// All names each metric: the documentation and the dashboard are generated from it, and the tests of the alerts compare
+// with it. Only cmd/fencelock links this package.
+package metrics
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/server/lead"
+)
+
+// Type is the type of a metric.
+type Type string
+
+// The types of a metric.
+const (
+	Histogram Type = "histogram"
+	Counter   Type = "counter"
+	Gauge     Type = "gauge"
+)
+
+// Where is which process exports a metric.
+type Where string
+
+// The places.
+const (
+	// Leader: gauges by the leading member; counters and histograms by every member, of its decisions as the leader.
+	// Its ID is in the label leader, so that no event is counted twice.
+	Leader Where = "leader"
+	// Member: every member.
+	Member Where = "member"
+	// Door: every process that serves HTTP.
+	Door Where = "door"
+	// Audited: every process with --audit.
+	Audited Where = "with --audit"
+)
+
+// Metric is one metric.
+type Metric struct {
+	Name string
+	Type Type
+	Where
+	// Labels are the names of the labels, and Values all values of one, where they are known.
+	Labels []string
+	Values map[string][]string
+	Help   string
+	// Buckets are the upper bounds of a histogram, in seconds.
+	Buckets []float64
+}
+
+// Kinds are the values of the label kind, by machine.Kind.
+var Kinds = []string{"exclusive", "shared", "permits"}
+
+var (
+	brief = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	long  = []float64{.001, .01, .1, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600}
+
+	outcomes = []string{
+		lead.OutcomeGranted, lead.OutcomeHeld, lead.OutcomeCancelled, lead.OutcomeDeadlock, lead.OutcomeLimit,
+		lead.OutcomeRefused,
+	}
+	ends = []string{lead.EndReleased, lead.EndExpired, lead.EndForced}
+)
+
+const prefix = "fencelock_server_"
+
+// The metrics.
+var (
+	acquires = Metric{
+		Name: prefix + "acquire_duration_seconds", Type: Histogram, Where: Leader, Buckets: brief,
+		Labels: []string{"kind", "outcome", "waited"},
+		Values: map[string][]string{"kind": Kinds, "outcome": outcomes, "waited": {"yes", "no"}},
+		Help:   "Time from the receipt of an acquire to its outcome. With waited=yes it was queued.",
+	}
+	holds = Metric{
+		Name: prefix + "hold_duration_seconds", Type: Histogram, Where: Leader, Buckets: long,
+		Labels: []string{"kind", "end"}, Values: map[string][]string{"kind": Kinds, "end": ends},
+		Help: "Time from the grant to the end of a hold that this leader granted.",
+	}
+	ended = Metric{
+		Name: prefix + "holds_ended_total", Type: Counter, Where: Leader,
+		Labels: []string{"kind", "end"}, Values: map[string][]string{"kind": Kinds, "end": ends},
+		Help: "Holds that ended: released, expired with their session, or forced.",
+	}
+	limited = Metric{
+		Name: prefix + "limit_refusals_total", Type: Counter, Where: Leader, Labels: []string{"limit"},
+		Values: map[string][]string{"limit": limitFields()},
+		Help:   "Commands that were refused because a limit is reached.",
+	}
+	stale = Metric{
+		Name: prefix + "stale_releases_total", Type: Counter, Where: Leader,
+		Help: "Releases that named a token which is not held.",
+	}
+	held = Metric{
+		Name: prefix + "holds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
+		Values: map[string][]string{"kind": Kinds}, Help: "Present holds.",
+	}
+	waiters = Metric{
+		Name: prefix + "waiters", Type: Gauge, Where: Leader, Labels: []string{"kind"},
+		Values: map[string][]string{"kind": Kinds}, Help: "Acquires in the queues.",
+	}
+	oldestHold = Metric{
+		Name: prefix + "oldest_hold_seconds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
+		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest hold; 0 without any.",
+	}
+	oldestWait = Metric{
+		Name: prefix + "oldest_wait_seconds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
+		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest wait; 0 without any.",
+	}
+	longest = Metric{
+		Name: prefix + "longest_queue", Type: Gauge, Where: Leader, Help: "Waiters of the name with the most.",
+	}
+	sessions = Metric{
+		Name: prefix + "sessions", Type: Gauge, Where: Leader, Help: "Open sessions.",
+	}
+	limits = Metric{
+		Name: prefix + "limit", Type: Gauge, Where: Leader, Labels: []string{"limit"},
+		Values: map[string][]string{"limit": {"sessions", "holds", "waits"}}, Help: "Limits of the cluster.",
+	}
+	appends = Metric{
+		Name: "fencelock_member_log_append_seconds", Type: Histogram, Where: Member, Buckets: brief,
+		Help: "Time of an append to the log, with its fsync.",
+	}
+	requests = Metric{
+		Name: "fencelock_http_request_duration_seconds", Type: Histogram, Where: Door, Buckets: brief,
+		Labels: []string{"method", "route", "code"}, Help: "Time of an HTTP request, by the route that served it.",
+	}
+	certificate = Metric{
+		Name: "fencelock_certificate_expiry_timestamp_seconds", Type: Gauge, Where: Door, Labels: []string{"use"},
+		Values: map[string][]string{"use": {"clients", "members"}},
+		Help:   "When a certificate of the process expires, in Unix time.",
+	}
+	auditDropped = Metric{
+		Name: "fencelock_audit_dropped_events_total", Type: Counter, Where: Audited,
+		Help: "Audit events that were not written: the disk was full, or slower than events came.",
+	}
+	build = Metric{
+		Name: "fencelock_build_info", Type: Gauge, Where: Door, Labels: []string{"version", "go_version"},
+		Help: "1, with the versions in the labels.",
+	}
+)
+
+// gauges of a member are read at each scrape.
+var gauges = []struct {
+	Metric
+	value func(*state) float64
+}{
+	{member("cluster_well", "1 if this member leads, and all members with a vote follow and are close to its log."),
+		func(s *state) float64 { return flag(s.Well) }},
+	{member("voters_behind", "Members with a vote that do not follow this member, which leads, or are not close to its log."),
+		func(s *state) float64 { return float64(s.VotersBehind) }},
+	{member("closed_seconds", "Time for which this member, which leads, still serves nobody because of a restore."),
+		func(s *state) float64 { return s.ClosedFor.Seconds() }},
+	{member("leader", "1 if this member serves."), func(s *state) float64 { return flag(s.Leader) }},
+	{member("knows_leader", "1 if this member knows which member leads."),
+		func(s *state) float64 { return flag(s.KnowsLeader) }},
+	{member("maintenance", "1 if this member leads only if no other member does."),
+		func(s *state) float64 { return flag(s.Maintenance) }},
+	{member("term", "Term of the log. Every election begins a greater one."),
+		func(s *state) float64 { return float64(s.Term) }},
+	{member("last_index", "Index of the last log entry of this member."),
+		func(s *state) float64 { return float64(s.LastIndex) }},
+	{member("commit_index", "Index up to which this member knows that most members have the log."),
+		func(s *state) float64 { return float64(s.CommitIndex) }},
+	{member("applied_index", "Index of the last entry that this member has applied."),
+		func(s *state) float64 { return float64(s.AppliedIndex) }},
+	{member("agreed_index", "Index of the last entry after which the member's state was the leader's; 0: not compared."),
+		func(s *state) float64 { return float64(s.AgreedIndex) }},
+	{member("differs_index", "Index of the last entry after which the member's state was another one; 0: never."),
+		func(s *state) float64 { return float64(s.DiffersIndex) }},
+	{member("unread_bytes", "Bytes of replies that clients have not read."),
+		func(s *state) float64 { return float64(s.UnreadBytes) }},
+	{member("connections", "Connections of clients."), func(s *state) float64 { return float64(s.Connected) }},
+	{member("log_bytes", "Size of the log."), func(s *state) float64 { return float64(s.LogBytes) }},
+	{member("snapshot_bytes", "Size of the last snapshot; 0: there is none."),
+		func(s *state) float64 { return float64(s.SnapshotBytes) }},
+	{member("snapshot_timestamp_seconds", "When the last snapshot was made, in Unix time; 0: there is none."),
+		func(s *state) float64 { return unix(s.SnapshotAt) }},
+	{member("backup_timestamp_seconds", "When this process completed its last backup, in Unix time; 0: none."),
+		func(s *state) float64 { return unix(s.BackupAt) }},
+}
+
+func member(name, help string) Metric {
+	return Metric{Name: "fencelock_member_" + name, Type: Gauge, Where: Member, Help: help}
+}
+
+// leaderLabel has the ID of the member that counted.
+const leaderLabel = "leader"
+
+// All returns all metrics but those of the Go runtime and the process.
+func All() []Metric {
+	all := []Metric{
+		acquires, holds, ended, limited, stale, held, waiters, oldestHold, oldestWait, longest, sessions, limits,
+	}
+	for i := range all {
+		all[i].Labels = append([]string{leaderLabel}, all[i].Labels...)
+	}
+	for i := range gauges {
+		all = append(all, gauges[i].Metric)
+	}
+	return append(all, appends, requests, certificate, auditDropped, build)
+}
+
+// limitFields returns the fields of refusals by a limit.
+func limitFields() []string {
+	l := machine.DefaultLimits()
+	fields := map[string]bool{"ClientSessions": true, "ClientHolds": true, "ClientWaits": true, "Revision": true}
+	for _, x := range l.All() {
+		fields[x.Field] = true
+	}
+	return slices.Sorted(maps.Keys(fields))
+}

@@ -1,0 +1,152 @@
+package server
+
+// Audit. Denials are written where they are answered; what operators do, by the member that they ask; decisions of the
+// log, by the leader that proposed it: see lead.trail.
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"unicode"
+
+	"google.golang.org/grpc/codes"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/rules"
+)
+
+// socketPrincipal is who uses the socket of the data directory: the user of the server, or root.
+const socketPrincipal = "socket:"
+
+// audit writes an event of this member.
+func (s *Server) audit(e audit.Event) {
+	if s.config.Audit != nil {
+		e.Server, e.Rules = s.replica.ID(), s.rules().Revision()
+		s.config.Audit.Write(e)
+	}
+}
+
+// addressFrom is from where a call comes; empty within the process, and for a socket of the system.
+func addressFrom(ctx context.Context) string {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok || p.Addr == nil || p.Addr.Network() == "unix" {
+		return ""
+	}
+	return p.Addr.String()
+}
+
+// auditDenial writes that a request of a client was denied.
+func (c *conn) auditDenial(q *lockpb.Request, e *lockpb.Error) {
+	if c.server.config.Audit == nil {
+		return
+	}
+	what, name, owner := c.about(q)
+	c.server.audit(audit.Event{
+		Event: what, Outcome: audit.Denied, Principal: string(c.reported), From: c.address,
+		Name: cmp.Or(e.GetName(), name), Owner: owner, By: q.GetForceRelease().GetBy(), Reason: e.GetMessage(),
+	})
+}
+
+// about returns what a request asks for, of which name, and for which owner. Of several names it is the name that the
+// rules deny, or else the first.
+func (c *conn) about(q *lockpb.Request) (what, name, owner string) {
+	m := q.ProtoReflect()
+	if field := m.WhichOneof(m.Descriptor().Oneofs().ByName("call")); field != nil {
+		what = strings.ReplaceAll(string(field.Name()), "_", "-")
+	}
+	if all := q.GetAcquireAll().GetRequests(); len(all) > 0 {
+		found := all[0]
+		for _, r := range all {
+			if c.server.rules().Refusal(c.principal, rules.Acquire, r.GetName(), r.GetHierarchical()) != "" {
+				found = r
+				break
+			}
+		}
+		return what, found.GetName(), found.GetOwner()
+	}
+	name = cmp.Or(q.GetAcquire().GetName(), q.GetCancelWait().GetName(), q.GetRelease().GetName(), q.GetMove().GetName(),
+		q.GetForceRelease().GetName(), q.GetGetHolder().GetName(), q.GetWatch().GetName(), q.GetList().GetPrefix())
+	return what, name, q.GetAcquire().GetOwner()
+}
+
+// auditCall writes what became of a call of lockpb.AdminService; in is nil if it is a stream. Of calls without
+// changes it writes denials alone.
+func (s *Server) auditCall(ctx context.Context, method string, in any, err error) {
+	if s.config.Audit == nil {
+		return
+	}
+	outcome := outcomeOf(err)
+	switch {
+	case outcome == audit.Denied:
+	case readCalls[method], method == lockpb.AdminService_GetRules_FullMethodName,
+		method == lockpb.AdminService_GetPolicies_FullMethodName:
+		return
+	case status.Code(err) == codes.Unavailable && !s.Leads() && method != lockpb.AdminService_Backup_FullMethodName:
+		return // the client asks the leader next
+	}
+	e := audit.Event{
+		Event: eventOf(method), Outcome: outcome, Principal: string(reportedOf(ctx)), From: addressFrom(ctx),
+	}
+	if p, ok := grpcpeer.FromContext(ctx); ok && p.Addr != nil && p.Addr.Network() == "unix" {
+		e.Principal = socketPrincipal
+	}
+	if err != nil {
+		e.Reason = status.Convert(err).Message()
+	}
+	switch q := in.(type) {
+	case interface{ GetName() string }:
+		e.Name = q.GetName()
+	case interface{ GetNodeId() string }:
+		e.Name = q.GetNodeId()
+	case interface{ GetPeerAddress() string }:
+		e.Name = q.GetPeerAddress()
+	case *lockpb.SetMaintenanceRequest:
+		e.Name = s.replica.ID()
+		if err == nil && q.GetOn() {
+			e.Reason = "on"
+		} else if err == nil {
+			e.Reason = "off"
+		}
+	}
+	s.audit(e)
+}
+
+// outcomeOf is the outcome of a call of lockpb.AdminService.
+func outcomeOf(err error) string {
+	switch status.Code(err) {
+	case codes.OK:
+		return audit.Done
+	case codes.PermissionDenied, codes.Unauthenticated:
+		return audit.Denied
+	case codes.Unknown, codes.Canceled, codes.DeadlineExceeded:
+		return audit.Unknown
+	}
+	return audit.Failed
+}
+
+// eventOf is the name of a method as that of an event: add-member for AddMember.
+func eventOf(method string) string {
+	var b strings.Builder
+	for _, r := range method[strings.LastIndexByte(method, '/')+1:] {
+		if unicode.IsUpper(r) && b.Len() > 0 {
+			b.WriteByte('-')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return b.String()
+}
+
+// auditJoin writes that this member, as the leader, has taken in another one.
+func (s *Server) auditJoin(id, address string, approved bool, replaced string) {
+	e := audit.Event{Event: "join", Outcome: audit.Done, From: address, Name: id, Reason: "waits for approval"}
+	if approved {
+		e.Reason = "approved"
+	}
+	if replaced != "" {
+		e.Reason += ", in place of " + replaced
+	}
+	s.audit(e)
+}

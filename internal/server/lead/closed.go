@@ -1,0 +1,46 @@
+package lead
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Closed is a leadership that serves nobody yet, because the cluster was made of a backup or of one disk and has
+// served nobody since: a client may have acquired a lock after the backup was made, and relies on it for its TTL.
+type Closed struct {
+	// Until is the end of that time, by Config.Now.
+	Until time.Time
+	// UsedTTL is the longest TTL in use when the backup was made.
+	UsedTTL time.Duration
+
+	once   sync.Once
+	opened chan struct{}
+}
+
+// Open ends it.
+func (c *Closed) Open() { c.once.Do(func() { close(c.opened) }) }
+
+// stayClosed returns true once clients may be served, and false if ctx ended before.
+func (r *Leadership) stayClosed(ctx context.Context) bool {
+	c := &r.config
+	wait, used := c.Replica.State.Closed()
+	if wait == 0 {
+		return true
+	}
+	closed := &Closed{Until: c.Now().Add(wait), UsedTTL: used, opened: make(chan struct{})}
+	c.Closed(closed)
+	defer c.Closed(nil)
+	c.Log.Warn("the cluster was restored: nobody is served until every earlier hold is over, or \"fencelock open\"",
+		"until", time.Now().Add(wait), "for", wait, "longest TTL in use before", used)
+	over := time.NewTimer(wait)
+	defer over.Stop()
+	select {
+	case <-over.C:
+	case <-closed.opened:
+		c.Log.Warn("an operator has opened the cluster before every earlier hold was over")
+	case <-ctx.Done():
+		return false
+	}
+	return r.Term.Reopen(ctx)
+}

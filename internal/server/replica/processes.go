@@ -1,0 +1,472 @@
+package replica
+
+// Which process of a member counts. A copied data directory, or a name that comes to mean another machine, makes two
+// processes of one member, and neither has all entries that the two acknowledge between them. So each start of a
+// member has a number, one more than the last start in its data directory, and a random name. Connections for raft
+// name the starts at both ends, and the log has, for each member, the start that counts.
+//
+//	an earlier start than the recorded one     is turned away wherever it dials or is dialled, and stops
+//	a later one, while there is a leader       counts once a majority has committed its record without it, which the
+//	                                           leader proposes if the process of before does not answer
+//	a later one, while there is no leader      may vote and acknowledge, so that a cluster always restarts; who leads
+//	                                           then records it
+//
+// The record is committed twice before the leader admits the process: a member that stores the second has carried out
+// the first. So no member can be elected that might still count the vote of the earlier process.
+//
+// Connections also carry the index up to which each side knows the other's log. A member with less went back in time
+// while it ran, as a virtual machine that is reverted live does, and stops.
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/fencelock/fencelock/internal/machine"
+)
+
+// levelStarts is the feature level from which connections for raft name starts.
+const levelStarts = machine.LevelHiddenIDs
+
+// startsFile has the number of the last start.
+const startsFile = "starts"
+
+// nextStart names this process, and keeps its number in dir, unless that is empty.
+func nextStart(dir string) (string, error) {
+	number := uint64(1)
+	if dir != "" {
+		path := filepath.Join(dir, startsFile)
+		text, err := os.ReadFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return "", err
+		default:
+			before, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 63)
+			if err != nil {
+				return "", &CorruptError{File: path, Why: err.Error()}
+			}
+			number = before + 1
+		}
+		if err := keepNumber(dir, number); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%d-%s", number, newStart()), nil
+}
+
+// keepNumber notes the number of the last start. A refused start does not count: the next one has its number.
+func keepNumber(dir string, number uint64) error {
+	if dir == "" {
+		return nil
+	}
+	return writeFile(filepath.Join(dir, startsFile), fmt.Appendln(nil, number))
+}
+
+// numberOf returns the number of a start; zero for "" and for an earlier version's start.
+func numberOf(start string) uint64 {
+	digits, _, _ := strings.Cut(start, "-")
+	number, _ := strconv.ParseUint(digits, 10, 63) // zero on an error
+	return number
+}
+
+// mayCount reports whether a start is the recorded one, or a later one. Every start is later than no record.
+func mayCount(start, recorded string) bool {
+	return recorded == "" || start == recorded || numberOf(start) > numberOf(recorded)
+}
+
+// ReplacedError is the reason why a server stops: the members go on with another process of the same member.
+type ReplacedError struct {
+	ID         string
+	Own, Other string // the starts
+}
+
+func (e *ReplacedError) Error() string {
+	return fmt.Sprintf("the members go on with another process of this member, %s: start %s, and this is start %s. One of "+
+		"the two has a copy of the data of the other, or older data: start this server with an empty data directory", e.ID, e.Other, e.Own)
+}
+
+// RevertedError is the reason why a server stops: it has forgotten acknowledged entries while it ran.
+type RevertedError struct{ Last, Acknowledged uint64 }
+
+func (e *RevertedError) Error() string {
+	return fmt.Sprintf("the log of this member ends with entry %d, and it has acknowledged entries up to %d: it went back "+
+		"in time while it ran, as a virtual machine does that is reverted to a snapshot. Start it again", e.Last, e.Acknowledged)
+}
+
+// claim is the first message of a process that dials for raft.
+type claim struct {
+	to, from raft.ServerID
+	start    string // of the process that dials
+	run      run    // its knowledge of the dialled member
+}
+
+const claimParts = 5
+
+func (c *claim) String() string {
+	return strings.Join([]string{
+		string(c.to), string(c.from), c.start, c.run.start, strconv.FormatUint(c.run.index, 10),
+	}, atSign)
+}
+
+func readClaim(text string) (c *claim, err error) {
+	parts := strings.Split(text, atSign)
+	if len(parts) != claimParts {
+		return nil, errors.New("it does not say who it is")
+	}
+	c = &claim{to: raft.ServerID(parts[0]), from: raft.ServerID(parts[1]), start: parts[2], run: run{start: parts[3]}}
+	if c.run.index, err = strconv.ParseUint(parts[4], 10, 64); err == nil && c.String() != text {
+		err = errors.New("it says who it is in another way than members do")
+	}
+	return c, err
+}
+
+// verdict is the answer to a claim: its first byte, before the start of the answering process, or the start that
+// counts in place of the dialler's; and the known end of the log of the dialler's process.
+const (
+	verdictWelcome  = 0
+	verdictReplaced = 1
+)
+
+func writeVerdict(w io.Writer, verdict byte, start string, known uint64) error {
+	head := append([]byte{verdict, byte(len(start))}, start...)
+	_, err := w.Write(binary.BigEndian.AppendUint64(head, known))
+	return err
+}
+
+func readVerdict(r io.Reader) (verdict byte, start string, known uint64, err error) {
+	head := make([]byte, 2)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return 0, "", 0, err
+	}
+	rest := make([]byte, int(head[1])+8)
+	if _, err := io.ReadFull(r, rest); err != nil {
+		return 0, "", 0, err
+	}
+	return head[0], string(rest[:head[1]]), binary.BigEndian.Uint64(rest[head[1]:]), nil
+}
+
+// namesStarts reports whether connections for raft name starts: all members support that.
+func (r *Replica) namesStarts() bool { return r.State.Machine.Level() >= levelStarts }
+
+// claimTo returns this member's claim to a member that it dials.
+func (r *Replica) claimTo(id raft.ServerID) *claim {
+	return &claim{to: id, from: r.id, start: r.start, run: r.stores.known.runOf(id)}
+}
+
+// meet answers a member that dials for raft.
+func (r *Replica) meet(conn net.Conn, c *claim) error {
+	if c.run.start == r.start {
+		if err := r.reverted(c.run.index); err != nil {
+			return err
+		}
+	}
+	verdict, start := byte(verdictWelcome), r.start
+	recorded := r.State.Started(c.from)
+	if !mayCount(c.start, recorded) {
+		verdict, start = verdictReplaced, recorded
+	} else if other := r.peers.refused(c.from, c.start); other != "" {
+		verdict, start = verdictReplaced, other
+	} else if _, leads := r.LeadingTerm(); leads {
+		_ = r.peers.judge(c.from, c.start, recorded, r.proof.mark()) // it may ask for votes meanwhile, and gets no votes
+	}
+	index := uint64(0)
+	if run := r.stores.known.runOf(c.from); run.start == c.start {
+		index = run.index
+	}
+	err := writeVerdict(conn, verdict, start, index)
+	if verdict == verdictReplaced {
+		return errors.Join(err, &ReplacedError{string(c.from), c.start, start})
+	}
+	r.peers.name(conn, c.from, c.start, false)
+	return err
+}
+
+// greet reads the answer of a member that was dialled for raft, and returns the reason why its process does not
+// count.
+func (r *Replica) greet(conn net.Conn, id raft.ServerID) error {
+	verdict, start, known, err := readVerdict(conn)
+	if err != nil {
+		return err
+	}
+	if verdict == verdictReplaced {
+		err := &ReplacedError{string(r.id), r.start, start}
+		r.config.Fatal(err)
+		return err
+	}
+	if err := r.reverted(known); err != nil {
+		return err
+	}
+	recorded := r.State.Started(id)
+	if !mayCount(start, recorded) {
+		return &ReplacedError{string(id), start, recorded}
+	}
+	_, leads := r.LeadingTerm()
+	if !leads {
+		r.peers.drop(id, func(t *trackedConn) bool { return t.start != start })
+	} else if err := r.peers.judge(id, start, recorded, r.proof.mark()); err != nil {
+		return err
+	}
+	r.peers.name(conn, id, start, true)
+	return nil
+}
+
+// reverted stops this member if its log ends before its known acknowledgements.
+func (r *Replica) reverted(known uint64) error {
+	last := r.raft.LastIndex()
+	if known <= last {
+		return nil
+	}
+	err := &RevertedError{Last: last, Acknowledged: known}
+	r.config.Fatal(err)
+	return err
+}
+
+// reconnect restarts the connections with a member, which then learns the records that it has forgotten.
+func (r *Replica) reconnect(id raft.ServerID) {
+	if r.peers != nil {
+		r.noteKnown()
+		r.peers.drop(id, func(c *trackedConn) bool { return c.dialled })
+	}
+}
+
+// replaced handles the record of a start.
+func (r *Replica) replaced(id raft.ServerID, recorded string) {
+	if r.peers == nil {
+		return
+	}
+	r.peers.serving.Go(func() { // closing a connection may take a while
+		r.peers.drop(id, func(t *trackedConn) bool { return t.start != "" && !mayCount(t.start, recorded) })
+	})
+	if id == r.id && !mayCount(r.start, recorded) {
+		r.config.Fatal(&ReplacedError{string(id), r.start, recorded})
+	}
+}
+
+// newcomer is a process that is to count once its record is committed, or is refused because another one answers.
+type newcomer struct {
+	start   string
+	mark    uint64 // of the requests: the earlier process answers if it acknowledges a later one
+	since   time.Time
+	refused string // the start that answers instead; empty: it waits
+	writing bool   // its record is being committed
+}
+
+// name records the process at the other end of a connection for raft.
+func (p *peerNet) name(conn net.Conn, id raft.ServerID, start string, dialled bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t, ok := conn.(*trackedConn); ok { // it is
+		t.member, t.start, t.dialled = id, start, dialled
+	}
+}
+
+// drop closes the connections for raft with a member that match which.
+func (p *peerNet) drop(id raft.ServerID, which func(*trackedConn) bool) {
+	var over []*trackedConn
+	p.mu.Lock()
+	for t := range p.conns {
+		if t.member == id && which(t) {
+			over = append(over, t)
+		}
+	}
+	p.mu.Unlock()
+	for _, t := range over {
+		_ = t.Close() // it is over
+	}
+}
+
+// speaksTo returns the start of a member's process to which connections for raft were dialled, or "". The caller
+// holds p.mu.
+func (p *peerNet) speaksTo(id raft.ServerID) string {
+	for t := range p.conns {
+		if t.dialled && t.member == id && t.start != "" {
+			return t.start
+		}
+	}
+	return ""
+}
+
+// startOf returns the start of a member's process that has connections for raft with this one, or "".
+func (p *peerNet) startOf(id raft.ServerID) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for t := range p.conns {
+		if t.member == id && t.start != "" {
+			return t.start
+		}
+	}
+	return ""
+}
+
+// judge returns the reason why a process of a member does not count yet for this leader.
+func (p *peerNet) judge(id raft.ServerID, start, recorded string, mark uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	other := p.speaksTo(id)
+	n := p.newcomers[id]
+	switch {
+	case other == start, other == "" && recorded == "":
+		return nil
+	case other == "" && start == recorded && (n == nil || !n.writing):
+		return nil
+	case n == nil || n.start != start:
+		p.newcomers[id] = &newcomer{start: start, mark: mark, since: time.Now()}
+		p.came.Ring()
+	}
+	return fmt.Errorf("start %s of member %s does not count yet", start, id)
+}
+
+// refused returns the start that counts in place of a refused one; empty: it was not refused.
+func (p *peerNet) refused(id raft.ServerID, start string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.newcomers[id]; n != nil && n.start == start {
+		return n.refused
+	}
+	return ""
+}
+
+// recordEvery is the maximum interval at which a leader looks for processes to record.
+const recordEvery = 100 * time.Millisecond
+
+// recordStarts records the starts of the members until ctx ends.
+func (t *Term) recordStarts(ctx context.Context) {
+	r := t.replica
+	if r.peers == nil {
+		return
+	}
+	r.peers.expectNewcomers()
+	tick := time.NewTicker(recordEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-r.peers.came:
+		case <-ctx.Done():
+			return
+		}
+		if !r.namesStarts() {
+			continue
+		}
+		for _, m := range r.servers() {
+			if m.ID == r.id {
+				continue
+			}
+			r.peers.drop(m.ID, func(c *trackedConn) bool { return c.dialled && c.start == "" }) // of the level before
+			if err := t.recordStart(m.ID); err != nil && ctx.Err() == nil {
+				r.config.Log.Debug("a start was not recorded", "id", m.ID, "error", err)
+			}
+		}
+	}
+}
+
+// recordStart records the start of a member that counts, or admits a waiting process.
+func (t *Term) recordStart(id raft.ServerID) error {
+	r, p := t.replica, t.replica.peers
+	p.mu.Lock()
+	speaks, n := p.speaksTo(id), p.newcomers[id]
+	p.mu.Unlock()
+	if n == nil || n.refused != "" {
+		if speaks == "" || speaks == r.State.Started(id) {
+			return nil
+		}
+		return t.tryTell(fact{Started: id, Start: speaks})
+	}
+	if speaks != "" {
+		lives, gone := r.answersAs(id, speaks)
+		switch {
+		case lives || !gone && r.proof.heardOf(id, t.number, n.mark):
+			p.turnAway(id, n, speaks)
+			r.config.Log.Error("another process of a member was turned away: the data of one of the two is a copy",
+				"id", id, "counts", speaks, "turned away", n.start)
+			return nil
+		case !gone && time.Since(n.since) < r.config.Timing.WithDefaults().Heartbeat:
+			return nil // it may answer yet
+		}
+	}
+	return t.letIn(id, n)
+}
+
+// answersAs checks, where the connections with a member go, whether its process answers there, or certainly does not.
+func (r *Replica) answersAs(id raft.ServerID, start string) (lives, gone bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(r.config.AskTime, startTimeout)/2)
+	defer cancel()
+	gone = true
+	for _, place := range r.peers.placesOf(id) {
+		a, err := r.peers.ask(ctx, place, question{Who: true})
+		switch {
+		case err != nil:
+			gone = gone && errors.Is(err, syscall.ECONNREFUSED)
+		case a.ID == id && a.Start == start:
+			return true, false
+		}
+	}
+	return false, gone
+}
+
+// letIn makes a process count, in place of a silent one.
+func (t *Term) letIn(id raft.ServerID, n *newcomer) error {
+	r, p := t.replica, t.replica.peers
+	p.mu.Lock()
+	n.writing = true
+	p.mu.Unlock()
+	p.drop(id, func(c *trackedConn) bool { return c.start != n.start })
+	f := fact{Started: id, Start: n.start}
+	err := t.tryTell(f)
+	if err == nil {
+		err = t.tryTell(f) // a member that stores this has carried out the first
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n.writing = false
+	if err == nil && p.newcomers[id] == n {
+		delete(p.newcomers, id)
+	}
+	if err == nil && r.State.Started(id) != n.start {
+		return fmt.Errorf("member %s has a later start than %s", id, n.start)
+	}
+	return err
+}
+
+// turnAway refuses a process because another one answers, and makes it dial again to learn that.
+func (p *peerNet) turnAway(id raft.ServerID, n *newcomer, counts string) {
+	p.mu.Lock()
+	n.refused = counts
+	p.mu.Unlock()
+	p.drop(id, func(c *trackedConn) bool { return c.start == n.start })
+}
+
+// expectNewcomers begins a term in which this member leads: it forgets the newcomers of an earlier one.
+func (p *peerNet) expectNewcomers() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.newcomers)
+}
+
+// placesOf returns the addresses to which connections for raft with a member go.
+func (p *peerNet) placesOf(id raft.ServerID) (all []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for t := range p.conns {
+		if t.dialled && t.member == id {
+			all = append(all, t.RemoteAddr().String())
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

@@ -1,0 +1,253 @@
+// Command testreport reads the output of `go test -json` and prints the failures and their reasons, in few lines: of a
+// test that failed its own messages, not the output of servers and passing tests. Whoever sees the end of a log sees
+// the reason. At the end it lists the skips with their reasons, the failures that a busy machine excused, and the
+// clauses of the conformance suite that are known to fail.
+//
+// With the argument "packages" it prints the lines of the packages as they come, with "slow" the tests that took longest.
+// It exits with 1 if a test failed, if its input was empty, or if more than one test in a hundred, and at least two,
+// had no verdict. With "noskip" it does so too if a test was skipped that was neither left out on purpose (package
+// internal/deep) nor without a verdict.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/stall"
+)
+
+type event struct {
+	Action, Package, Test, Output, ImportPath string
+	Elapsed                                   float64 // seconds
+}
+
+// telling matches the lines worth a look: a test's own messages, and the end of a program.
+var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|^fatal error: |^# |` +
+	`^\S+\.go:\d+:\d+: |^goroutine \d+ .*running|^\*\*\* `)
+
+// unfair matches messages about failures that the machine may have caused (package internal/stall).
+var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|` + stall.Mark)
+
+// ending matches the beginning of the output of a crash: the stacks of all goroutines follow.
+var ending = regexp.MustCompile(`^panic: |^fatal error: `)
+
+// packageLine matches the line of go test about a package.
+var packageLine = regexp.MustCompile(`^(ok|[?]|FAIL)\s`)
+
+const (
+	most   = 6   // lines of a test
+	widest = 400 // bytes of a line
+
+	slowest = 60 // tests that are listed
+)
+
+// report is the result of the input.
+type report struct {
+	out   io.Writer
+	asked []string
+
+	said    map[string][]string        // by test
+	last    map[string][]string        // by package, any output
+	running map[string]map[string]bool // by package, the tests that have begun and not ended
+	stacks  map[string]string          // by package, all that a program printed which ended in the middle
+
+	excused          []string
+	slow             []event
+	tests, undecided int
+	failed, skipped  bool
+	skips            map[string][]string // tests by the reason
+}
+
+func main() {
+	ok, err := read(os.Stdin, os.Stdout, os.Args[1:])
+	if err != nil {
+		fmt.Println("the output of the tests cannot be read:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// read reports whether all is well with the tests in the events of in.
+func read(in io.Reader, out io.Writer, asked []string) (ok bool, err error) {
+	r := &report{
+		out: out, asked: asked,
+		said: map[string][]string{}, last: map[string][]string{}, running: map[string]map[string]bool{},
+		stacks: map[string]string{}, skips: map[string][]string{},
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e event
+		if json.Unmarshal(lines.Bytes(), &e) == nil {
+			r.read(e)
+		} else {
+			fmt.Fprintln(out, lines.Text()) // of the go command
+		}
+	}
+	r.sum()
+	return r.well(), lines.Err()
+}
+
+func (r *report) wants(what string) bool { return slices.Contains(r.asked, what) }
+
+// read takes one event. Failures are told at once.
+func (r *report) read(e event) {
+	key := e.Package + e.ImportPath + " " + e.Test
+	r.count(e)
+	switch e.Action {
+	case "output", "build-output":
+		r.listen(key, e)
+	case "skip":
+		if e.Test != "" {
+			r.skip(key, r.said[key])
+		}
+	case "fail", "build-fail":
+		r.failed = true
+		r.tellFailure(key, e)
+	case "pass":
+		delete(r.said, key)
+	}
+}
+
+// place is where a test says something.
+var place = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
+
+// skip notes why a test was skipped, which is the last thing that it said.
+func (r *report) skip(key string, said []string) {
+	reason := "without a word"
+	if len(said) > 0 {
+		reason = place.ReplaceAllString(strings.TrimSpace(said[len(said)-1]), "")
+	}
+	switch {
+	case strings.HasPrefix(reason, deep.Mark):
+	case strings.HasPrefix(reason, stall.Mark):
+		r.undecided++
+		r.tests++
+		reason = strings.TrimSpace(stall.Mark) + ": the machine stood still each time"
+	default:
+		r.skipped = true
+	}
+	r.skips[reason] = append(r.skips[reason], key)
+}
+
+// count notes which tests run, and the duration of the ended ones.
+func (r *report) count(e event) {
+	ended := e.Action == "pass" || e.Action == "fail"
+	if ended {
+		r.tests++
+		if strings.Count(e.Test, "/") <= 1 {
+			r.slow = append(r.slow, e)
+		}
+	}
+	switch {
+	case e.Test == "":
+	case e.Action == "run":
+		if r.running[e.Package] == nil {
+			r.running[e.Package] = map[string]bool{}
+		}
+		r.running[e.Package][e.Test] = true
+	case ended || e.Action == "skip":
+		delete(r.running[e.Package], e.Test)
+	}
+}
+
+// listen keeps a line of output.
+func (r *report) listen(key string, e event) {
+	lines := append(r.last[e.Package], e.Output)
+	r.last[e.Package] = lines[max(0, len(lines)-2*most):]
+	if r.stacks[e.Package] != "" || ending.MatchString(e.Output) {
+		r.stacks[e.Package] += e.Output
+	}
+	if telling.MatchString(e.Output) {
+		r.said[key] = append(r.said[key], e.Output)
+	}
+	if unfair.MatchString(e.Output) {
+		r.excused = append(r.excused, key+"\n"+e.Output)
+	}
+	if e.Test == "" && packageLine.MatchString(e.Output) && r.wants("packages") {
+		fmt.Fprint(r.out, e.Output)
+	}
+}
+
+func (r *report) tellFailure(key string, e event) {
+	fmt.Fprintln(r.out, "FAILED", key)
+	said := r.said[key]
+	for _, line := range slices.Concat(said[:min(len(said), 1)], tail(said)) {
+		fmt.Fprint(r.out, line[:min(len(line), widest)])
+		if len(line) > widest {
+			fmt.Fprintln(r.out, "…")
+		}
+	}
+	if running := r.running[e.Package]; e.Test == "" && len(running) > 0 { // the program has ended in the middle
+		fmt.Fprintln(r.out, "    running were", slices.Sorted(maps.Keys(running)))
+		for _, line := range r.last[e.Package] {
+			fmt.Fprint(r.out, "    ", line[:min(len(line), widest)])
+		}
+		for _, stack := range strings.Split(r.stacks[e.Package], "\n\n") {
+			if strings.Contains(stack, "_test.go:") { // where a test waits
+				fmt.Fprintf(r.out, "%s\n\n", stack)
+			}
+		}
+	}
+}
+
+// sum tells what all events together say.
+func (r *report) sum() {
+	if r.wants("slow") {
+		slices.SortFunc(r.slow, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+		for _, e := range r.slow[:min(len(r.slow), slowest)] {
+			fmt.Fprintf(r.out, "%7.1f s  %s %s\n", e.Elapsed, e.Package, e.Test)
+		}
+	}
+	if len(r.excused) > 0 {
+		fmt.Fprintf(r.out, "%d failures were excused, since the machine stood still: look whether they return\n%s",
+			len(r.excused), strings.Join(r.excused, ""))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(r.skips)) {
+		tests := r.skips[reason]
+		fmt.Fprintf(r.out, "SKIPPED %d, %s:\n  %s\n", len(tests), reason, strings.Join(tests, "\n  "))
+	}
+	if known := conformance.KnownToFail(); len(known) > 0 {
+		fmt.Fprintf(r.out, "KNOWN TO FAIL %d clauses (conformance/known.go):\n", len(known))
+		for _, k := range known {
+			fmt.Fprintf(r.out, "  %-4s %-10s %s\n", k.Clause, k.Driver, k.Why)
+		}
+	}
+	fmt.Fprintf(r.out, "%d tests ended, %d of them without a verdict\n", r.tests, r.undecided)
+}
+
+// well reports whether the program may exit with 0.
+func (r *report) well() bool {
+	well := !r.failed && r.tests > 0
+	if r.tests == 0 {
+		fmt.Fprintln(r.out, "no test ended")
+	}
+	if stall.TooMany(r.undecided, r.tests) {
+		fmt.Fprintln(r.out, "too many tests are without a verdict: run them on a machine that is less busy")
+		well = false
+	}
+	if r.skipped && r.wants("noskip") {
+		fmt.Fprintln(r.out, "tests were skipped although FENCELOCK_REQUIRE=all")
+		well = false
+	}
+	return well
+}
+
+// tail is the last lines but the first.
+func tail(lines []string) []string {
+	if len(lines) < 2 {
+		return nil
+	}
+	return lines[max(1, len(lines)-most):]
+}

@@ -1,0 +1,287 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/redis/internal/binding"
+)
+
+// bind returns a driver of the engine's binding, and the proxy before the server.
+func (s *testServer) bind(t testing.TB) (*engine.Driver, *fault.Proxy) {
+	t.Helper()
+	p, err := fault.NewProxy(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return bindAt(t, p.Addr()), p
+}
+
+func bindAt(t testing.TB, addr string) *engine.Driver {
+	return bindTo(t, goredis.NewClient(fitOptions(addr)))
+}
+
+// bindTo returns a driver of the engine's binding on a client that it may use until the end of the test.
+func bindTo(t testing.TB, c goredis.UniversalClient) *engine.Driver {
+	return bindWith(t, c, &binding.Options{Name: "redis-engine"})
+}
+
+func bindWith(t testing.TB, c goredis.UniversalClient, o *binding.Options) *engine.Driver {
+	d := engine.New(binding.New(c, o))
+	t.Cleanup(func() {
+		_ = d.Close(within(t, slack))
+		_ = c.Close()
+	})
+	return d
+}
+
+// looks returns how many looks the server has answered: each asks for one time to live.
+func looks(t testing.TB, c *goredis.Client) (n int64) {
+	t.Helper()
+	for name, stat := range c.InfoMap(context.Background(), "commandstats").Val()["Commandstats"] {
+		if name == "cmdstat_pttl" {
+			calls, _, _ := strings.Cut(strings.TrimPrefix(stat, "calls="), ",")
+			for _, digit := range calls {
+				n = 10*n + int64(digit-'0')
+			}
+		}
+	}
+	return n
+}
+
+// A step that was sent on a connection that broke is not sent again, whether it was sent alone or with others.
+func TestBindingSendsOnce(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	d, link := s.bind(t)
+	admin := s.admin(t)
+	for _, n := range []int64{1, 20} {
+		// On a busy machine the replies may be there before the connection breaks.
+		eventually(t, fmt.Sprintf("some of %d calls fail", n), func() bool {
+			if _, err := d.Look(within(t, 10*slack), "name"); err != nil {
+				t.Fatal(err)
+			}
+			before := looks(t, admin)
+			link.Delay(fault.Replies, time.Second/2) // the first call holds up the others, which leave together
+			var all sync.WaitGroup
+			var broken atomic.Int64
+			for range n {
+				all.Go(func() {
+					if _, err := d.Look(within(t, 10*slack), "name"); err != nil {
+						broken.Add(1)
+					}
+				})
+			}
+			eventually(t, "the server has run what was sent", func() bool { return looks(t, admin)-before >= n })
+			link.Reset()
+			link.Pass()
+			all.Wait()
+			if ran := looks(t, admin) - before; ran > n {
+				t.Errorf("%d calls, of which %d failed, made the server carry out %d steps", n, broken.Load(), ran)
+			}
+			return broken.Load() > 0
+		})
+	}
+}
+
+// A push that was late is not taken for a hold that began when it arrived.
+func TestBindingDatesPushes(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	s := startServer(t)
+	holder, admin := s.open(t), s.admin(t)
+	d, link := s.bind(t)
+	g := mustAcquire(t, holder, request("name", time.Minute, false))
+	r := request("name", 10*time.Second, true)
+	r.Renews = true
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	answers := make(chan backend.Grant, 1)
+	go func() {
+		g, _ := d.Acquire(ctx, r)
+		answers <- g
+	}()
+	place := func() string {
+		return admin.LIndex(t.Context(), redisscript.KeysOf("fencelock:", "name").Queue, 0).Val()
+	}
+	eventually(t, "there is a waiter", func() bool { return place() != "" })
+	link.Hold(fault.Requests) // or it would make the hold whole
+	link.Delay(fault.Replies, 600*time.Millisecond)
+	mustRelease(t, holder, g)
+	rival := mustAcquire(t, holder, request("name", time.Minute, true)) // when the waiter has let its offer end
+	cancel()
+	if got := <-answers; got.RequestID != "" {
+		until := got.SentAt.Add(d.Describe().Validity(got.TTL))
+		if until > rival.SentAt {
+			t.Errorf("the waiter believes in its hold until %v after its rival got the name", until.Sub(rival.SentAt))
+		}
+	}
+}
+
+// A master that was demoted keeps the connections of its subscribers, and passes on what the new master publishes,
+// however late. The hold that such a push brings is dated by the waiter's own last sign of life, so it is over.
+func TestBindingDatesHandovers(t *testing.T) {
+	deep.NotShort(t)
+	t.Parallel()
+	const soon = "--repl-diskless-sync-delay"
+	old, next := startServer(t, soon, "0"), startServer(t, soon, "0")
+	replicas, err := fault.NewProxy(next.addr) // between the new master and the old one
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer replicas.Close()
+	follow := func(replica *testServer, master string) {
+		t.Helper()
+		host, port, _ := net.SplitHostPort(master)
+		if err := replica.admin(t).Do(t.Context(), "replicaof", host, port).Err(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the replica follows", func() bool {
+			text := replica.admin(t).Info(t.Context(), "replication").Val()
+			return strings.Contains(text, "master_link_status:up")
+		})
+	}
+	follow(next, old.addr)
+	holder, d := old.open(t), bindAt(t, old.addr)
+	g := mustAcquire(t, holder, request("name", time.Minute, false))
+
+	r := request("name", 10*time.Second, true)
+	r.Renews = true
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	type answer struct {
+		grant backend.Grant
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		g, err := d.Acquire(ctx, r)
+		answers <- answer{g, err}
+	}()
+	queue := redisscript.KeysOf("fencelock:", "name").Queue
+	eventually(t, "the place is replicated", func() bool {
+		return next.admin(t).LLen(t.Context(), queue).Val() == 1
+	})
+
+	// The failover. From now on the old master is told of everything 3 s later.
+	if err := next.admin(t).Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
+		t.Fatal(err)
+	}
+	follow(old, replicas.Addr())
+	replicas.Delay(fault.Replies, 3*time.Second)
+	pushes := old.admin(t).PSubscribe(t.Context(), redisscript.Channel("fencelock:", "*"))
+	defer pushes.Close()
+	if _, err := pushes.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	after := next.open(t)
+	mustRelease(t, after, g)
+	rival := mustAcquire(t, after, request("name", time.Minute, true)) // when the waiter has let its offer end
+	if _, err := pushes.ReceiveMessage(within(t, time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(200 * time.Millisecond) // for the waiter to act on the push
+	cancel()
+	got := <-answers
+	if got.err == nil {
+		t.Errorf("the waiter holds until %v, and its rival has held since %v",
+			got.grant.SentAt.Add(d.Describe().Validity(got.grant.TTL)), rival.SentAt)
+	}
+	if !errors.Is(got.err, context.Canceled) {
+		t.Errorf("the waiter at a demoted master: %v", got.err)
+	}
+}
+
+// A server that may evict a hold grants none, also when that was set later, and lets what is held be kept and released.
+func TestBindingRefusesUnfitServers(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	d, link := s.bind(t)
+	g, err := d.Acquire(t.Context(), request("held", time.Minute, false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for setting, value := range map[string]string{"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"} {
+		if err := s.admin(t).ConfigSet(t.Context(), setting, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) {
+		t.Errorf("ping = %v, want ErrMisconfigured", err)
+	}
+	link.Reset() // after a fault the next attempt looks at the server, and no later than a second after the last look
+	eventually(t, "an attempt is refused", func() bool {
+		g, err := d.Acquire(within(t, slack), request("refused", time.Minute, false))
+		if err == nil {
+			_ = d.Release(within(t, slack), g)
+		}
+		return errors.Is(err, backend.ErrMisconfigured)
+	})
+	if err := d.Renew(t.Context(), []backend.Grant{g})[0].Err; err != nil {
+		t.Errorf("renewal of what was held before = %v", err)
+	}
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Errorf("release of what was held before = %v", err)
+	}
+}
+
+// A grant that no replica confirms is released, and ends the request for good, also when it waits.
+func TestBindingRefusesWithoutReplicas(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	d := bindWith(t, goredis.NewClient(fitOptions(s.addr)), &binding.Options{
+		Name: "redis-engine", Replicas: 1, ReplicaTimeout: 10 * time.Millisecond,
+	})
+	refused := func(what string, err error) {
+		t.Helper()
+		var replicas *binding.ReplicasError
+		if !errors.As(err, &replicas) || !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) ||
+			errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v, want a ReplicasError and ErrUnavailable", what, err)
+		}
+	}
+	for _, wait := range []bool{false, true} {
+		r := request("name", time.Minute, false)
+		r.Wait = wait
+		_, err := d.Acquire(within(t, time.Minute), r)
+		refused(fmt.Sprintf("one name, Wait: %v", wait), err)
+	}
+	_, err := d.AcquireAll(within(t, time.Minute), set("name", "another"))
+	refused("two names", err)
+	for _, name := range []string{"name", "another"} {
+		if state, err := d.Look(within(t, time.Minute), name); err != nil || state.Held {
+			t.Errorf("after that %s is held: %v, %v", name, state.Held, err)
+		}
+	}
+}
+
+// Every call says what is wrong with the options, and nothing is sent.
+func TestBindingReportsInvalidOptions(t *testing.T) {
+	t.Parallel()
+	unfit := &backend.ConfigError{Setting: "an option", Value: "this", Want: "that", Why: "of a test"}
+	d := bindWith(t, goredis.NewClient(fitOptions("127.0.0.1:1")), &binding.Options{Name: "redis-engine", Unfit: unfit})
+	_, acquired := d.Acquire(within(t, time.Minute), request("name", time.Minute, true))
+	_, looked := d.Look(within(t, time.Minute), "name")
+	for what, err := range map[string]error{
+		"Acquire": acquired, "Look": looked, "Ping": d.Ping(within(t, time.Minute)),
+	} {
+		if !errors.Is(err, unfit) || errors.Is(err, backend.ErrUnavailable) {
+			t.Errorf("%s = %v, want %v", what, err, unfit)
+		}
+	}
+}
