@@ -224,6 +224,29 @@ func TestChildDiesWithAParentThatIsKilled(t *testing.T) {
 	})
 }
 
+// A signal that waits for the pause to end kills the child when Resume lets it go on.
+func TestChildEndsWhenItIsResumed(t *testing.T) {
+	t.Parallel()
+	for range 20 {
+		c := fault.Start(t, exec.Command("sleep", "1000"))
+		if err := c.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Terminate(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Resume(); err != nil {
+			t.Error(err)
+		}
+		if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "terminated") {
+			t.Errorf("wait: %v; want terminated", err)
+		}
+		if err := c.Resume(); err == nil {
+			t.Error("a dead child was resumed")
+		}
+	}
+}
+
 func TestChildThatCannotStart(t *testing.T) {
 	t.Parallel()
 	if _, err := fault.Spawn(exec.Command("/nowhere/nothing")); !errors.Is(err, os.ErrNotExist) {

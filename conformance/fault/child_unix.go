@@ -54,7 +54,7 @@ func exitError(status syscall.WaitStatus, err error) error {
 // for everybody else.
 func (c *Child) Pause() error { return c.signal(syscall.SIGSTOP, stopped) }
 
-// Resume lets a paused process go on.
+// Resume lets a paused process go on, which may end before Resume returns. A process that has ended already is an error.
 func (c *Child) Resume() error { return c.signal(syscall.SIGCONT, running) }
 
 // Kill ends the process and all that it started at once, paused or not, and returns when it is gone. A process that has
@@ -68,12 +68,13 @@ func (c *Child) Terminate() error { return c.signal(syscall.SIGTERM, running) }
 func (c *Child) signal(sig syscall.Signal, want phase) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	resumed := sig == syscall.SIGCONT && c.phase == stopped
 	if c.phase != exited {
 		if err := syscall.Kill(-c.Pid(), sig); err != nil && err != syscall.ESRCH {
 			return fmt.Errorf("fault: signal %v: %w", sig, err)
 		}
 	}
-	if sig == syscall.SIGTERM || c.await(want) {
+	if sig == syscall.SIGTERM || c.await(want) || resumed {
 		return nil
 	}
 	return fmt.Errorf("fault: signal %v: the child has ended: %v", sig, c.exit)
