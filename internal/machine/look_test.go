@@ -3,8 +3,6 @@ package machine
 import (
 	"slices"
 	"time"
-
-	"github.com/fencelock/fencelock/fencing"
 )
 
 // What only tests look at.
@@ -39,18 +37,6 @@ func (m *Machine) Session(id SessionID) (Session, bool) {
 			Wait{Ticket: w.ticket, Session: w.session, Requests: w.requests, Since: w.since})
 	}
 	return shown, true
-}
-
-// HoldOf returns the hold of that request for name, lingering ones not among them. Unless t is zero, only a hold with
-// that token.
-func (m *Machine) HoldOf(name, requestID string, t fencing.Token) (Hold, bool) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	h, _ := m.find(name, requestID)
-	if h == nil || t != 0 && t != h.token {
-		return Hold{}, false
-	}
-	return h.show(), true
 }
 
 // Lingering returns all lingering holds, by token.

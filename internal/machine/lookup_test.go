@@ -51,7 +51,6 @@ func TestLookingWhileApplying(t *testing.T) {
 		}
 		m.List("", "", 2)
 		m.Lingering()
-		m.HoldOf("x", id("a-request"), 0)
 		m.Hash()
 		m.Limits()
 		m.Level()
@@ -64,12 +63,10 @@ func TestLookingWhileApplying(t *testing.T) {
 	})
 	for range 300 {
 		for _, s := range []string{"a", "b", "c"} {
-			c := ask(s, "x")
-			m.Apply(1, &c)
+			m.Apply(1, &Command{Op: OpAcquire, Session: sid(s), Wait: true, Requests: []Request{{Name: "x", ID: id(s)}}})
 		}
 		for _, s := range []string{"c", "a", "b"} {
-			c := give(s, "x")
-			m.Apply(1, &c)
+			m.Apply(1, &Command{Op: OpRelease, Session: sid(s), Name: "x", RequestID: id(s)})
 		}
 		if err := m.Restore(bytes.NewReader(snapshot(t, m))); err != nil {
 			t.Fatal(err)

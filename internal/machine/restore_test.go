@@ -7,27 +7,21 @@ import (
 	"io"
 	"testing"
 	"testing/iotest"
-	"time"
 )
 
-// busy returns a machine that has something of everything.
-func busy(t *testing.T) *rig {
-	r := newRig(t)
-	r.open("a", "b")
-	minimum := func(r *Request) { r.MinHold = time.Minute }
-	r.want(ask("a", "x").as(func(r *Request) { r.HoldID = "of-a" }), CodeGranted)
-	r.want(ask("a", "kept").as(minimum), CodeGranted)
-	r.want(ask("a", "left").as(minimum), CodeGranted)
-	linger := give("a", "left")
-	linger.Linger = true
-	r.want(linger, CodeOK)
-	r.want(ask("a", "t/1/2").as(tree).as(asShared), CodeGranted)
-	r.want(ask("a", "z").as(asPermits(2, 4)), CodeGranted)
-	r.want(ask("b", "x", "y").under("c"), CodeQueued)
-	numbered := ask("b", "x").try().as(func(r *Request) { r.ID = id("b-other") })
-	numbered.Seq = 3
-	r.want(numbered, CodeHeld)
-	return r
+// busy returns a story with something of everything.
+func busy(t *testing.T) *story {
+	s := newStory(t, 1000)
+	s.wantTold(`a: granted x (token 2)
+a kept: granted kept (token 3, at least 1m0s) | a left: granted left (token 4, at least 1m0s)
+a: ok; to the leader: left lingers (token 4, a, at least 1m0s)
+a: granted t/1/2 (token 6s)
+a: granted z (token 7s)
+b: queued with ticket 8
+b: refused: a holds x`, "open a,b", "acquire a x hold=of-a", "acquire a kept,left min=1m", "release a left linger",
+		"acquire a t/1/2 tree shared", "acquire a z permits=2/4", "acquire b x y under=c wait",
+		"acquire b x id=b-other seq=3")
+	return s
 }
 
 func TestRestore(t *testing.T) {
@@ -55,6 +49,9 @@ func TestRestore(t *testing.T) {
 func TestHashIsTheChecksumOfTheSnapshot(t *testing.T) {
 	r := busy(t)
 	data := snapshot(t, r.m)
+	if data[len(magic)] != snapshotFirst {
+		t.Errorf("at the first level, the snapshot has version %d", data[len(magic)])
+	}
 	if sum := r.m.Hash(); !bytes.HasSuffix(data, sum[:]) {
 		t.Error("they differ")
 	}
@@ -124,7 +121,8 @@ func TestRestoreBackup(t *testing.T) {
 	r := busy(t)
 	data := snapshot(t, r.m)
 	// What happens after the backup was made.
-	later := r.want(ask("a", "later"), CodeGranted).Grants[0].Token
+	r.tell("acquire a later")
+	later := r.m.Holder("later").Holders[0].Token
 	const more = 12345
 	before := r.m.Revision()
 	longest, err := r.m.RestoreBackup(bytes.NewReader(data), more)
@@ -138,9 +136,9 @@ func TestRestoreBackup(t *testing.T) {
 	if len(r.m.Sessions()) != 0 {
 		t.Errorf("sessions %v are open", r.m.Sessions())
 	}
-	r.held("x", "")
-	r.held("kept", "(a)")
-	r.held("left", "(a)")
+	r.joined = nil
+	r.wantTold("x is free | kept is held by nobody (of a, token 3, at least 1m0s)\n"+
+		"left is held by nobody (of a, token 4, at least 1m0s)", "show x,kept,left")
 	if left := r.m.Lingering(); len(left) != 2 {
 		t.Errorf("lingering: %+v, want two", left)
 	}
@@ -149,13 +147,26 @@ func TestRestoreBackup(t *testing.T) {
 		compacted.Revision != r.m.Revision() {
 		t.Errorf("events from before: %v", err)
 	}
-	r.open("c")
-	if got := r.want(ask("c", "x"), CodeGranted).Grants[0].Token; got.Order() < later.Order()+1<<31 {
+	r.tell("open c", "acquire c x")
+	if got := r.m.Holder("x").Holders[0].Token; got.Order() < later.Order()+1<<31 {
 		t.Errorf("token %v after the restore, %v was seen before", got, later)
 	}
 	if _, err := r.m.RestoreBackup(bytes.NewReader(nil), 0); err == nil {
 		t.Error("nothing was restored")
 	}
+}
+
+// Rules and policies are part of clusters that are made of backups.
+func TestBackupsHaveRulesAndPolicies(t *testing.T) {
+	s := newStory(t, 8)
+	s.wantTold("ok\nok\nok", "raise level=5", "rules set=(allow cert:a acquire a)", "policies set=(max-hold=1m a)")
+	data := snapshot(t, s.m)
+	s.m, s.joined = New(8), nil
+	if _, err := s.m.RestoreBackup(bytes.NewReader(data), 0); err != nil {
+		t.Fatal(err)
+	}
+	s.wantTold(`level 5 | rules version 1 | in force as 1 | "allow cert:a acquire a" | policies "max-hold=1m a"
+n: denied Name: cert:b may not acquire "a": no rule allows it`, "state", "open n principal=cert:b", "acquire n a")
 }
 
 func TestBackupsRunOutOfRevisions(t *testing.T) {
