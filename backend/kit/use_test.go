@@ -1,9 +1,13 @@
 package kit
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/fencelock/fencelock/backend"
 )
@@ -28,41 +32,51 @@ func queueOf(uses ...Use) []entry {
 
 func (e entry) useOf() Use { return e.use }
 
-func TestHoldersAndBlockers(t *testing.T) {
-	for name, test := range map[string]struct {
-		queue []Use
-		hold  int
-		waits map[int][]int // who waits for whom
-	}{
-		"nobody":         {},
-		"one writer":     {[]Use{writer, writer, writer}, 1, map[int][]int{1: {0}, 2: {1}}},
-		"readers":        {[]Use{shared, shared, shared}, 3, nil},
-		"waiting writer": {[]Use{shared, shared, writer, shared, shared}, 2, map[int][]int{2: {1}, 3: {2}, 4: {2}}},
-		"readers behind": {[]Use{writer, shared, shared, writer}, 1, map[int][]int{1: {0}, 2: {0}, 3: {2}}},
-		"all permits":    {[]Use{permits(3, 4), permits(1, 4), permits(1, 4)}, 2, map[int][]int{2: {0, 1}}},
-		"a big request":  {[]Use{permits(3, 4), permits(4, 4), permits(1, 4)}, 1, map[int][]int{1: {0}, 2: {1}}},
-		"far behind": {
-			[]Use{permits(1, 2), permits(1, 2), permits(1, 2), permits(1, 2), permits(1, 2)}, 2,
-			map[int][]int{2: {0, 1}, 3: {1, 2}, 4: {2, 3}},
-		},
-		"another limit": {[]Use{permits(1, 4), permits(1, 3), permits(1, 4)}, 1, map[int][]int{1: {0}, 2: {1}}},
-		"other kinds":   {[]Use{shared, permits(1, 4), shared, writer}, 1, map[int][]int{1: {0}, 2: {1}, 3: {2}}},
-		"large limits":  {[]Use{permits(1<<62, 1<<62), permits(1<<62, 1<<62)}, 1, map[int][]int{1: {0}}},
-	} {
-		queue := queueOf(test.queue...)
-		if got := len(Holders(queue, entry.useOf)); got != test.hold {
-			t.Errorf("%s: %d hold, want %d", name, got, test.hold)
+// testdata/queue.txt has queues and their holders. go test -run TestQueues ./backend/kit -rewrite records it again.
+func TestQueues(t *testing.T) {
+	datadriven.RunTest(t, "testdata/queue.txt", func(t *testing.T, d *datadriven.TestData) string {
+		answers := []string{rule(t, d.CmdArgs)}
+		for line := range strings.Lines(d.Input) {
+			_, args, err := datadriven.ParseLine(line)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answers = append(answers, rule(t, args))
 		}
-		for i, e := range queue {
-			var got []int
-			for _, b := range Blockers(queue[:i], entry.useOf, e.use) {
-				got = append(got, b.at)
+		return strings.Join(answers, "\n")
+	})
+}
+
+// rule writes the holders of a queue, and the blockers of the others, by their places from 1.
+func rule(t *testing.T, uses []datadriven.CmdArg) string {
+	var queue []entry
+	for i, a := range uses {
+		u := Use{}
+		switch a.Key {
+		case "exclusive":
+		case "shared":
+			u = shared
+		default:
+			if _, err := fmt.Sscanf(a.Key, "%d/%d", &u.Permits, &u.Limit); err != nil {
+				t.Fatalf("%q: %v", a.Key, err)
 			}
-			if !slices.Equal(got, test.waits[i]) {
-				t.Errorf("%s: entry %d waits for %v, want %v", name, i, got, test.waits[i])
-			}
+			u.Kind = backend.KindPermits
+		}
+		queue = append(queue, entry{i + 1, u})
+	}
+	places := func(entries []entry) (text string) {
+		for _, e := range entries {
+			text += fmt.Sprint(" ", e.at)
+		}
+		return text
+	}
+	text := places(Holders(queue, entry.useOf)) + " hold"
+	for i, e := range queue {
+		if blockers := Blockers(queue[:i], entry.useOf, e.use); len(blockers) > 0 {
+			text += fmt.Sprintf("; %d waits for%s", e.at, places(blockers))
 		}
 	}
+	return strings.TrimSpace(text)
 }
 
 // In random queues, a holder has no blockers and excludes no other holder. While all blockers of a waiter stay in the
