@@ -361,7 +361,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	case !w.greeted:
 		w.greeted = true
 		p = putZxid(p, 8, w.seen) // behind length and version
-		if w.s.probe {
+		if w.s.probe && w.s.asked < longestAsked {
 			binary.BigEndian.PutUint32(p[16:], 1) // ms
 		}
 	case len(p) >= 12:

@@ -47,6 +47,7 @@ func subcommands() []subcommand {
 		{"policies", "show and set policies that bound holds, queues and permits", policiesHelp, definePolicies,
 			[]string{"get", "set", "remove"}},
 		{"status", "show the health of a cluster's members", statusHelp, defineStatus, nil},
+		{"doctor", "ask each address of a lock service, and report contradictions", doctorHelp, defineDoctor, nil},
 		{"transfer", "let another member of a cluster lead", transferHelp, defineTransfer, nil},
 		{"maintenance", "put a member into maintenance, or take it out", maintenanceHelp, defineMaintenance,
 			[]string{"on", "off"}},
