@@ -105,6 +105,7 @@ type attempt struct {
 
 	// The known state of the attempt's node.
 	unknown bool   // a request that makes a node left and was not answered
+	spent   bool   // the number of the last node was too high to hold
 	queued  bool   // the name was taken
 	resumed bool   // the node may be an earlier acquire's
 	mine    string // the existing node, if known
@@ -260,6 +261,11 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 		}
 		a.unknown, a.mine = false, "" // the creation was lost, or the node has gone
 	}
+	if a.spent {
+		if err := a.startAnew(ctx, s); err != nil {
+			return nil, err
+		}
+	}
 	b, err := a.create(ctx, s)
 	if err != nil {
 		return nil, err
@@ -298,6 +304,10 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 			if err = a.d.makeDir(ctx, s, a.dir); err == nil {
 				continue
 			}
+		}
+		// One request has two nodes of one name only where the server counts no further.
+		if errors.Is(err, zk.ErrNodeExists) {
+			a.spent, err = true, errSpent
 		}
 		if err != nil {
 			s.takeMissing(a.dir)

@@ -45,9 +45,14 @@
 //
 // The token of an exclusive hold is the zxid that created its node. It increases strictly with every grant of a name,
 // even across expiry, crash, leader change, restart, and deletion of all nodes. It does not depend on the sequence
-// number in the node's name, which starts again when a name's node was removed and wraps at 2³¹. Shared holds and
-// permits have the zxid of their nodes, too, marked as not exclusive: by Token.Order a reader comes between the
-// writers before and after it.
+// number in the node's name, which starts again when a name's node was removed. Shared holds and permits have the zxid
+// of their nodes, too, marked as not exclusive: by Token.Order a reader comes between the writers before and after it.
+//
+// The servers number the requests for a name until its node is removed, and their count ends at 2³¹ - 1, which all later
+// entries have. No entry with a number of 2³⁰ or more holds: it leaves when no earlier entry blocks it, and the requests
+// begin a new node, and a new count, once the last entry has gone. Until then an attempt is refused and waiters wait; the
+// new queue is not in the order of the former one. A name that is always in use comes to that after 2³⁰ requests: at
+// 1,000 per second after 12 days.
 //
 // The token space is a random id in the node of Options.KeyPrefix. It is made once, by the first client, and no client
 // ever writes it a second time.

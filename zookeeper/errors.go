@@ -24,7 +24,7 @@ func (d *Driver) callError(call, name string, err error) error {
 		switch {
 		case isOneOf(err, zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL):
 			return backend.ErrMisconfigured
-		case isOneOf(err, errNoConnection, errSessionLost, errGone), refused(err):
+		case isOneOf(err, errNoConnection, errSessionLost, errGone, errSpent), refused(err):
 			return backend.ErrUnavailable
 		case kit.Changes(call):
 			return backend.ErrUnknown
@@ -51,7 +51,7 @@ func refused(err error) bool {
 func transient(err error) bool {
 	return kit.IsContext(err) || isOneOf(err,
 		// Errors that another session, connection, node or server may not have.
-		errSessionLost, errGone, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,
+		errSessionLost, errGone, errSpent, errNoConnection, zk.ErrConnectionClosed, zk.ErrClosing, zk.ErrNoServer,
 		zk.ErrSessionMoved, zk.ErrSessionExpired, backend.ErrUnavailable)
 }
 

@@ -4,6 +4,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -11,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
@@ -71,9 +74,23 @@ type entry struct {
 	requestID string
 	kit.Use
 
-	// Given by the server; it wraps.
-	number int32
+	// Given by the server. See maxNumber.
+	number uint32
 }
+
+// maxNumber bounds the numbers of entries that hold. A name's node counts its creations with 31 bits, and at the end
+// of the count every entry has the number 2³¹ - 1, or a negative one if requests follow each other closely: neither
+// order nor the identity of a path rests on such a number. An entry with a number of maxNumber or more therefore never
+// holds: it leaves, and the node of the name is made anew when the last entry has gone (startAnew). At half of the
+// count, servers still number in order, so that clients which know no bound stay behind a holder below it.
+const maxNumber = 1 << 30
+
+// spent reports whether the number of an entry is too high to hold.
+func (e entry) spent() bool { return e.number >= maxNumber }
+
+// spentCount reports whether the next entry in a node is spent. The servers show the number of changes: twice the
+// creations, less the present children.
+func spentCount(dir *zk.Stat) bool { return uint32(dir.Cversion+dir.NumChildren)/2 >= maxNumber }
 
 // entryOf reads the name of a node, and is false for foreign nodes beside ours. It is called for every entry of every
 // queue read, so that it makes one allocation, for the path; the request id is a part of that.
@@ -90,7 +107,7 @@ func entryOf(dir, node string) (entry, bool) {
 	path := dir + "/" + node
 	// So that a kept entry does not keep the rest of the queue.
 	id = path[len(dir)+1:][:len(id)]
-	return entry{path: path, requestID: id, Use: u, number: int32(n)}, true
+	return entry{path: path, requestID: id, Use: u, number: uint32(n)}, true
 }
 
 // tenDigits reports whether the server writes the number n as this text, like %010d. Other spellings of a number
@@ -105,9 +122,8 @@ func tenDigits(text string, n int64) bool {
 // entriesOf returns the entries among the children of dir in the order of the queue. ZooKeeper returns children in no
 // order.
 //
-// The server counts with 32 bits and a sign. The difference of two numbers, taken with the same bits, tells which is
-// older also where the count has wrapped between them, as long as fewer than 2³¹ requests lie between two that stand
-// together.
+// A negative number follows 2³¹ - 1. The order of the entries below maxNumber is that of their creation; nothing rests
+// on the order of the others.
 func entriesOf(dir string, children []string) []entry {
 	entries := make([]entry, 0, len(children))
 	for _, node := range children {
@@ -116,10 +132,7 @@ func entriesOf(dir string, children []string) []entry {
 		}
 	}
 	slices.SortFunc(entries, func(a, b entry) int {
-		if a.number != b.number {
-			return int(a.number - b.number)
-		}
-		return strings.Compare(a.requestID, b.requestID)
+		return cmp.Or(cmp.Compare(a.number, b.number), strings.Compare(a.requestID, b.requestID))
 	})
 	return entries
 }
@@ -207,7 +220,7 @@ func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 }
 
 // tokenOf returns the token for the writes of an entry's holder: the zxid that created it, marked unless the hold is
-// exclusive. The counter in the node's name is no token: it restarts when a name's node was removed, and wraps.
+// exclusive. The counter in the node's name is no token: it restarts when a name's node was removed.
 func tokenOf(u kit.Use, zxid int64) fencing.Token {
 	if u.Kind != backend.KindExclusive {
 		return fencing.Token(zxid).NotExclusive()

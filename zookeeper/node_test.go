@@ -33,20 +33,20 @@ func TestNamesBecomeNodesAndComeBack(t *testing.T) {
 
 func TestQueueOrder(t *testing.T) {
 	t.Parallel()
-	const a, b, c, d = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc", "dddddddddddddddd"
+	const a, b, c = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc"
+	const d, e = "dddddddddddddddd", "eeeeeeeeeeeeeeee"
 	queue := entriesOf("/x", []string{
-		d + ".-2147483647", "lock-0000000000", c + ".-2147483648", a + ".2147483646", b + ".2147483647",
+		e + ".-2147483647", "lock-0000000000", d + ".-2147483648", b + ".2147483646", c + ".2147483647", a + ".0000000000",
 		"short.0000000001", a + ".000000001", a + ".00000000010", "_c_" + a + "-0000000003", a + ".+000000001",
 		a + ".-000000000", a + ".12345678901", a + ".-0000000001", a + "..000000001", a + ".",
 	})
-	want := []string{a, b, c, d}
+	want := []string{a, b, c, d, e}
 	if len(queue) != len(want) {
 		t.Fatalf("entries = %v, want those of %v", queue, want)
 	}
 	for i, e := range queue {
 		if e.requestID != want[i] {
-			t.Errorf("place %d has %q, want %q: the count has wrapped between the second and the third",
-				i, e.requestID, want[i])
+			t.Errorf("place %d has %q, want %q: a negative number follows the last positive one", i, e.requestID, want[i])
 		}
 	}
 }

@@ -45,8 +45,9 @@ var errGone = errors.New("the node of the request is gone")
 // request, sent by another client, moves it to another session; that session then tells its own client.
 //
 // Entries before a node can only leave, because the server numbers the nodes of a name in the order of their
-// creation. A queue that grants therefore goes on granting while the node stands, and no second read is needed to
-// confirm it.
+// creation, up to maxNumber. A queue that grants therefore goes on granting while the node stands, and no second read
+// is needed to confirm it. An entry with a higher number waits for those with lower ones, which are before it, and then
+// leaves instead of holding.
 //
 // The hold is entered before the wait, in Driver.holds: from then on a watch event for the path has somebody to arrive
 // at, and giveUp finds the node.
@@ -63,7 +64,6 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 	// One wake-up may wait here. More would only repeat it: a full read follows.
 	a.wake, a.heard = bell.New(), nil
 	defer func() { s.unlisten(a.heard, a.wake) }()
-	own := entry{path: b.path, requestID: a.r.RequestID, Use: kit.UseOf(a.r)}
 	nodes := b.queue
 	b.queue = nil // a waiter's memory does not grow with the queue
 	for first := true; ; first = false {
@@ -86,9 +86,14 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 			return h, a.vanished(zk.ErrNoNode)
 		}
 		// A foreign node that looks like an entry does not block.
-		front := slices.DeleteFunc(queue[:at], func(e entry) bool { return a.foreign[e.path] })
+		own := queue[at]
+		front := slices.DeleteFunc(queue[:at], func(e entry) bool { return a.foreign[e.path] || e.spent() })
 		block := slices.Clone(blockers(front, own))
-		if len(block) == 0 {
+		switch {
+		case len(block) > 0:
+		case own.spent():
+			return h, a.stepDown(ctx, s, h)
+		default:
 			return h, nil
 		}
 		a.queued = true

@@ -70,8 +70,9 @@ type spec struct {
 	fixed   *port.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
 	environ []string   // in both ways, KEY=value
 
-	observer bool     // see LastObserves
-	settings []string // see Settings
+	observer bool              // see LastObserves
+	settings []string          // see Settings
+	files    map[string][]byte // see Files
 
 	binary  string                             // on PATH
 	args    []string                           // in both ways
@@ -104,6 +105,7 @@ type options struct {
 	process   bool // no other way
 	observer  bool
 	settings  []string
+	files     map[string][]byte
 }
 
 // Args appends arguments to the server's command line.
@@ -124,6 +126,12 @@ func LastObserves() Option { return func(o *options) { o.observer = true } }
 // Settings adds lines to the configuration of a single ZooKeeper, key=value each.
 func Settings(lines ...string) Option {
 	return func(o *options) { o.settings = append(o.settings, lines...) }
+}
+
+// Files puts files into the data folder of a single ZooKeeper before its first start, by their paths below the folder. The
+// server runs as a process, whose folder can be written from outside.
+func Files(files map[string][]byte) Option {
+	return func(o *options) { o.container, o.process, o.files = false, true, files }
 }
 
 // create makes a server in one way, and says which; it is not started yet.
@@ -151,7 +159,7 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 		opt(&o)
 	}
 	sp.image, sp.args = o.image, append(append([]string(nil), sp.args...), o.args...)
-	sp.observer, sp.settings = o.observer, o.settings
+	sp.observer, sp.settings, sp.files = o.observer, o.settings, o.files
 	if len(o.settings) > 0 {
 		sp.environ = append(slices.Clip(sp.environ), "ZOO_CFG_EXTRA="+strings.Join(o.settings, " "))
 	}

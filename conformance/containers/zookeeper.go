@@ -2,6 +2,7 @@ package containers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -69,17 +70,44 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	} else {
 		classes = "/usr/share/java/*"
 	}
-	sp.process = func(addr, dir string) []string {
+	n, way, err := newProcess(ctx, sp)
+	if err != nil {
+		return nil, "", err
+	}
+	p := n.(*process)
+	p.spec.process = func(addr, dir string) []string {
 		_, port, _ := strings.Cut(addr, ":")
 		config := filepath.Join(dir, "zoo.cfg")
-		// A file that cannot be written is no error here: the server reports it.
+		// A file that cannot be written is no error here: the server reports it. Of two lines with one key the later counts.
 		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
-			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(sp.settings, "\n")), 0o600)
+			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(p.spec.settings, "\n")), 0o600)
 		return append(append([]string(nil), zooKeeperJava...),
 			"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr",
 			"-cp", classes, "org.apache.zookeeper.server.ZooKeeperServerMain", config)
 	}
-	return newProcess(ctx, sp)
+	for name, data := range sp.files {
+		file := filepath.Join(p.dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o600)); err != nil {
+			return nil, "", errors.Join(err, p.close(ctx))
+		}
+	}
+	return p, way, nil
+}
+
+// Reconfigure kills a server that was started with AsProcess, and starts it with other lines in place of those of
+// Settings. The data stays.
+func (s *ZooKeeperServer) Reconfigure(ctx context.Context, lines ...string) error {
+	s.control.Lock()
+	defer s.control.Unlock()
+	p, ok := s.node.(*process)
+	if !ok {
+		return fmt.Errorf("%s: reconfigure: the server does not run as a process", s)
+	}
+	if err := s.stop(ctx); err != nil {
+		return err
+	}
+	p.spec.settings = lines
+	return s.start(ctx)
 }
 
 // zooKeeperReady reports whether the server at addr serves clients: an ensemble's node does when there is a leader.

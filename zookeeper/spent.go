@@ -1,0 +1,92 @@
+// This file begins a queue anew that has used up its numbers. See maxNumber: it comes after 2³⁰ requests for one name that
+// is never free for as long as an unused name's node stays, 2 s.
+//
+// Every client that would hold an entry with such a number leaves the queue, and makes no entry before the name's node has
+// been removed. Nobody can remove it while an entry stands in it, such as one of a client that knows no bound, which may
+// hold. The requests then come in any order to the new node: once in 2³⁰ requests the queue is not FIFO.
+
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/go-zookeeper/zk"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
+)
+
+// errSpent: the entry of an acquire has a number with which nobody holds, and has left the queue.
+var errSpent = errors.New("the name's queue has used up its numbers, and begins anew when its last entry has gone")
+
+// The pauses between two looks at a queue that is to begin anew.
+const (
+	firstSpentLook = 10 * time.Millisecond
+	spentLookEvery = time.Second
+)
+
+// stepDown removes an entry that may not hold, and returns errSpent, after which take begins the queue anew.
+func (a *attempt) stepDown(ctx context.Context, s *session, h *hold) error {
+	a.d.setReleasing(h)
+	if err := s.remove(ctx, h.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		return err
+	}
+	a.mine, a.spent = "", true
+	return errSpent
+}
+
+// startAnew returns when the name's node has gone, or has been made anew by somebody else. It removes the node when no
+// entry is in it. After passTime the error of an attempt without Wait is backend.ErrHeld, and a foreign node, which
+// nobody will ever remove, is backend.ErrMisconfigured for all.
+func (a *attempt) startAnew(ctx context.Context, s *session) error {
+	now := a.d.clock.Now
+	patience := now().Add(passTime)
+	for pause := firstSpentLook; ; pause = min(2*pause, spentLookEvery) {
+		stat, err := s.stat(ctx, a.dir)
+		if err != nil {
+			return err
+		}
+		if stat != nil && spentCount(stat) && stat.NumChildren == 0 {
+			err = s.run(ctx, func(c *zk.Conn) error { return c.Delete(a.dir, -1) })
+			stat = nil
+		}
+		switch {
+		case errors.Is(err, zk.ErrNotEmpty): // somebody has come meanwhile
+		case err != nil && !errors.Is(err, zk.ErrNoNode):
+			return err
+		case stat == nil || !spentCount(stat):
+			a.spent = false
+			return nil
+		}
+		if now() > patience {
+			if err := a.staysSpent(ctx, s); err != nil {
+				return err
+			}
+		}
+		if err := kit.Sleep(ctx, jitter(pause)); err != nil {
+			return err
+		}
+	}
+}
+
+// staysSpent returns why the queue does not begin anew, if that is an answer to the request.
+func (a *attempt) staysSpent(ctx context.Context, s *session) error {
+	nodes, err := s.names(ctx, a.dir)
+	if err != nil || len(nodes) == 0 {
+		return err
+	}
+	first, ok, err := a.first(ctx, s, entriesOf(a.dir, nodes))
+	switch {
+	case err != nil || ok && a.r.Wait:
+		return err
+	case ok:
+		return heldError(a.r.Name, first)
+	}
+	return &backend.ConfigError{
+		Setting: "node of the name " + a.r.Name, Value: a.dir, Want: "no children but entries of locks",
+		Why: "its count is used up and it cannot be removed: delete " + a.dir + "/" + nodes[0] +
+			" and its other foreign children",
+	}
+}
