@@ -62,6 +62,10 @@
 // ErrInvalidTTL, which names the bound. A hold ends for its holder one tick before the session may: see Options.Tick.
 // An expired session loses only its own holds; the next acquire makes another session.
 //
+// Each server applies its own limits to every session that connects to it. Before a session goes on at a server, the
+// driver asks that server for both limits, by two short sessions. A server that grants less than the TTL, or that has a
+// longer tick than Options.Tick, never sees the session: the holds go on at the other servers, or end at their deadlines.
+//
 // The holder of a deleted node is notified immediately, through a watch that costs no goroutine. It is set when the
 // lock has been held for 200 ms. Names are container nodes. The driver removes nodes that it has used and that have
 // been empty for 2 s; the servers remove the leftovers of dead clients.
@@ -125,7 +129,10 @@
 //
 // # Settings
 //
-// Set Options.Tick to the servers' tickTime; a shorter one is refused, if the servers' settings show it. Raise
+// Set Options.Tick to the longest tickTime of all servers; a shorter one is refused, if the settings of the server show it
+// to which a session connects. Set the same limits in the files of all servers. To lower maxSessionTimeout or tickTime,
+// first replace the clients with TTLs above the new limit: their holds end at the deadlines once no server grants them.
+// Raise
 // maxClientCnxns (60 by default for one client address) if a process uses many different TTLs. A user needs the right
 // to read, create and delete below the prefix, and to create it where it is missing.
 //

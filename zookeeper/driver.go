@@ -92,7 +92,6 @@ type Driver struct {
 	// Written for every message read, without a mutex.
 	zxid       atomic.Int64 // the highest that any answer had
 	suspecting atomic.Bool  // recall runs
-	tickIsGood atomic.Bool  // see checkTick
 	quorum     atomic.Bool  // several servers vote; see readConfig
 
 	// mu protects the fields below it. It is taken before any other mutex of the driver's and held for a few map

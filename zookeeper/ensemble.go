@@ -7,12 +7,18 @@ package zookeeper
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
+	"math"
 	"strings"
+	"time"
 
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // configNode lists the members of the ensemble; it is empty for a standalone server.
@@ -46,38 +52,90 @@ func voters(config string) (n int) {
 }
 
 // connectProbe makes a session that no call shares and that Sessions does not know: it claims no zxid and
-// asks for a timeout of 1 ms (see wire.Write). A server that has forgotten would refuse a session that claims more, and
-// the granted timeout is the servers' minimum. The caller ends it, also after an error.
+// asks for a timeout of 1 ms (see wire.Write). A server that has forgotten would refuse a session that claims more. The
+// caller ends it, also after an error.
 func (d *Driver) connectProbe(ctx context.Context) (*session, error) {
 	s := d.newSession(d.minTTL())
 	s.probe = true
 	return s, s.connect(ctx)
 }
 
-// checkTick refuses servers with a tickTime longer than Options.Tick. The shortest session that a server grants has
-// two ticks, unless its minSessionTimeout is set otherwise. Every session makes sure of it until one check has passed;
-// after that it is free. Options.Tick is not trusted unseen: with a tick below the servers', a hold could
-// be believed for longer than its session lasts.
-func (d *Driver) checkTick(ctx context.Context) error {
-	if d.tickIsGood.Load() {
-		return nil
-	}
-	s, err := d.connectProbe(ctx)
-	defer s.end(backend.ReasonClosed)
+// checkTick refuses a server with a tickTime longer than Options.Tick. The shortest session that a server grants has
+// two ticks, unless its minSessionTimeout is set otherwise. Options.Tick is not trusted unseen: with a tick below the
+// servers', a hold could be believed for longer than its session lasts.
+func (d *Driver) checkTick(ctx context.Context, address string) error {
+	shortest, err := d.granted(ctx, address, time.Millisecond)
 	if err != nil {
 		return err
 	}
-	// The session was granted the servers' minimum.
-	if tick := s.ttl / 2; tick > d.o.Tick {
+	if tick := shortest / 2; tick > d.o.Tick {
 		return &backend.ConfigError{
 			Setting: "Options.Tick (tick in a URL)", Value: d.o.Tick.String(), Want: tick.String() + " or more",
-			Why: "the servers grant no session of less than " + s.ttl.String() + ", which is two of their ticks " +
+			Why: "the servers grant no session of less than " + shortest.String() + ", which is two of their ticks " +
 				"unless minSessionTimeout is set; with a shorter one a hold could be believed for longer than its " +
 				"session lasts",
 		}
 	}
-	d.tickIsGood.Store(true)
 	return nil
+}
+
+// examine refuses a server to which the session may not go on: one that would let it end before its TTL is over, or with
+// a longer tick. A server applies its own limits to every session that comes to it, and the leader counts with the
+// result from then on. So the server is asked before it sees the session: the answer to the session's own request may
+// be lost, and its holders would believe for longer than it lives.
+func (s *session) examine(ctx context.Context, address string) error {
+	if err := s.d.checkTick(ctx, address); err != nil {
+		return err
+	}
+	longest, err := s.d.granted(ctx, address, s.ttl)
+	if err == nil && longest < s.ttl {
+		err = tooLong(s.ttl, longest)
+	}
+	return err
+}
+
+// tooLong is the error of a TTL for which the servers grant no session.
+func tooLong(ttl, longest time.Duration) error {
+	return &backend.InvalidError{
+		Kind: backend.ErrInvalidTTL, What: "TTL", Value: ttl.String(),
+		Why: fmt.Sprintf("the servers grant no session of more than %v (maxSessionTimeout, or 20 times tickTime)", longest),
+	}
+}
+
+// granted returns the timeout that a server grants to a session of that length: the length, or the nearest of its bounds.
+// It makes a session for it, on a connection that serves nothing else, and ends it.
+func (d *Driver) granted(ctx context.Context, address string, ask time.Duration) (time.Duration, error) {
+	conn, err := d.connect(ctx, "tcp", address)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	const version, zxid, session, password, closeSession = 0, 0, 0, 16, -11
+	var request []byte
+	for _, field := range []any{
+		uint32(4 + 8 + 4 + 8 + 4 + password), uint32(version), uint64(zxid), uint32(ask.Milliseconds()), uint64(session),
+		uint32(password), [password]byte{},
+	} {
+		request, _ = binary.Append(request, binary.BigEndian, field)
+	}
+	var answer [headBytes]byte
+	if _, err = conn.Write(request); err == nil {
+		_, err = io.ReadFull(conn, answer[:])
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return 0, kit.Ended(ctx)
+	case err != nil:
+		return 0, fmt.Errorf("%s answered no connect request: %w", address, err)
+	case binary.BigEndian.Uint32(answer[:]) > maxHello:
+		return 0, errNoZooKeeper
+	}
+	// The server ends the session by itself if it does not get this.
+	_, _ = io.CopyN(io.Discard, conn, 4+int64(binary.BigEndian.Uint32(answer[:]))-headBytes)
+	end := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, 8), 1)
+	_, _ = conn.Write(binary.BigEndian.AppendUint32(end, closeSession&math.MaxUint32))
+	return time.Duration(int32(binary.BigEndian.Uint32(answer[8:]))) * time.Millisecond, nil
 }
 
 // exclusion returns the basis of the exclusion. Before the ensemble is known, one server is assumed. Clients cannot

@@ -60,7 +60,7 @@ type session struct {
 
 	disowned []string // paths of nodes that removeDisowned deletes; protected by Driver.mu
 
-	// Set before shook is closed.
+	// Set before shook is closed, and never changed.
 	id  int64
 	ttl time.Duration // as granted
 
@@ -186,7 +186,7 @@ func (s *session) create(whole context.Context) error {
 	defer cancel()
 	err := s.connect(ctx)
 	if err == nil {
-		err = s.d.checkTick(ctx)
+		err = s.d.checkTick(ctx, s.server())
 	}
 	if err == nil {
 		err = s.readConfig(ctx)
@@ -322,8 +322,9 @@ func (s *session) paceDial() error {
 // sees it. An error there closes the connection.
 //
 // A session that the server does not know any more has ended. A timeout below the TTL is refused with ErrInvalidTTL:
-// the servers would end holds before the time that was promised. A longer one than asked for cannot be avoided for a
-// probe, and reveals the tick.
+// the servers would end holds before the time that was promised. A session that goes on with one ends at once, since
+// its holders would believe for longer; examine keeps sessions from such servers, unless their limit changes in between.
+// A longer one than asked for cannot be avoided for a probe.
 func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
 	// All cases but the last end the session, or keep it from being made.
@@ -332,19 +333,15 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	case s.Ended():
 		s.mu.Unlock()
 		return errSessionLost
-	case id == 0 || !first && id != s.id:
-		// The server has no such session any more, or has made another: that one is not ours to use.
+	case id == 0 || !first && id != s.id, !first && timeout < s.ttl:
+		// The server has no such session any more, or has made another: that one is not ours to use. Or it lets the session
+		// end too early.
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
 		return errSessionLost
 	case first && timeout < s.asked && !s.probe:
-		// Only the first answer decides the timeout; a session keeps it when it goes on elsewhere.
 		s.mu.Unlock()
-		s.fail(&backend.InvalidError{
-			Kind: backend.ErrInvalidTTL, What: "TTL", Value: s.asked.String(),
-			Why: fmt.Sprintf("the servers grant no session of more than %v (maxSessionTimeout, or 20 times tickTime)",
-				timeout),
-		})
+		s.fail(tooLong(s.asked, timeout))
 		return errSessionLost
 	}
 	// The proof's base: the instant before the connection was opened, which is not later than when the connect request
@@ -406,6 +403,20 @@ func (s *session) connected() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.isUp
+}
+
+// exists reports whether a server has made the session.
+func (s *session) exists() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.id != 0
+}
+
+// server returns the address of the server to which the session connected last.
+func (s *session) server() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wire.address
 }
 
 // linkNumber counts the session's connections. A request after its reading is answered over that connection or a

@@ -87,12 +87,15 @@ const headBytes = 4 + 4 + 4 + 8
 // ZooKeeper: the first four bytes of an HTTP answer or of a TLS alert, read as a length, are far above.
 const maxHello = 1 << 10
 
+var errNoZooKeeper = errors.New("what listens there is no ZooKeeper, or wants TLS")
+
 // dial opens a connection for the client library. It fails once the session has ended: the library would make another
 // session on it, and send the queued requests of the old session there.
 //
-// The instant that a proof may rest on is read before the dial, and so are the zxids that the greeting will carry. A
-// dial, with the handshake of TLS, is bounded by a third of the TTL, or by 100 ms for very short ones, and the
-// server's first answer by another such time: so there is time for another server before the session ends.
+// A session that goes on is shown only to a server that it may go on at, see examine. The instant that a proof may rest
+// on is read before the dial, and so are the zxids that the greeting will carry. A dial, with that examination and the
+// handshake of TLS, is bounded by a third of the TTL, or by 100 ms for very short ones, and the server's first answer by
+// another such time: so there is time for another server before the session ends.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	if err := s.paceDial(); err != nil {
 		return nil, err
@@ -100,22 +103,18 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	timeout = min(timeout, max(s.asked/3, 100*time.Millisecond))
 	ctx, cancel := context.WithTimeout(s.dialing, timeout)
 	defer cancel()
+	if s.exists() {
+		if err := s.examine(ctx, address); err != nil {
+			s.dialFailed(err)
+			return nil, err
+		}
+	}
 	// All that the greeting and the proof need is read before anything is sent.
 	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32][]byte{}}
 	if !s.probe {
 		w.seen = s.d.zxid.Load()
 	}
-	// A dialer of the caller's gets the same context, which ends with the session.
-	dial := s.d.o.Dial
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
-	}
-	conn, err := dial(ctx, network, address)
-	if err == nil && s.d.o.TLS != nil {
-		if conn, err = secure(ctx, conn, address, s.d.o.TLS); err != nil {
-			err = fmt.Errorf("TLS with %s: %w", address, err)
-		}
-	}
+	conn, err := s.d.connect(ctx, network, address)
 	if err != nil {
 		s.dialFailed(err)
 		return nil, err
@@ -128,6 +127,21 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 		return nil, errSessionLost
 	}
 	return w, nil
+}
+
+// connect opens a connection to a server, with TLS if it is on. A dialer of the caller's gets ctx.
+func (d *Driver) connect(ctx context.Context, network, address string) (net.Conn, error) {
+	dial := d.o.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	conn, err := dial(ctx, network, address)
+	if err == nil && d.o.TLS != nil {
+		if conn, err = secure(ctx, conn, address, d.o.TLS); err != nil {
+			err = fmt.Errorf("TLS with %s: %w", address, err)
+		}
+	}
+	return conn, err
 }
 
 // secure puts TLS on a connection, and closes it if the handshake fails. Without a server name in the settings it
@@ -233,9 +247,8 @@ func (w *wire) message() error {
 	// The first message has its own form.
 	if !w.shaken {
 		if size := binary.BigEndian.Uint32(w.head[:]); size > maxHello {
-			err := errors.New("what listens there is no ZooKeeper, or wants TLS")
-			w.s.turnedAway(w, err)
-			return err
+			w.s.turnedAway(w, errNoZooKeeper)
+			return errNoZooKeeper
 		}
 		w.answer = func([]byte) { w.shaken = true } // when all of it has come
 		timeout := time.Duration(int32(binary.BigEndian.Uint32(w.head[8:]))) * time.Millisecond

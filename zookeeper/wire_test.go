@@ -192,9 +192,12 @@ func TestConnectionBreaksAtItsStart(t *testing.T) {
 }
 
 func breakSecond(t *testing.T, hello, second []byte, silent bool) {
-	// The server takes every connection in, and says which of them was authenticated.
+	// The server takes every connection in, and says which of the session's was authenticated. Others only ask for its
+	// limits.
+	var dials atomic.Int32 // of the session
 	authenticated := make(chan int32, 4)
-	serve := func(conn net.Conn, dial int32) {
+	serve := func(conn net.Conn) {
+		dial := int32(0)
 		for first := true; ; first = false {
 			var size [4]byte
 			if _, err := io.ReadFull(conn, size[:]); err != nil {
@@ -204,7 +207,12 @@ func breakSecond(t *testing.T, hello, second []byte, silent bool) {
 			if _, err := io.ReadFull(conn, request); err != nil {
 				return
 			}
+			if first && (dials.Load() == 0 || binary.BigEndian.Uint64(request[16:]) != 0) {
+				dial = dials.Add(1)
+			}
 			switch {
+			case first && dial == 0:
+				_, _ = conn.Write(message(int32(0), request[12:16], int64(99), int32(16), [16]byte{}, false))
 			case first && dial == 2:
 				_, _ = conn.Write(second)
 			case first:
@@ -215,17 +223,15 @@ func breakSecond(t *testing.T, hello, second []byte, silent bool) {
 			}
 		}
 	}
-	var dials atomic.Int32
-	servers := make(chan net.Conn, 4)
+	servers := make(chan net.Conn, 100)
 	d := New([]string{"localhost:2181"}, &Options{
 		User: "ann", Password: "secret", Logger: slog.New(slog.DiscardHandler),
 		Dial: func(context.Context, string, string) (net.Conn, error) {
 			client, server := net.Pipe()
 			servers <- server
-			dial := dials.Add(1)
-			go serve(server, dial)
-			if dial == 2 && silent {
-				client = &mute{Conn: client}
+			go serve(server)
+			if silent {
+				client = &mute{Conn: client, dials: &dials}
 			}
 			return client, nil
 		},
@@ -253,16 +259,36 @@ func breakSecond(t *testing.T, hello, second []byte, silent bool) {
 	}
 }
 
-// mute is a connection over which the client says nothing after its first message.
+// mute is a connection over which the client says nothing after its first message, if that is the second of a session.
 type mute struct {
 	net.Conn
-	greeted bool
+	dials  *atomic.Int32
+	silent bool
 }
 
 func (m *mute) Write(p []byte) (int, error) {
-	if !m.greeted {
-		m.greeted = true
-		return m.Conn.Write(p)
+	if m.silent {
+		return 0, net.ErrClosed
 	}
-	return 0, net.ErrClosed
+	const greeting = 20 // to the session's id, 0 for a new one
+	m.silent = m.dials.Load() == 1 && len(p) > greeting+8 && binary.BigEndian.Uint64(p[greeting:]) != 0
+	return m.Conn.Write(p)
+}
+
+// TestLowerLimitEndsASession has a server lower its limit between the question for it and the session's own: the answer
+// to that ends the session at once.
+func TestLowerLimitEndsASession(t *testing.T) {
+	t.Parallel()
+	d := New([]string{"localhost:2181"}, nil)
+	s := d.newSession(10 * time.Second)
+	w := &wire{s: s}
+	if err := s.shaken(w, 10*time.Second, 77); err != nil || s.Ended() {
+		t.Fatalf("the first answer: %v", err)
+	}
+	if err := s.shaken(w, 10*time.Second, 77); err != nil || s.Ended() {
+		t.Fatalf("an equal answer: %v", err)
+	}
+	if err := s.shaken(w, 9999*time.Millisecond, 77); !errors.Is(err, errSessionLost) || !s.Ended() {
+		t.Errorf("a shorter answer: %v, want the session to end", err)
+	}
 }

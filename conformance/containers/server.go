@@ -73,6 +73,7 @@ type spec struct {
 	observer bool              // see LastObserves
 	settings []string          // see Settings
 	files    map[string][]byte // see Files
+	last     []string          // see LastSettings
 
 	binary  string                             // on PATH
 	args    []string                           // in both ways
@@ -106,6 +107,7 @@ type options struct {
 	observer  bool
 	settings  []string
 	files     map[string][]byte
+	last      []string
 }
 
 // Args appends arguments to the server's command line.
@@ -123,9 +125,14 @@ func AsProcess() Option { return func(o *options) { o.container, o.process = fal
 // LastObserves makes the last node of an ensemble of ZooKeepers one without a vote.
 func LastObserves() Option { return func(o *options) { o.observer = true } }
 
-// Settings adds lines to the configuration of a single ZooKeeper, key=value each.
+// Settings adds lines to the configuration of each ZooKeeper, key=value each.
 func Settings(lines ...string) Option {
 	return func(o *options) { o.settings = append(o.settings, lines...) }
+}
+
+// LastSettings adds lines to the configuration of the last node of an ensemble of ZooKeepers, behind those of Settings.
+func LastSettings(lines ...string) Option {
+	return func(o *options) { o.last = append(o.last, lines...) }
 }
 
 // Files puts files into the data folder of a single ZooKeeper before its first start, by their paths below the folder. The
@@ -160,6 +167,7 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 	}
 	sp.image, sp.args = o.image, append(append([]string(nil), sp.args...), o.args...)
 	sp.observer, sp.settings, sp.files = o.observer, o.settings, o.files
+	sp.last = o.last
 	if len(o.settings) > 0 {
 		sp.environ = append(slices.Clip(sp.environ), "ZOO_CFG_EXTRA="+strings.Join(o.settings, " "))
 	}

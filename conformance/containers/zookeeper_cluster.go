@@ -3,6 +3,7 @@ package containers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -79,6 +80,9 @@ func ensembleSpec(sp spec, peers *peerNet, i int, ports []*port.Port) spec {
 	sp.environ = append(append([]string(nil), sp.environ...),
 		"ZOO_MY_ID="+strconv.Itoa(i+1), "ZOO_SERVERS="+strings.Join(all, " "), "ZOO_INIT_LIMIT=8", "ZOO_SYNC_LIMIT=3",
 		"JVMFLAGS="+strings.Join(java, " "))
+	if i == Nodes-1 && len(sp.last) > 0 {
+		sp.environ = append(sp.environ, "ZOO_CFG_EXTRA="+strings.Join(slices.Concat(sp.settings, sp.last), " "))
+	}
 	return sp
 }
 
