@@ -244,8 +244,8 @@ func (d *Driver) begin(ctx context.Context) (bounded context.Context, end func()
 }
 
 // Ping checks that the leader of the ensemble answers with a majority behind it, and that the user may read and make
-// the root. Without a session it makes one, which then lives for its TTL of 10 s, or as long as it is used. If the
-// connection is lost meanwhile, Ping retries, three attempts in all, unless ctx ends. Errors wrap
+// the root. Without a session it makes one, which then lives for its TTL of 10 s, or of the nearest that the servers
+// grant, or as long as it is used. If the connection is lost meanwhile, Ping retries, three attempts in all, unless ctx ends. Errors wrap
 // backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or ErrClosed.
 func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.onSession(ctx, func(context.Context, *session) error { return nil }))

@@ -1,6 +1,7 @@
 package zookeeper_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -129,3 +130,27 @@ func (h *limitHold) endsBefore(rival *zookeeper.Driver, ttl time.Duration) {
 		h.t.Errorf("the rival holds, and the holder believes for %v more", h.ends.Sub(now))
 	}
 }
+
+// TestShortSessionsOpen opens servers that grant no session of 10 s, with a tick that was left at more than theirs.
+func TestShortSessionsOpen(t *testing.T) {
+	t.Parallel()
+	for name, setting := range map[string]string{
+		"maxSessionTimeout": "maxSessionTimeout=3000", "tickTime": "tickTime=200",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := containers.ZooKeeper(t, containers.Settings(setting))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			d, err := zookeeper.Open(ctx, fmt.Sprintf("zk://%s?timeout=60s&tick=%v", server.Addr(), containers.ZooKeeperTick))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
+			r := request("short", false)
+			r.TTL = 2 * time.Second
+			release(t, d, take(t, d, r))
+		})
+	}
+}
+

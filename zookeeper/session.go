@@ -47,6 +47,7 @@ type session struct {
 	shook chan struct{} // closed when a server has made the session or refused it, or no server could be reached
 
 	probe bool // it claims no zxid, and asks for the shortest timeout that the server grants
+	any   bool // it holds nothing, so that it takes a shorter timeout than it asks for
 
 	// dialing bounds everything that makes connections. end cancels it, also for a session that was never made.
 	dialing  context.Context // ends with the session
@@ -101,7 +102,7 @@ const callTime = 3 * time.Second
 
 // slot is the place of a session among a driver's sessions.
 type slot struct {
-	ttl time.Duration
+	ttl time.Duration // 0: any, see anySession
 	n   int // below sessionsPerTTL
 }
 
@@ -151,22 +152,26 @@ func (d *Driver) standing() (found *session) {
 }
 
 // anySession returns any session for a call that does not depend on one, and counts one more user of it. If there is
-// none it makes one of 10 s, or of the nearest TTL that the servers grant.
+// none it makes one that holds nothing, of 10 s or what the servers grant instead.
 func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	if found := d.standing(); found != nil && found.Add(1) {
 		return found, nil
 	}
-	return d.sessionFor(ctx, slot{ttl: min(max(10*time.Second, d.minTTL()), 20*d.o.Tick)})
+	return d.sessionFor(ctx, slot{})
 }
+
+// anyTTL is the timeout for which a session without holds asks.
+const anyTTL = 10 * time.Second
 
 // newSession returns a session that has not been made in ZooKeeper. It locks no mutex but kit's, since
 // kit.Sessions.Join calls it.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
-		Session: d.sessions.New(), d: d, asked: ttl, shook: make(chan struct{}), up: make(chan struct{}),
+		Session: d.sessions.New(), d: d, shook: make(chan struct{}), up: make(chan struct{}),
 		proof: proof{tick: d.o.Tick}, missing: map[string]bool{},
-		watched: map[string][]bell.Bell{},
+		watched: map[string][]bell.Bell{}, any: ttl == 0,
 	}
+	s.asked = cmp.Or(ttl, anyTTL)
 	s.dialing, s.stopDial = context.WithCancel(context.Background())
 	return s
 }
@@ -339,7 +344,7 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
 		return errSessionLost
-	case first && timeout < s.asked && !s.probe:
+	case first && timeout < s.asked && !s.probe && !s.any:
 		s.mu.Unlock()
 		s.fail(tooLong(s.asked, timeout))
 		return errSessionLost
