@@ -231,10 +231,11 @@ func (a *attempt) since(s *session) backend.Instant {
 	return since
 }
 
-// note remembers that a request which changes something left and was not answered. The next try must then look for its
-// node, and giveUp must answer ErrUnknown.
+// note remembers that a request which changes something left and may have been done, though no answer says so. The next
+// try must then look for its node, and giveUp must answer ErrUnknown.
 func (a *attempt) note(err error) {
-	if !errors.Is(err, errNoConnection) && (kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed)) {
+	lost := kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed) || mayBeDone(err)
+	if lost && !errors.Is(err, errNoConnection) {
 		a.unknown = true
 	}
 }

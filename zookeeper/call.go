@@ -57,6 +57,7 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 		defer s.calls.Done()
 		defer s.busy.Add(-1)
 		v, err := f(s.conn)
+		err = named(err)
 		select {
 		case results <- result{v, err}:
 		case <-left:
@@ -76,8 +77,8 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	case <-s.Over():
 		return none, errSessionLost
 	}
-	// The library says "connection closed" to all requests under way when the session ended.
-	if errors.Is(r.err, zk.ErrSessionExpired) || s.Ended() && errors.Is(r.err, zk.ErrConnectionClosed) {
+	// The library says "connection closed" or "closing" to all requests under way when the session ended.
+	if errors.Is(r.err, zk.ErrSessionExpired) || s.Ended() && isOneOf(r.err, zk.ErrConnectionClosed, zk.ErrClosing) {
 		return r.value, errSessionLost
 	}
 	// Not a byte of it left: the connection had broken before.
@@ -263,15 +264,18 @@ func transaction(c *zk.Conn, ops ...any) error {
 // is gone at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there
 // was no node at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
 func (s *session) remove(ctx context.Context, path string) error {
-	for sent := false; ; sent = true {
+	for sent := false; ; {
 		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, -1) })
 		switch {
 		case sent && errors.Is(err, zk.ErrNoNode):
 			return nil
 		case sent && errors.Is(err, errNoConnection):
 			return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
+		case throttled(err):
 		case !errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection):
 			return err
+		default:
+			sent = true
 		}
 		if err := kit.Sleep(ctx, kit.RetryPause(s.ttl)/2); err != nil {
 			return err

@@ -153,4 +153,3 @@ func TestShortSessionsOpen(t *testing.T) {
 		})
 	}
 }
-

@@ -103,7 +103,7 @@ const callTime = 3 * time.Second
 // slot is the place of a session among a driver's sessions.
 type slot struct {
 	ttl time.Duration // 0: any, see anySession
-	n   int // below sessionsPerTTL
+	n   int           // below sessionsPerTTL
 }
 
 const (
