@@ -125,7 +125,10 @@
 // stays closed for the longer TTL.
 //
 // The servers cannot take several names, each with its queue, in one step: there is no AcquireAll here. A name's queue
-// must fit one answer of a server, 1 MB (jute.maxbuffer): some ten thousand holders and waiters.
+// is one answer of a server, some 80 bytes for each holder and waiter; servers do not bound answers.
+//
+// The driver works with a jute.maxbuffer of 8 KB or more where the metadata of holds are small: servers close the
+// connection for a longer request.
 //
 // # Settings
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -104,5 +105,44 @@ func TestLostNotificationIsNoticed(t *testing.T) {
 		stands(t, holder, name, len(held), 1)
 		release(t, holder, held[0])
 	}
+	all.Wait()
+}
+
+// TestManyWatchesThroughASmallBuffer resets the link of a client whose watches together are more than the server takes
+// in one request.
+func TestManyWatchesThroughASmallBuffer(t *testing.T) {
+	t.Parallel()
+	const waiters = 200 // with some 75 bytes each
+	server := containers.ZooKeeper(t, containers.Java("-Djute.maxbuffer=8192"))
+	holder := driver(t, server.Addr())
+	held := take(t, holder, request("small", false))
+	addr, link := server.NewLink(t)
+	var watches atomic.Int32
+	b := &breaker{requestID: "nobody's", before: func(step string) {
+		if step == "watch another's" {
+			watches.Add(1)
+		}
+	}}
+	d := zookeeper.New([]string{addr}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: b.dial})
+	t.Cleanup(func() { _ = d.Close(soon(t, 20*time.Second)) })
+	var all sync.WaitGroup
+	for range waiters {
+		all.Go(func() {
+			g, err := d.Acquire(soon(t, time.Minute), request("small", true))
+			if err != nil {
+				t.Errorf("Acquire = %v", err)
+				return
+			}
+			release(t, d, g)
+		})
+	}
+	for ctx := soon(t, time.Minute); watches.Load() < waiters; time.Sleep(10 * time.Millisecond) { // nobody tells
+		if ctx.Err() != nil {
+			t.Fatalf("%d of %d waiters watch", watches.Load(), waiters)
+		}
+	}
+	stands(t, holder, "small", 1, waiters)
+	link.Reset()
+	release(t, holder, held)
 	all.Wait()
 }

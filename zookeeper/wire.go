@@ -381,7 +381,7 @@ func (w *wire) Write(p []byte) (int, error) {
 		// The kind of the request, behind its length and number.
 		switch op = int32(binary.BigEndian.Uint32(p[8:])); {
 		case op == opSetWatches:
-			p = putZxid(p, 12, w.zxid) // behind length, number and kind
+			p = splitWatches(putZxid(p, 12, w.zxid)) // behind length, number and kind
 		case op == opCreate && binary.BigEndian.Uint32(p[len(p)-4:]) == zk.FlagEphemeral|zk.FlagSequence:
 			p = w.askBirth(p)
 		}
@@ -437,12 +437,73 @@ func (w *wire) askBirth(p []byte) []byte {
 	return append(appendText(all, dir), 0) // without a watch
 }
 
+// maxWatches bounds a request for watches, in bytes. Servers close the connection for a request above jute.maxbuffer, which
+// is 1 MB unless it is set; the library's requests have up to 128 KB, and it would repeat them over each connection.
+const maxWatches = 4 << 10
+
+// splitWatches divides the library's request for watches into several that small servers take. The last one has the
+// library's number; the answers to the others are not for the library. A request that is not understood is returned as
+// it is.
+func splitWatches(p []byte) []byte {
+	const head = 4 + 4 + 4 + 8 // length, number, kind and zxid
+	if len(p) <= maxWatches {
+		return p
+	}
+	var all []byte
+	begin, kind, watches := 0, 0, 0 // of the request that is being written: its place in all, and the present list
+	var counts [3]int               // the places of the lists' lengths in all: watches of data, existence and children
+	open := func(at int) {
+		begin, kind = len(all), at
+		all = append(all, p[:head]...)
+		binary.BigEndian.PutUint32(all[begin+4:], anonymous&math.MaxUint32)
+		for list := range counts[:at+1] {
+			counts[list] = len(all)
+			all = binary.BigEndian.AppendUint32(all, 0)
+		}
+	}
+	end := func() {
+		all = append(all, make([]byte, 4*(len(counts)-1-kind))...) // the other lists are empty
+		binary.BigEndian.PutUint32(all[begin:], uint32(len(all)-begin-4))
+	}
+	open(0)
+	rest := p[head:]
+	for list := range counts {
+		if len(rest) < 4 {
+			return p
+		}
+		n := binary.BigEndian.Uint32(rest)
+		rest = rest[4:]
+		if list > kind {
+			counts[list], kind, watches = len(all), list, 0
+			all = binary.BigEndian.AppendUint32(all, 0)
+		}
+		for range n {
+			path, behind, ok := cutText(rest)
+			if !ok {
+				return p
+			}
+			if rest = behind; len(all)-begin+4+len(path) > maxWatches {
+				end()
+				open(list)
+				watches = 0
+			}
+			all, watches = appendText(all, path), watches+1
+			binary.BigEndian.PutUint32(all[counts[list]:], uint32(watches))
+		}
+	}
+	end()
+	copy(all[begin+4:], p[4:8])
+	return all
+}
+
+// anonymous is the number of the wire's requests whose answers nobody waits for; no entry's creation has it.
+const anonymous = -ownNumbers - 1
+
 // creationOf is the request that makes the node of a name: a container without data. Its answer is not waited for:
 // whether it worked shows in the entry's creation, which fails without the node.
 func (s *session) creationOf(dir string) []byte {
-	const number = -ownNumbers - 1 // no entry's
 	p := binary.BigEndian.AppendUint32(nil, 0)
-	p = binary.BigEndian.AppendUint32(p, number&math.MaxUint32)
+	p = binary.BigEndian.AppendUint32(p, anonymous&math.MaxUint32)
 	p = binary.BigEndian.AppendUint32(p, opCreateContainer)
 	p = binary.BigEndian.AppendUint32(appendText(p, dir), 0)
 	p = binary.BigEndian.AppendUint32(p, uint32(len(s.d.o.ACL)))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -138,6 +139,57 @@ func TestWire(t *testing.T) {
 				t.Errorf("of creations %v are kept, want the one that was not answered", w.births)
 			}
 		})
+	}
+}
+
+// TestManyWatches splits requests for watches of all kinds, and reads the parts.
+func TestManyWatches(t *testing.T) {
+	t.Parallel()
+	for _, sizes := range [][3]int{{0, 0, 0}, {3, 2, 1}, {500, 0, 0}, {0, 0, 500}, {100, 1, 100}, {50, 300, 2}, {300, 300, 300}} {
+		var fields []any
+		var want [3][]string
+		for list, n := range sizes {
+			fields = append(fields, int32(n))
+			for i := range n {
+				path := fmt.Sprintf("/fencelock/lock:a/%d-%032d", list, i)
+				want[list] = append(want[list], path)
+				fields = append(fields, int32(len(path)), []byte(path))
+			}
+		}
+		p := message(append([]any{int32(7), int32(opSetWatches), int64(0x500000003)}, fields...)...)
+		var got [3][]string
+		for all := splitWatches(p); len(all) > 0; {
+			one := all[:4+binary.BigEndian.Uint32(all)]
+			all = all[len(one):]
+			number := int32(anonymous)
+			if len(all) == 0 {
+				number = 7
+			}
+			head := message(number, int32(opSetWatches), int64(0x500000003))[4:]
+			if len(one) > maxWatches || !bytes.HasPrefix(one[4:], head) {
+				t.Fatalf("%v: a request of %d bytes with the head %x, want %x", sizes, len(one), one[4:20], head)
+			}
+			rest := one[4+len(head):]
+			for list := range got {
+				n := binary.BigEndian.Uint32(rest)
+				rest = rest[4:]
+				for range n {
+					path, behind, ok := cutText(rest)
+					if !ok {
+						t.Fatalf("%v: a list ends early", sizes)
+					}
+					got[list], rest = append(got[list], string(path)), behind
+				}
+			}
+			if len(rest) > 0 {
+				t.Fatalf("%v: %d bytes too many", sizes, len(rest))
+			}
+		}
+		for list := range got {
+			if !slices.Equal(got[list], want[list]) {
+				t.Errorf("%v: list %d has %d paths, want %d", sizes, list, len(got[list]), len(want[list]))
+			}
+		}
 	}
 }
 

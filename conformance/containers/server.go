@@ -108,6 +108,7 @@ type options struct {
 	settings  []string
 	files     map[string][]byte
 	last      []string
+	environ   []string
 }
 
 // Args appends arguments to the server's command line.
@@ -128,6 +129,11 @@ func LastObserves() Option { return func(o *options) { o.observer = true } }
 // Settings adds lines to the configuration of each ZooKeeper, key=value each.
 func Settings(lines ...string) Option {
 	return func(o *options) { o.settings = append(o.settings, lines...) }
+}
+
+// Java gives options to the machine of a ZooKeeper, -Djute.maxbuffer=4096 for example.
+func Java(flags ...string) Option {
+	return func(o *options) { o.environ = append(o.environ, "JAVA_TOOL_OPTIONS="+strings.Join(flags, " ")) }
 }
 
 // LastSettings adds lines to the configuration of the last node of an ensemble of ZooKeepers, behind those of Settings.
@@ -167,7 +173,7 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 	}
 	sp.image, sp.args = o.image, append(append([]string(nil), sp.args...), o.args...)
 	sp.observer, sp.settings, sp.files = o.observer, o.settings, o.files
-	sp.last = o.last
+	sp.last, sp.environ = o.last, slices.Concat(sp.environ, o.environ)
 	if len(o.settings) > 0 {
 		sp.environ = append(slices.Clip(sp.environ), "ZOO_CFG_EXTRA="+strings.Join(o.settings, " "))
 	}
