@@ -187,7 +187,7 @@ func (d *Driver) removeLater(s *session, path string, h *hold) {
 // After errSessionLost the attempt has no node: the servers delete the session's nodes with it, and the driver's
 // connection never carries requests of an ended session (see dial).
 func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
-	s, err := a.d.sessionFor(ctx, a.slot)
+	s, err := a.d.sessionFor(ctx, a.slot, a.r.Wait)
 	if err != nil {
 		a.note(err)
 		return backend.Grant{}, err

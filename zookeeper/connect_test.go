@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -88,4 +90,48 @@ func TestOpenWaitsForASlowServer(t *testing.T) {
 	if err := d.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestServersThatStart has servers that accept connections and close them, as those that start or elect a leader do,
+// beside an address at which nobody listens. Open and an attempt wait until one serves.
+func TestServersThatStart(t *testing.T) {
+	t.Parallel()
+	server := sharedServer(t)
+	start := func() (addrs []string) {
+		const closes = 4 // each address has its turn more than once
+		var accepted atomic.Int32
+		starting := peer(t, func(c net.Conn) {
+			defer c.Close()
+			if accepted.Add(1) <= closes {
+				return
+			}
+			s, err := net.Dial("tcp", server.Addr())
+			if err != nil {
+				return
+			}
+			defer s.Close()
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, s)
+			}()
+			_, _ = io.Copy(s, c)
+		})
+		return append(port.Addresses(t, 1), starting)
+	}
+	t.Run("Open", func(t *testing.T) {
+		t.Parallel()
+		url := fmt.Sprintf("zk://%s?timeout=1m&tick=%v", strings.Join(start(), ","), containers.ZooKeeperTick)
+		d, err := zookeeper.Open(t.Context(), url)
+		if err != nil {
+			t.Fatalf("Open = %v", err)
+		}
+		if err := d.Close(soon(t, 10*time.Second)); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("TryAcquire", func(t *testing.T) {
+		t.Parallel()
+		d := driver(t, start()...)
+		release(t, d, take(t, d, request("starting", false)))
+	})
 }

@@ -109,6 +109,7 @@ type Driver struct {
 	watching  bool                 // a goroutine watches them, see takeUnwatched
 	gone      map[victims][]*hold  // with holders about to be notified
 	leftovers map[string]*leftover // by name and request id
+	failures  map[slot]failure     // of sessions that could not be made just now
 }
 
 var (
@@ -134,7 +135,7 @@ func New(addrs []string, o *Options) *Driver {
 		gate: kit.NewGate(), dirs: map[string]backend.Instant{},
 		addrs: append([]string(nil), addrs...), o: *o,
 		holds: map[string]*hold{}, leftovers: map[string]*leftover{},
-		gone: map[victims][]*hold{},
+		gone: map[victims][]*hold{}, failures: map[slot]failure{},
 	}
 	d.o.KeyPrefix = cmp.Or(d.o.KeyPrefix, "/fencelock")
 	d.o.Tick = cmp.Or(d.o.Tick, 2*time.Second)

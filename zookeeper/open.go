@@ -45,13 +45,12 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	return d, nil
 }
 
-// firstPing repeats Ping until ctx ends while servers accept connections and do not answer: a server that has just
-// started on a busy machine takes longer than the attempts of one Ping. A refused connection is an answer.
+// firstPing repeats Ping until ctx ends while the ensemble is unavailable: servers that start or elect a leader refuse
+// connections, or accept them and do not answer.
 func (d *Driver) firstPing(ctx context.Context) error {
 	for {
 		err := d.Ping(ctx)
-		if !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, errNoConnection) ||
-			kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
+		if !errors.Is(err, backend.ErrUnavailable) || kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
 			return err
 		}
 	}

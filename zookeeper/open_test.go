@@ -6,6 +6,8 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,6 +64,38 @@ func TestNoConnectionInTime(t *testing.T) {
 		if !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
 			t.Errorf("Acquire (wait %v) = %v, want ErrUnavailable alone", wait, err)
 		}
+	}
+	if err := d.Close(t.Context()); err != nil {
+		t.Errorf("Close = %v", err)
+	}
+}
+
+// TestWaitersShareAFailure counts the dials of many waiters while no server runs: they share each session that cannot be
+// made, and its failure for a while.
+func TestWaitersShareAFailure(t *testing.T) {
+	t.Parallel()
+	const waiters, dials = 50, 5
+	var dialled atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	began := time.Now()
+	d := New([]string{"a:1"}, &Options{Dial: func(context.Context, string, string) (net.Conn, error) {
+		if dialled.Add(1) == dials {
+			cancel()
+		}
+		return nil, errors.New("refused")
+	}})
+	var all sync.WaitGroup
+	for range waiters {
+		all.Go(func() {
+			r := backend.Request{Name: "a", RequestID: backend.NewRequestID(), TTL: 10 * time.Second, Wait: true}
+			if g, err := d.Acquire(ctx, r); err == nil {
+				t.Errorf("Acquire = %+v, without a server", g)
+			}
+		})
+	}
+	all.Wait()
+	if took := time.Since(began); took < (dials-1)*failurePause {
+		t.Errorf("%d waiters dialled %d times in %v, want a pause of %v between", waiters, dials, took, failurePause)
 	}
 	if err := d.Close(t.Context()); err != nil {
 		t.Errorf("Close = %v", err)

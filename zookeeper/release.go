@@ -202,7 +202,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 func (d *Driver) sessionOf(ctx context.Context, left *leftover) (*session, error) {
 	if left != nil {
 		if _, there := d.sessions.Find(left.slot); there {
-			return d.sessionFor(ctx, left.slot)
+			return d.sessionFor(ctx, left.slot, false)
 		}
 	}
 	return d.anySession(ctx)

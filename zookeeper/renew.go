@@ -140,7 +140,7 @@ func (d *Driver) renewElsewhere(
 	if err := d.Describe().ValidateTTL(g.TTL); err != nil {
 		return backend.Renewal{Err: err}
 	}
-	s, err := d.sessionFor(ctx, slot{ttl: g.TTL})
+	s, err := d.sessionFor(ctx, slot{ttl: g.TTL}, false)
 	if err != nil {
 		return backend.Renewal{Err: err}
 	}

@@ -81,6 +81,7 @@ type session struct {
 
 	missing  map[string]bool // the nodes that the wire makes in front of the next creation, see makeFirst
 	failures int             // dials since the last connection
+	refused  int             // of these, the last ones without a connection at all
 
 	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
 	// since when renewals wait for a proof, or zero.
@@ -125,18 +126,59 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 
 // sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; others who
 // wait for the same slot meanwhile get the same session, or the error with which it failed. If the failure is only the
-// end of this caller's context, they make another one instead of failing for it.
-func (d *Driver) sessionFor(ctx context.Context, at slot) (*session, error) {
+// end of this caller's context, they make another one instead of failing for it. A caller that waits, and will try again,
+// gets the failure of a moment ago instead of a new session.
+func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session, error) {
 	var failed error
 	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
+		if waits {
+			failed = d.failedLately(at)
+		}
+		if failed != nil {
+			s.end(backend.ReasonSessionExpired) // nobody holds anything on it
+			d.sessions.Opened(s, failed)
+			return
+		}
 		failed = s.create(ctx)
 		told := failed
 		if ctx.Err() != nil {
 			told = nil // the others who wait for it make another one
 		}
+		d.noteFailure(at, told)
 		d.sessions.Opened(s, told)
 	})
 	return s, cmp.Or(failed, err)
+}
+
+// failurePause is the time after a failure to make a session in which no waiter makes another one in its slot. Without it
+// each waiter would make one as often as it repeats its attempt, which costs 1.5 MB each.
+const failurePause = 250 * time.Millisecond
+
+// failure is why a session could not be made, for the waiters that come until an instant.
+type failure struct {
+	err   error
+	until backend.Instant
+}
+
+// noteFailure remembers why the session of a slot could not be made, or forgets it with nil.
+func (d *Driver) noteFailure(at slot, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if delete(d.failures, at); err != nil {
+		d.failures[at] = failure{err, d.clock.Now().Add(failurePause)}
+	}
+}
+
+// failedLately returns why the session of a slot could not be made just now, or nil.
+func (d *Driver) failedLately(at slot) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := d.failures[at]
+	if d.clock.Now() < f.until {
+		return f.err
+	}
+	delete(d.failures, at)
+	return nil
 }
 
 // standing returns a session that can be used, one with a connection if there is one, or nil.
@@ -157,7 +199,7 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	if found := d.standing(); found != nil && found.Add(1) {
 		return found, nil
 	}
-	return d.sessionFor(ctx, slot{})
+	return d.sessionFor(ctx, slot{}, false)
 }
 
 // anyTTL is the timeout for which a session without holds asks.
@@ -282,17 +324,19 @@ func (s *session) setWire(w *wire) bool {
 	if s.Ended() {
 		return false
 	}
-	s.wire = w
+	s.wire, s.refused = w, 0
 	return true
 }
 
-// dialFailed notes a failed dial. When every server has been tried once without an answer, it ends the making of the
-// session with errNoConnection: a caller learns of a wrong port at once, and not at its deadline.
+// dialFailed notes a failed dial. When as many dials in a row have failed as there are servers, it ends the making of the
+// session: a caller learns of a wrong port at once, and not at its deadline. A server that accepts connections and does
+// not serve yet, because it starts or elects a leader, is worth a wait.
 func (s *session) dialFailed(err error) {
 	s.mu.Lock()
 	s.failures++
+	s.refused++
 	s.trouble = err
-	failed := !s.made && s.failures >= len(s.d.addrs)
+	failed := !s.made && s.refused >= len(s.d.addrs)
 	s.mu.Unlock()
 	if failed {
 		s.fail(fmt.Errorf("%w: %w", errNoConnection, err))
