@@ -113,6 +113,17 @@
 // the ensemble was restored with its old space, the first client that detects it makes a new one. If no client was
 // running, the operator deletes the node of Options.KeyPrefix before the first client starts.
 //
+// Two things no client can see, and the operator has to prevent them. The data of one server go back in time (its disk is
+// put back to a copy): with a second server down it may then be in the majority that serves, and acknowledged holds and
+// tokens are forgotten; and servers that differ afterwards may each show other holders, with no error anywhere. Instead of
+// starting a server on earlier data, wipe its dataDir and dataLogDir, except myid, and start it while a majority of the
+// others serves, so that it copies the leader's. And the data of a server are copied to another machine, and both run with
+// one myid: each copy can make a majority with other servers, and two leaders grant the same name with the same tokens, in
+// one token space. Never start a copy of a member: a new machine starts with empty data.
+//
+// A client that finds no node of Options.KeyPrefix makes it, with a new token space, and logs a warning with its path. A
+// typing mistake in the chroot or the prefix of one program is such a space.
+//
 // # Limits
 //
 // Servers that answer before a change is on disk (forceSync=no) can forget acknowledged holds when all of them lose

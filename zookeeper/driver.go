@@ -65,7 +65,8 @@ type Options struct {
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger receives the messages of the client library, at level debug. Default slog.Default.
+	// Logger receives the messages of the client library, at level debug, and as a warning that the driver has made a new
+	// token space, because the node of KeyPrefix was missing. Default slog.Default.
 	Logger *slog.Logger
 }
 

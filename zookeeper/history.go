@@ -109,7 +109,7 @@ func (d *Driver) respace(ctx context.Context, s *session) {
 	if err != nil || root.space != d.tokenSpace() {
 		return // there is no space, or another client was first
 	}
-	if err := s.plant(ctx, root); err != nil {
+	if _, err := s.plant(ctx, root); err != nil {
 		d.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
 	}
 }
@@ -126,8 +126,10 @@ func (d *Driver) checkZxid(seen, given int64) error {
 // recognize learns the token space on a session, and plants one if it is missing. If the ensemble is another one
 // than the driver knew, the error is backend.ErrHistoryLost. A space that somebody else has planted in between is read
 // in the next turn and counts. A driver that has known a space never plants one: an empty root is then the sign that
-// everything was deleted.
+// everything was deleted. A space that this driver has planted is reported: with a typing mistake in the chroot or the
+// prefix, it is one that no other program uses.
 func (d *Driver) recognize(ctx context.Context, s *session) error {
+	planted := ""
 	for {
 		root, err := s.readRoot(ctx)
 		if err != nil {
@@ -138,9 +140,13 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 		case known != root.space:
 			return d.forgot("token space", known, cmp.Or(root.space, "none"))
 		case known != "":
+			if known == planted {
+				d.o.Logger.Warn("fencelock/zookeeper: made a new token space, which has no locks of another chroot or prefix",
+					"node", d.root, "space", planted)
+			}
 			return nil
 		}
-		if err := s.plant(ctx, root); err != nil {
+		if planted, err = s.plant(ctx, root); err != nil {
 			return err
 		}
 	}
@@ -191,20 +197,21 @@ func (s *session) readRoot(ctx context.Context) (root, error) {
 // plant gives the root a new token space: 128 random bits, so that no two ensembles ever share one by chance. It makes
 // the root, and the nodes above it, where it is missing. Another client may be faster, which is no error: the next read
 // counts.
-func (s *session) plant(ctx context.Context, r root) error {
-	text, err := json.Marshal(rootValue{"zookeeper-" + backend.NewRequestID()})
+func (s *session) plant(ctx context.Context, r root) (space string, err error) {
+	space = "zookeeper-" + backend.NewRequestID()
+	text, err := json.Marshal(rootValue{space})
 	if err != nil {
-		return err
+		return "", err
 	}
 	if !r.exists {
-		return s.d.makePath(ctx, s, s.d.root, text)
+		return space, s.d.makePath(ctx, s, s.d.root, text)
 	}
 	err = s.run(ctx, func(c *zk.Conn) error {
 		_, err := c.Set(s.d.root, text, r.version)
 		return err
 	})
 	if errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode) {
-		return nil
+		err = nil
 	}
-	return err
+	return space, err
 }

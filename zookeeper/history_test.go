@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
@@ -344,4 +345,51 @@ func TestPrefixesAreBoundaries(t *testing.T) {
 		t.Error("two prefixes have one token space")
 	}
 	release(t, inner, g)
+}
+
+// TestNewTokenSpaceIsReported opens a chroot that does not exist, by several clients at once: one of them makes it, and
+// says so. A later client makes nothing.
+func TestNewTokenSpaceIsReported(t *testing.T) {
+	t.Parallel()
+	server := sharedServer(t)
+	var logs syncBuffer
+	chroot := "/" + backend.NewRequestID()
+	open := func() *zookeeper.Driver {
+		d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{
+			Tick: containers.ZooKeeperTick, Chroot: chroot, Logger: slog.New(slog.NewTextHandler(&logs, nil)),
+		})
+		t.Cleanup(func() { _ = d.Close(soon(t, 10*time.Second)) })
+		if err := d.Ping(soon(t, 20*time.Second)); err != nil {
+			t.Errorf("Ping = %v", err)
+		}
+		return d
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() { open() })
+	}
+	all.Wait()
+	space := open().Describe().TokenSpace
+	text := logs.String()
+	if n := strings.Count(text, "level=WARN"); n != 1 || !strings.Contains(text, "node="+chroot+"/fencelock space="+space+"\n") {
+		t.Errorf("%d warnings, want one that names the node and the space %s:\n%s", n, space, text)
+	}
+}
+
+// syncBuffer is a buffer for several goroutines.
+type syncBuffer struct {
+	mu sync.Mutex // protects the following field
+	b  strings.Builder
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
 }
