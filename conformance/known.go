@@ -15,8 +15,6 @@ func KnownToFail() []Known { return slices.Clone(knownToFail) }
 
 var knownToFail = []Known{
 	{"U1", "etcd", "a role that loses the right to delete keys loses the right to put them, so the harness refuses all"},
-	{"U2", "zookeeper", "an ACL refuses no renewal: every session may ask the leader"},
-	{"U3", "zookeeper", "an ACL refuses no renewal: every session may ask the leader"},
 	{"U1", "builtin", refusesNobody},
 	{"U2", "builtin", refusesNobody},
 	{"U3", "builtin", refusesNobody},

@@ -264,14 +264,14 @@ func transaction(c *zk.Conn, ops ...any) error {
 // is gone at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there
 // was no node at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
 func (s *session) remove(ctx context.Context, path string) error {
-	for sent := false; ; {
+	for sent, n := false, 1; ; n++ {
 		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, -1) })
 		switch {
 		case sent && errors.Is(err, zk.ErrNoNode):
 			return nil
 		case sent && errors.Is(err, errNoConnection):
 			return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
-		case throttled(err):
+		case throttled(err) && n < tries:
 		case !errors.Is(err, zk.ErrConnectionClosed) || errors.Is(err, errNoConnection):
 			return err
 		default:

@@ -20,23 +20,35 @@ import (
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
-const opCreate2 = 15 // what the driver makes of the library's opCreate
+const (
+	opSetData = 5
+	opCreate2 = 15 // what the driver makes of the library's opCreate
 
-// answers is a network on which the server answers one kind of request with an error code, and does not do it.
+	throttled = -127 // the code of a server that has too much to do, and has not begun with the request
+)
+
+// answers is a network on which the server answers some kinds of requests with an error code, and does not do them.
 type answers struct {
 	mu    sync.Mutex // protects the following fields
-	op    int32
+	ops   []int32
 	code  int32
 	once  bool
 	given int // how often
 }
 
-// give lets requests be answered with a code; code 0 ends it. It returns how many were since the last call.
-func (a *answers) give(op, code int32, once bool) (given int) {
+// give lets requests of some kinds be answered with a code, all or the first one, until pass.
+func (a *answers) give(code int32, once bool, ops ...int32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ops, a.code, a.once = ops, code, once
+}
+
+// pass ends give, and returns how many requests were answered.
+func (a *answers) pass() (given int) {
+	a.give(0, false)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	given, a.given = a.given, 0
-	a.op, a.code, a.once = op, code, once
 	return given
 }
 
@@ -45,13 +57,30 @@ func (a *answers) of(op int32) int32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	code := a.code
-	if op != a.op || code == 0 {
+	if code == 0 || !slices.Contains(a.ops, op) {
 		return 0
 	}
 	if a.given++; a.once {
 		a.code = 0
 	}
 	return code
+}
+
+// front returns the address of a listener that connects clients with a server through a.
+func (a *answers) front(t testing.TB, server string) (addr string) {
+	return peer(t, func(c net.Conn) {
+		defer c.Close()
+		s, err := a.dial(context.Background(), "tcp", server)
+		if err != nil {
+			return
+		}
+		defer s.Close()
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, s)
+		}()
+		_, _ = io.Copy(s, c)
+	})
 }
 
 func (a *answers) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -155,10 +184,10 @@ func TestErrorCodes(t *testing.T) {
 			}
 		}
 		r := held(int(code))
-		network.give(opCreate2, code, false)
+		network.give(code, false, opCreate2)
 		_, err := d.Acquire(soon(t, 20*time.Second), r)
 		judge("Acquire", err)
-		if network.give(0, 0, false) == 0 {
+		if network.pass() == 0 {
 			t.Fatalf("code %d was not given", code)
 		}
 		if want == backend.ErrUnknown {
@@ -175,9 +204,9 @@ func TestThrottledRelease(t *testing.T) {
 	d := zookeeper.New([]string{server.Addr()}, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: network.dial})
 	t.Cleanup(func() { _ = d.Close(soon(t, 20*time.Second)) })
 	g := take(t, d, request("throttled", false))
-	network.give(opDelete, -127, true)
+	network.give(throttled, true, opDelete)
 	release(t, d, g)
-	if network.give(0, 0, false) != 1 {
+	if network.pass() != 1 {
 		t.Error("the deletion was not throttled")
 	}
 	rival := driver(t, server.Addr())

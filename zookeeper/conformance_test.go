@@ -24,16 +24,21 @@ import (
 // dialer makes a driver in one of the ways that the package offers.
 type dialer struct {
 	root string // as the server sees it
-	dial func(t testing.TB, addrs ...string) backend.FencingDriver
+	dial func(t testing.TB, network *answers, addrs ...string) backend.FencingDriver
 }
 
 // dialers are all ways to make a driver.
 var dialers = map[string]dialer{
-	"New": {"/fencelock", func(t testing.TB, addrs ...string) backend.FencingDriver {
-		return zookeeper.New(addrs, &zookeeper.Options{Tick: containers.ZooKeeperTick})
+	"New": {"/fencelock", func(_ testing.TB, network *answers, addrs ...string) backend.FencingDriver {
+		return zookeeper.New(addrs, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: network.dial})
 	}},
-	"Open-with-user-and-chroot": {"/app/locks/fencelock", func(t testing.TB, addrs ...string) backend.FencingDriver {
+	"Open-with-user-and-chroot": {"/app/locks/fencelock", func(
+		t testing.TB, network *answers, addrs ...string,
+	) backend.FencingDriver {
 		t.Helper()
+		for i, addr := range addrs {
+			addrs[i] = network.front(t, addr)
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		d, err := zookeeper.Open(ctx, fmt.Sprintf("zk://ann:secret@%s/app/locks?timeout=60s&tick=%v",
@@ -88,11 +93,12 @@ func harness(
 	t testing.TB, way dialer, s containers.Lifecycle, addrs []string, newLink func(testing.TB) ([]string, fault.Link),
 ) conformance.Harness {
 	admin := newAdmin(t, addrs...)
+	network := &answers{}
 	return conformance.Harness{
-		New: func(t testing.TB) backend.Driver { return way.dial(t, addrs...) },
+		New: func(t testing.TB) backend.Driver { return way.dial(t, network, slices.Clone(addrs)...) },
 		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
 			addrs, link := newLink(t)
-			return way.dial(t, addrs...), link
+			return way.dial(t, network, addrs...), link
 		},
 		Server: conformance.Server{
 			Restart:     containers.Within(s.Restart),
@@ -107,6 +113,11 @@ func harness(
 				dir := way.root + "/lock:" + escaped(name)
 				acl := admin.allow(t, dir, zk.WorldACL(zk.PermAll&^zk.PermDelete))
 				return func() { admin.allow(t, dir, acl) }
+			},
+			// An ACL refuses no renewal, since it is a transaction that checks a version; a server that throttles refuses it.
+			RefuseWrites: func(testing.TB, string) func() {
+				network.give(throttled, false, opCreate, opDelete, opSetData, opMulti, opCreate2, opCreateContainer)
+				return func() { network.pass() }
 			},
 		},
 		Leftovers: func() ([]string, error) { return admin.ephemerals(way.root) },

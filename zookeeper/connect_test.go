@@ -20,7 +20,7 @@ import (
 )
 
 // peer listens, and does the same with each connection.
-func peer(t *testing.T, do func(net.Conn)) (addr string) {
+func peer(t testing.TB, do func(net.Conn)) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

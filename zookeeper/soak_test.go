@@ -44,7 +44,7 @@ func TestSoak(t *testing.T) {
 				_, err := c.HasLeader(ctx, node)
 				return "", err
 			},
-			// No RefuseWrites: an ACL refuses no renewal.
+			// No RefuseWrites: an ACL refuses no renewal, and the clients are other processes.
 			RefuseRelease: harness(t, dialers["New"], c, c.Endpoints(), nil).Server.RefuseRelease,
 			Leader:        c.Leader,
 			Cut:           c.Cut,
