@@ -6,6 +6,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -79,31 +80,37 @@ func (d *Driver) checkTick(ctx context.Context, address string) error {
 	return nil
 }
 
-// examine refuses a server to which the session may not go on: one that would let it end before its TTL is over, or with
-// a longer tick. A server applies its own limits to every session that comes to it, and the leader counts with the
+// examine refuses a server to which the session may not go on: one that would let it end before its TTL is over, or
+// with a longer tick. A server applies its own limits to every session that comes to it, and the leader counts with the
 // result from then on. So the server is asked before it sees the session: the answer to the session's own request may
 // be lost, and its holders would believe for longer than it lives.
 func (s *session) examine(ctx context.Context, address string) error {
-	if err := s.d.checkTick(ctx, address); err != nil {
-		return err
+	checks := []func() error{
+		func() error { return s.d.checkTick(ctx, address) },
+		func() error {
+			longest, err := s.d.granted(ctx, address, s.ttl)
+			if err == nil && longest < s.ttl {
+				err = tooLong(s.ttl, longest)
+			}
+			return err
+		},
 	}
-	longest, err := s.d.granted(ctx, address, s.ttl)
-	if err == nil && longest < s.ttl {
-		err = tooLong(s.ttl, longest)
-	}
-	return err
+	errs := make([]error, len(checks))
+	sideBySide(len(checks), func(i int) { errs[i] = checks[i]() })
+	return cmp.Or(errs...)
 }
 
 // tooLong is the error of a TTL for which the servers grant no session.
 func tooLong(ttl, longest time.Duration) error {
 	return &backend.InvalidError{
 		Kind: backend.ErrInvalidTTL, What: "TTL", Value: ttl.String(),
-		Why: fmt.Sprintf("the servers grant no session of more than %v (maxSessionTimeout, or 20 times tickTime)", longest),
+		Why: fmt.Sprintf("the servers grant no session of more than %v (maxSessionTimeout, or 20 times tickTime)",
+			longest),
 	}
 }
 
-// granted returns the timeout that a server grants to a session of that length: the length, or the nearest of its bounds.
-// It makes a session for it, on a connection that serves nothing else, and ends it.
+// granted returns the timeout that a server grants to a session of that length: the length, or the nearest of its
+// bounds. It makes a session for it, on a connection that serves nothing else, and ends it.
 func (d *Driver) granted(ctx context.Context, address string, ask time.Duration) (time.Duration, error) {
 	conn, err := d.connect(ctx, "tcp", address)
 	if err != nil {
@@ -114,8 +121,8 @@ func (d *Driver) granted(ctx context.Context, address string, ask time.Duration)
 	const version, zxid, session, password, closeSession = 0, 0, 0, 16, -11
 	var request []byte
 	for _, field := range []any{
-		uint32(4 + 8 + 4 + 8 + 4 + password), uint32(version), uint64(zxid), uint32(ask.Milliseconds()), uint64(session),
-		uint32(password), [password]byte{},
+		uint32(4 + 8 + 4 + 8 + 4 + password), uint32(version), uint64(zxid), uint32(ask.Milliseconds()),
+		uint64(session), uint32(password), [password]byte{},
 	} {
 		request, _ = binary.Append(request, binary.BigEndian, field)
 	}
@@ -125,7 +132,7 @@ func (d *Driver) granted(ctx context.Context, address string, ask time.Duration)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return 0, kit.Ended(ctx)
+		return 0, fmt.Errorf("%s answered no connect request: %w", address, kit.Ended(ctx))
 	case err != nil:
 		return 0, fmt.Errorf("%s answered no connect request: %w", address, err)
 	case binary.BigEndian.Uint32(answer[:]) > maxHello:

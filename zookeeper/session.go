@@ -124,9 +124,9 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
 }
 
-// sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; others who
-// wait for the same slot meanwhile get the same session, or the error with which it failed. If the failure is only the
-// end of this caller's context, they make another one instead of failing for it. A caller that waits, and will try again,
+// sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; others who wait
+// for the same slot meanwhile get the same session, or the error with which it failed. If the failure is only the end
+// of this caller's context, they make another one instead of failing for it. A caller that waits, and will try again,
 // gets the failure of a moment ago instead of a new session.
 func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session, error) {
 	var failed error
@@ -150,8 +150,8 @@ func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session,
 	return s, cmp.Or(failed, err)
 }
 
-// failurePause is the time after a failure to make a session in which no waiter makes another one in its slot. Without it
-// each waiter would make one as often as it repeats its attempt, which costs 1.5 MB each.
+// failurePause is the time after a failure to make a session in which no waiter makes another one in its slot. Without
+// it each waiter would make one as often as it repeats its attempt, which costs 1.5 MB each.
 const failurePause = 250 * time.Millisecond
 
 // failure is why a session could not be made, for the waiters that come until an instant.
@@ -233,7 +233,9 @@ func (s *session) create(whole context.Context) error {
 	defer cancel()
 	err := s.connect(ctx)
 	if err == nil {
-		err = s.d.checkTick(ctx, s.server())
+		if err = s.d.checkTick(ctx, s.server()); err != nil && !kit.Classified(err) {
+			err = fmt.Errorf("%w: %w", errNoConnection, err)
+		}
 	}
 	if err == nil {
 		err = s.readConfig(ctx)
@@ -328,9 +330,9 @@ func (s *session) setWire(w *wire) bool {
 	return true
 }
 
-// dialFailed notes a failed dial. When as many dials in a row have failed as there are servers, it ends the making of the
-// session: a caller learns of a wrong port at once, and not at its deadline. A server that accepts connections and does
-// not serve yet, because it starts or elects a leader, is worth a wait.
+// dialFailed notes a failed dial. When as many dials in a row have failed as there are servers, it ends the making of
+// the session: a caller learns of a wrong port at once, and not at its deadline. A server that accepts connections and
+// does not serve yet, because it starts or elects a leader, is worth a wait.
 func (s *session) dialFailed(err error) {
 	s.mu.Lock()
 	s.failures++
@@ -372,8 +374,8 @@ func (s *session) paceDial() error {
 //
 // A session that the server does not know any more has ended. A timeout below the TTL is refused with ErrInvalidTTL:
 // the servers would end holds before the time that was promised. A session that goes on with one ends at once, since
-// its holders would believe for longer; examine keeps sessions from such servers, unless their limit changes in between.
-// A longer one than asked for cannot be avoided for a probe.
+// its holders would believe for longer; examine keeps sessions from such servers, unless their limit changes in
+// between. A longer one than asked for cannot be avoided for a probe.
 func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
 	// All cases but the last end the session, or keep it from being made.
@@ -383,8 +385,8 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		s.mu.Unlock()
 		return errSessionLost
 	case id == 0 || !first && id != s.id, !first && timeout < s.ttl:
-		// The server has no such session any more, or has made another: that one is not ours to use. Or it lets the session
-		// end too early.
+		// The server has no such session any more, or has made another: that one is not ours to use. Or it lets the
+		// session end too early.
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
 		return errSessionLost

@@ -94,21 +94,23 @@ var errNoZooKeeper = errors.New("what listens there is no ZooKeeper, or wants TL
 //
 // A session that goes on is shown only to a server that it may go on at, see examine. The instant that a proof may rest
 // on is read before the dial, and so are the zxids that the greeting will carry. A dial, with that examination and the
-// handshake of TLS, is bounded by a third of the TTL, or by 100 ms for very short ones, and the server's first answer by
-// another such time: so there is time for another server before the session ends.
+// handshake of TLS, is bounded by a third of the TTL, or by 100 ms for very short ones, and the server's first answer
+// by another such time: so there is time for another server before the session ends.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	if err := s.paceDial(); err != nil {
 		return nil, err
 	}
 	timeout = min(timeout, max(s.asked/3, 100*time.Millisecond))
-	ctx, cancel := context.WithTimeout(s.dialing, timeout)
-	defer cancel()
 	if s.exists() {
+		ctx, cancel := context.WithTimeout(s.dialing, timeout)
+		defer cancel()
 		if err := s.examine(ctx, address); err != nil {
 			s.dialFailed(err)
 			return nil, err
 		}
 	}
+	ctx, cancel := context.WithTimeout(s.dialing, timeout)
+	defer cancel()
 	// All that the greeting and the proof need is read before anything is sent.
 	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32][]byte{}}
 	if !s.probe {
@@ -437,8 +439,9 @@ func (w *wire) askBirth(p []byte) []byte {
 	return append(appendText(all, dir), 0) // without a watch
 }
 
-// maxWatches bounds a request for watches, in bytes. Servers close the connection for a request above jute.maxbuffer, which
-// is 1 MB unless it is set; the library's requests have up to 128 KB, and it would repeat them over each connection.
+// maxWatches bounds a request for watches, in bytes. Servers close the connection for a request above jute.maxbuffer,
+// which is 1 MB unless it is set; the library's requests have up to 128 KB, and it would repeat them over each
+// connection.
 const maxWatches = 4 << 10
 
 // splitWatches divides the library's request for watches into several that small servers take. The last one has the
