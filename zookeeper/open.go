@@ -46,12 +46,19 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 }
 
 // firstPing repeats Ping until ctx ends while the ensemble is unavailable: servers that start or elect a leader refuse
-// connections, or accept them and do not answer.
+// connections, or accept them and do not answer. The error is that of the last attempt that ctx did not end.
 func (d *Driver) firstPing(ctx context.Context) error {
+	var reason error
 	for {
 		err := d.Ping(ctx)
-		if !errors.Is(err, backend.ErrUnavailable) || kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
+		if !errors.Is(err, backend.ErrUnavailable) {
 			return err
+		}
+		if ctx.Err() == nil || reason == nil {
+			reason = err
+		}
+		if kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
+			return reason
 		}
 	}
 }
