@@ -36,10 +36,11 @@ const tries = 3
 // lock or when ctx ends, and its node is then removed in the background. The grant's TTL is the session's timeout,
 // which the servers grant between 2 and 20 ticks, and SentAt is the instant before the session's last proof was sent.
 //
-// A repeated RequestID gets the same hold with the same token, even from another client. Errors wrap
-// backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (not sent), ErrUnknown (a node may have been created and could
-// not be removed), ErrHistoryLost (another ensemble answers), ErrInvalidTTL (outside the servers' bounds), ErrClosed,
-// or ctx's own error. Acquire is safe for concurrent use; acquires of one client with one TTL share a session.
+// A repeated RequestID gets the same hold with the same token, even from another client. Errors wrap backend.ErrHeld,
+// ErrLimitMismatch, ErrUnavailable (not sent, or refused), ErrUnknown (a node may have been created and could not be
+// removed), ErrMisconfigured (a right, a quota or another setting of the servers), ErrHistoryLost (another ensemble
+// answers), ErrInvalidTTL (outside the servers' bounds), ErrClosed, or ctx's own error. Acquire is safe for concurrent
+// use; acquires of one client with one TTL share a session.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {

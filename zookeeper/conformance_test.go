@@ -23,21 +23,27 @@ import (
 
 // dialer makes a driver in one of the ways that the package offers.
 type dialer struct {
-	root string // as the server sees it
-	dial func(t testing.TB, network *answers, addrs ...string) backend.FencingDriver
+	root string                                                                      // as the server sees it
+	dial func(t testing.TB, network *answers, addrs ...string) backend.FencingDriver // network may be nil
 }
 
 // dialers are all ways to make a driver.
 var dialers = map[string]dialer{
 	"New": {"/fencelock", func(_ testing.TB, network *answers, addrs ...string) backend.FencingDriver {
-		return zookeeper.New(addrs, &zookeeper.Options{Tick: containers.ZooKeeperTick, Dial: network.dial})
+		o := &zookeeper.Options{Tick: containers.ZooKeeperTick}
+		if network != nil {
+			o.Dial = network.dial
+		}
+		return zookeeper.New(addrs, o)
 	}},
 	"Open-with-user-and-chroot": {"/app/locks/fencelock", func(
 		t testing.TB, network *answers, addrs ...string,
 	) backend.FencingDriver {
 		t.Helper()
 		for i, addr := range addrs {
-			addrs[i] = network.front(t, addr)
+			if network != nil {
+				addrs[i] = network.front(t, addr)
+			}
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -98,7 +104,7 @@ func harness(
 		New: func(t testing.TB) backend.Driver { return way.dial(t, network, slices.Clone(addrs)...) },
 		Linked: func(t testing.TB) (backend.Driver, fault.Link) {
 			addrs, link := newLink(t)
-			return way.dial(t, network, addrs...), link
+			return way.dial(t, nil, addrs...), link
 		},
 		Server: conformance.Server{
 			Restart:     containers.Within(s.Restart),
@@ -114,7 +120,8 @@ func harness(
 				acl := admin.allow(t, dir, zk.WorldACL(zk.PermAll&^zk.PermDelete))
 				return func() { admin.allow(t, dir, acl) }
 			},
-			// An ACL refuses no renewal, since it is a transaction that checks a version; a server that throttles refuses it.
+			// An ACL refuses no renewal, since it is a transaction that checks a version; a server that throttles
+			// refuses it.
 			RefuseWrites: func(testing.TB, string) func() {
 				network.give(throttled, false, opCreate, opDelete, opSetData, opMulti, opCreate2, opCreateContainer)
 				return func() { network.pass() }

@@ -48,11 +48,11 @@
 // number in the node's name, which starts again when a name's node was removed. Shared holds and permits have the zxid
 // of their nodes, too, marked as not exclusive: by Token.Order a reader comes between the writers before and after it.
 //
-// The servers number the requests for a name until its node is removed, and their count ends at 2³¹ - 1, which all later
-// entries have. No entry with a number of 2³⁰ or more holds: it leaves when no earlier entry blocks it, and the requests
-// begin a new node, and a new count, once the last entry has gone. Until then an attempt is refused and waiters wait; the
-// new queue is not in the order of the former one. A name that is always in use comes to that after 2³⁰ requests: at
-// 1,000 per second after 12 days.
+// The servers number the requests for a name until its node is removed, and their count ends at 2³¹ - 1, which all
+// later entries have. No entry with a number of 2³⁰ or more holds: it leaves when no earlier entry blocks it, and the
+// requests begin a new node, and a new count, once the last entry has gone. Until then an attempt is refused and
+// waiters wait; the new queue is not in the order of the former one. A name that is always in use comes to that after
+// 2³⁰ requests: at 1,000 per second after 12 days.
 //
 // The token space is a random id in the node of Options.KeyPrefix. It is made once, by the first client, and no client
 // ever writes it a second time.
@@ -64,7 +64,8 @@
 //
 // Each server applies its own limits to every session that connects to it. Before a session goes on at a server, the
 // driver asks that server for both limits, by two short sessions. A server that grants less than the TTL, or that has a
-// longer tick than Options.Tick, never sees the session: the holds go on at the other servers, or end at their deadlines.
+// longer tick than Options.Tick, never sees the session: the holds go on at the other servers, or end at their
+// deadlines.
 //
 // The holder of a deleted node is notified immediately, through a watch that costs no goroutine. It is set when the
 // lock has been held for 200 ms. Names are container nodes. The driver removes nodes that it has used and that have
@@ -113,16 +114,16 @@
 // the ensemble was restored with its old space, the first client that detects it makes a new one. If no client was
 // running, the operator deletes the node of Options.KeyPrefix before the first client starts.
 //
-// Two things no client can see, and the operator has to prevent them. The data of one server go back in time (its disk is
-// put back to a copy): with a second server down it may then be in the majority that serves, and acknowledged holds and
-// tokens are forgotten; and servers that differ afterwards may each show other holders, with no error anywhere. Instead of
-// starting a server on earlier data, wipe its dataDir and dataLogDir, except myid, and start it while a majority of the
-// others serves, so that it copies the leader's. And the data of a server are copied to another machine, and both run with
-// one myid: each copy can make a majority with other servers, and two leaders grant the same name with the same tokens, in
-// one token space. Never start a copy of a member: a new machine starts with empty data.
+// Two things no client can see, and the operator has to prevent them. The data of one server go back in time (its disk
+// is put back to a copy): with a second server down it may then be in the majority that serves, and acknowledged holds
+// and tokens are forgotten; and servers that differ afterwards may each show other holders, with no error anywhere.
+// Instead of starting a server on earlier data, wipe its dataDir and dataLogDir, except myid, and start it while a
+// majority of the others serves, so that it copies the leader's. And the data of a server are copied to another
+// machine, and both run with one myid: each copy can make a majority with other servers, and two leaders grant the same
+// name with the same tokens, in one token space. Never start a copy of a member: a new machine starts with empty data.
 //
-// A client that finds no node of Options.KeyPrefix makes it, with a new token space, and logs a warning with its path. A
-// typing mistake in the chroot or the prefix of one program is such a space.
+// A client that finds no node of Options.KeyPrefix makes it, with a new token space, and logs a warning with its path.
+// A typing mistake in the chroot or the prefix of one program is such a space.
 //
 // # Limits
 //
@@ -143,12 +144,11 @@
 //
 // # Settings
 //
-// Set Options.Tick to the longest tickTime of all servers; a shorter one is refused, if the settings of the server show it
-// to which a session connects. Set the same limits in the files of all servers. To lower maxSessionTimeout or tickTime,
-// first replace the clients with TTLs above the new limit: their holds end at the deadlines once no server grants them.
-// Raise
-// maxClientCnxns (60 by default for one client address) if a process uses many different TTLs. A user needs the right
-// to read, create and delete below the prefix, and to create it where it is missing.
+// Set Options.Tick to the longest tickTime of all servers; a shorter one is refused, if the settings of the server show
+// it to which a session connects. Set the same limits in the files of all servers. To lower maxSessionTimeout or
+// tickTime, first replace the clients with TTLs above the new limit: their holds end at the deadlines once no server
+// grants them. Raise maxClientCnxns (60 by default for one client address) if a process uses many different TTLs. A
+// user needs the right to read, create and delete below the prefix, and to create it where it is missing.
 //
 // Observers serve like the other servers. Observers that follow a server by its observerMasterPort, and not the
 // leader, forward clients' keepalives up to a tick later: if clients may use them, set Options.Tick to two of the

@@ -1,6 +1,6 @@
 // This file is the driver's face: its options, Describe, the entry of calls, and Close.
 //
-// The other files, from the top down: acquire.go, queue.go, refuse.go, release.go and renew.go are the verbs;
+// The other files, from the top down: acquire.go, queue.go, refuse.go, spent.go, release.go and renew.go are the verbs;
 // inspect.go looks at locks and takes them away; hold.go, loss.go and watch.go keep the holds and report losses;
 // session.go, keepalive.go and proof.go keep sessions; history.go and ensemble.go know the servers; call.go makes
 // requests, and wire.go is the connection under the client library; node.go, kind.go and dirs.go are the stored form.
@@ -65,8 +65,8 @@ type Options struct {
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger receives the messages of the client library, at level debug, and as a warning that the driver has made a new
-	// token space, because the node of KeyPrefix was missing. Default slog.Default.
+	// Logger receives the messages of the client library, at level debug, and as a warning that the driver has made a
+	// new token space, because the node of KeyPrefix was missing. Default slog.Default.
 	Logger *slog.Logger
 }
 
@@ -247,8 +247,9 @@ func (d *Driver) begin(ctx context.Context) (bounded context.Context, end func()
 
 // Ping checks that the leader of the ensemble answers with a majority behind it, and that the user may read and make
 // the root. Without a session it makes one, which then lives for its TTL of 10 s, or of the nearest that the servers
-// grant, or as long as it is used. If the connection is lost meanwhile, Ping retries, three attempts in all, unless ctx ends. Errors wrap
-// backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or ErrClosed.
+// grant, or as long as it is used. If the connection is lost meanwhile, Ping retries, three attempts in all, unless ctx
+// ends. Errors wrap backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or
+// ErrClosed.
 func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.onSession(ctx, func(context.Context, *session) error { return nil }))
 }

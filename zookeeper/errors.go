@@ -24,8 +24,8 @@ type answer struct {
 	code  int
 	err   error // the library's, if it has one
 	words string
-	// backend.ErrUnavailable: the request was not done. backend.ErrMisconfigured: nor will it be, before somebody changes
-	// a setting or a right. backend.ErrUnknown: it may have been done.
+	// backend.ErrUnavailable: the request was not done. backend.ErrMisconfigured: nor will it be, before somebody
+	// changes a setting or a right. backend.ErrUnknown: it may have been done.
 	class error
 	again bool // another try may do better, over another connection or on another session
 }
@@ -67,13 +67,13 @@ var answers = []*answer{
 	{-117, zk.ErrNothing, "no answers", backend.ErrUnknown, false},
 	{-118, zk.ErrSessionMoved, "the session has moved to another server", backend.ErrUnavailable, true},
 	{-119, nil, "the server is cut off from the others and read-only", backend.ErrUnavailable, true},
-	{-120, nil, "the session is local to its server, which makes no global one of it: set localSessionsUpgradingEnabled",
-		backend.ErrMisconfigured, false},
+	{-120, nil, "the session is local to its server, which makes no global one of it: set " +
+		"localSessionsUpgradingEnabled", backend.ErrMisconfigured, false},
 	{-121, nil, "no such watcher", backend.ErrUnavailable, false},
 	{-122, nil, "request timeout", backend.ErrUnknown, false},
 	{-123, zk.ErrReconfigDisabled, "reconfiguration is disabled", backend.ErrUnavailable, false},
-	{-124, nil, "the servers require SASL (enforce.auth.enabled or sessionRequireClientSASLAuth), which this driver does " +
-		"not have", backend.ErrMisconfigured, false},
+	{-124, nil, "the servers require SASL (enforce.auth.enabled or sessionRequireClientSASLAuth), which this " +
+		"driver does not have", backend.ErrMisconfigured, false},
 	{-125, nil, "the quota of a node above is used up (zookeeper.enforceQuota): raise it with setquota",
 		backend.ErrMisconfigured, false},
 	{codeThrottled, nil, "the server throttles (zookeeper.throttled_op_wait_time)", backend.ErrUnavailable, true},
@@ -123,7 +123,7 @@ func throttled(err error) bool {
 // mayBeDone reports whether err is an answer that leaves it open whether the request was done.
 func mayBeDone(err error) bool {
 	a := answerOf(err)
-	return a != nil && a.class == backend.ErrUnknown
+	return a != nil && errors.Is(a.class, backend.ErrUnknown)
 }
 
 // callError names the call and the lock, and gives err its class. After a lost connection a read-only call is
@@ -131,7 +131,7 @@ func mayBeDone(err error) bool {
 // own leftovers (giveUp). It is nil for nil.
 func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, func(err error) error {
-		if a := answerOf(err); a != nil && a.class == backend.ErrMisconfigured {
+		if a := answerOf(err); a != nil && errors.Is(a.class, backend.ErrMisconfigured) {
 			return a.class
 		}
 		switch {

@@ -371,7 +371,8 @@ func TestNewTokenSpaceIsReported(t *testing.T) {
 	all.Wait()
 	space := open().Describe().TokenSpace
 	text := logs.String()
-	if n := strings.Count(text, "level=WARN"); n != 1 || !strings.Contains(text, "node="+chroot+"/fencelock space="+space+"\n") {
+	named := strings.Contains(text, "node="+chroot+"/fencelock space="+space+"\n")
+	if n := strings.Count(text, "level=WARN"); n != 1 || !named {
 		t.Errorf("%d warnings, want one that names the node and the space %s:\n%s", n, space, text)
 	}
 }

@@ -142,7 +142,8 @@ func TestShortSessionsOpen(t *testing.T) {
 			server := containers.ZooKeeper(t, containers.Settings(setting))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			d, err := zookeeper.Open(ctx, fmt.Sprintf("zk://%s?timeout=60s&tick=%v", server.Addr(), containers.ZooKeeperTick))
+			url := fmt.Sprintf("zk://%s?timeout=60s&tick=%v", server.Addr(), containers.ZooKeeperTick)
+			d, err := zookeeper.Open(ctx, url)
 			if err != nil {
 				t.Fatal(err)
 			}

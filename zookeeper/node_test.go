@@ -36,7 +36,8 @@ func TestQueueOrder(t *testing.T) {
 	const a, b, c = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc"
 	const d, e = "dddddddddddddddd", "eeeeeeeeeeeeeeee"
 	queue := entriesOf("/x", []string{
-		e + ".-2147483647", "lock-0000000000", d + ".-2147483648", b + ".2147483646", c + ".2147483647", a + ".0000000000",
+		e + ".-2147483647", "lock-0000000000", d + ".-2147483648", b + ".2147483646", c + ".2147483647",
+		a + ".0000000000",
 		"short.0000000001", a + ".000000001", a + ".00000000010", "_c_" + a + "-0000000003", a + ".+000000001",
 		a + ".-000000000", a + ".12345678901", a + ".-0000000001", a + "..000000001", a + ".",
 	})
@@ -46,7 +47,8 @@ func TestQueueOrder(t *testing.T) {
 	}
 	for i, e := range queue {
 		if e.requestID != want[i] {
-			t.Errorf("place %d has %q, want %q: a negative number follows the last positive one", i, e.requestID, want[i])
+			t.Errorf("place %d has %q, want %q: a negative number follows the last positive one",
+				i, e.requestID, want[i])
 		}
 	}
 }

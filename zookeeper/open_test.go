@@ -70,11 +70,11 @@ func TestNoConnectionInTime(t *testing.T) {
 	}
 }
 
-// TestWaitersShareAFailure counts the dials of many waiters while no server runs: they share each session that cannot be
-// made, and its failure for a while.
+// TestWaitersShareAFailure counts the dials of many waiters while no server runs: they share each session that cannot
+// be made, and its failure for a while.
 func TestWaitersShareAFailure(t *testing.T) {
 	t.Parallel()
-	const waiters, dials = 50, 5
+	const waiters, dials = 50, 10
 	var dialled atomic.Int32
 	ctx, cancel := context.WithCancel(t.Context())
 	began := time.Now()
@@ -94,7 +94,8 @@ func TestWaitersShareAFailure(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if took := time.Since(began); took < (dials-1)*failurePause {
+	// On a busy machine a session that has failed may dial once more before it ends, after half of the pause.
+	if took := time.Since(began); took < (dials-1)*failurePause/2 {
 		t.Errorf("%d waiters dialled %d times in %v, want a pause of %v between", waiters, dials, took, failurePause)
 	}
 	if err := d.Close(t.Context()); err != nil {

@@ -1,9 +1,9 @@
-// This file begins a queue anew that has used up its numbers. See maxNumber: it comes after 2³⁰ requests for one name that
-// is never free for as long as an unused name's node stays, 2 s.
+// This file begins a queue anew that has used up its numbers. See maxNumber: it comes after 2³⁰ requests for one name
+// that is never free for as long as an unused name's node stays, 2 s.
 //
-// Every client that would hold an entry with such a number leaves the queue, and makes no entry before the name's node has
-// been removed. Nobody can remove it while an entry stands in it, such as one of a client that knows no bound, which may
-// hold. The requests then come in any order to the new node: once in 2³⁰ requests the queue is not FIFO.
+// Every client that would hold an entry with such a number leaves the queue, and makes no entry before the name's node
+// has been removed. Nobody can remove it while an entry stands in it, such as one of a client that knows no bound,
+// which may hold. The requests then come in any order to the new node: once in 2³⁰ requests the queue is not FIFO.
 
 package zookeeper
 

@@ -20,7 +20,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// counted is a snapshot, in the servers' format, in which the containers of some names have counted so many entries.
+// counted is a snapshot, in the servers' format, in which the nodes of some names have counted so many entries. They are
+// no containers, which a server would remove before the test uses them on a busy machine.
 func counted(counts map[string]int32) containers.Option {
 	var b bytes.Buffer
 	put := func(fields ...any) {
@@ -28,20 +29,19 @@ func counted(counts map[string]int32) containers.Option {
 			_ = binary.Write(&b, binary.BigEndian, f)
 		}
 	}
-	node := func(path, data string, cversion int32, owner int64) {
+	node := func(path, data string, cversion int32) {
 		const everyone = int64(-1) // the ACL
 		put(int32(len(path)), []byte(path), int32(len(data)), []byte(data), everyone)
 		// Zxids and times of creation and change, versions of data, children and ACL, owner, zxid of the children.
-		put(int64(1), int64(1), int64(1), int64(1), int32(0), cversion, int32(0), owner, int64(1))
+		put(int64(1), int64(1), int64(1), int64(1), int32(0), cversion, int32(0), int64(0), int64(1))
 	}
 	put([]byte("ZKSN"), int32(2), int64(-1), int32(0), int32(0)) // header, no sessions, no ACLs
-	node("", "", 2, 0)
-	node("/zookeeper", "", 1, 0)
-	node("/zookeeper/quota", "", 0, 0)
-	node(rootNode, `{"fencelock_space":"zookeeper-of-the-snapshot"}`, int32(len(counts)), 0)
+	node("", "", 2)
+	node("/zookeeper", "", 1)
+	node("/zookeeper/quota", "", 0)
+	node(rootNode, `{"fencelock_space":"zookeeper-of-the-snapshot"}`, int32(len(counts)))
 	for name, count := range counts {
-		const container = math.MinInt64
-		node(rootNode+"/lock:"+escaped(name), "", count, container)
+		node(rootNode+"/lock:"+escaped(name), "", count)
 	}
 	put(int32(1), []byte("/"))
 	put(int64(adler32.Checksum(b.Bytes())), int32(1), []byte("/"))
@@ -157,7 +157,8 @@ func contendAtTheEnd(t *testing.T, server *containers.ZooKeeperServer, name stri
 func neverBesideAtTheEnd(t *testing.T, server *containers.ZooKeeperServer) {
 	const other = rootNode + "/lock:other/77777777777777777777777777777777.2147483647"
 	old := newAdmin(t, server.Addr())
-	if _, err := old.Create(other, []byte(`{"fencelock":1,"hold":"old"}`), zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
+	text := []byte(`{"fencelock":1,"hold":"old"}`)
+	if _, err := old.Create(other, text, zk.FlagEphemeral, zk.WorldACL(zk.PermAll)); err != nil {
 		t.Fatal(err)
 	}
 	d := driver(t, server.Addr())

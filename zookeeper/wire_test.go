@@ -145,7 +145,9 @@ func TestWire(t *testing.T) {
 // TestManyWatches splits requests for watches of all kinds, and reads the parts.
 func TestManyWatches(t *testing.T) {
 	t.Parallel()
-	for _, sizes := range [][3]int{{0, 0, 0}, {3, 2, 1}, {500, 0, 0}, {0, 0, 500}, {100, 1, 100}, {50, 300, 2}, {300, 300, 300}} {
+	for _, sizes := range [][3]int{
+		{0, 0, 0}, {3, 2, 1}, {500, 0, 0}, {0, 0, 500}, {100, 1, 100}, {50, 300, 2}, {300, 300, 300},
+	} {
 		var fields []any
 		var want [3][]string
 		for list, n := range sizes {

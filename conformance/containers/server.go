@@ -141,8 +141,8 @@ func LastSettings(lines ...string) Option {
 	return func(o *options) { o.last = append(o.last, lines...) }
 }
 
-// Files puts files into the data folder of a single ZooKeeper before its first start, by their paths below the folder. The
-// server runs as a process, whose folder can be written from outside.
+// Files puts files into the data folder of a single ZooKeeper before its first start, by their paths below the folder.
+// The server runs as a process, whose folder can be written from outside.
 func Files(files map[string][]byte) Option {
 	return func(o *options) { o.container, o.process, o.files = false, true, files }
 }

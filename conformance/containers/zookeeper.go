@@ -78,7 +78,8 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	p.spec.process = func(addr, dir string) []string {
 		_, port, _ := strings.Cut(addr, ":")
 		config := filepath.Join(dir, "zoo.cfg")
-		// A file that cannot be written is no error here: the server reports it. Of two lines with one key the later counts.
+		// A file that cannot be written is no error here: the server reports it. Of two lines with one key the later
+		// counts.
 		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
 			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(p.spec.settings, "\n")), 0o600)
 		return append(append([]string(nil), zooKeeperJava...),
