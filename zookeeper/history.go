@@ -141,7 +141,7 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 			return d.forgot("token space", known, cmp.Or(root.space, "none"))
 		case known != "":
 			if known == planted {
-				d.o.Logger.Warn("fencelock/zookeeper: made a new token space: locks of another chroot or prefix are others",
+				d.o.Logger.Warn("fencelock/zookeeper: made a new token space; another chroot or prefix has its own",
 					"node", d.root, "space", planted)
 			}
 			return nil

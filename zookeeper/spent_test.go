@@ -20,8 +20,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// counted is a snapshot, in the servers' format, in which the nodes of some names have counted so many entries. They are
-// no containers, which a server would remove before the test uses them on a busy machine.
+// counted is a snapshot, in the servers' format, in which the nodes of some names have counted so many entries. They
+// are no containers, which a server would remove before the test uses them on a busy machine.
 func counted(counts map[string]int32) containers.Option {
 	var b bytes.Buffer
 	put := func(fields ...any) {
