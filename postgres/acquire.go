@@ -114,7 +114,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 			lapsed = sent || errors.Is(err, errLapsed)
 			continue
 		}
-		sent = sent || errors.Is(err, backend.ErrUnknown) || again(err) && sqlState(err) == ""
+		sent = sent || carriedOut(err)
 		// The pause lets the server, or the transaction in the way, get on.
 		if again(err) && d.pause(ctx, kit.RetryPause(time.Second)) {
 			continue
@@ -453,7 +453,7 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 			lapsed = sent || errors.Is(err, errLapsed)
 		case again(err):
 			// A repetition is the same request.
-			sent = sent || sqlState(err) == ""
+			sent = sent || carriedOut(err)
 		case !rs[0].Wait || !errors.Is(err, backend.ErrHeld):
 			return nil, err
 		}
@@ -462,7 +462,7 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 				return nil, backend.ErrClosed
 			}
 			// The last statement was not answered: the set may have been granted.
-			if sqlState(err) == "" && !errors.Is(err, backend.ErrHeld) {
+			if carriedOut(err) {
 				return nil, fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
 			}
 			return nil, ctx.Err()

@@ -3,26 +3,16 @@
 // except where it may have been stopped between the commit and the answer. Without a state the connection broke, and
 // only pgx knows whether anything had been written to it.
 //
-// The distinguished states, by their first two characters where not all five are given:
-//
-//	08, 57P01              the connection or the server ended: perhaps after the commit
-//	40                     serialization failure or deadlock: taken back, another try may do better
-//	53, 55, 57             no room, a row that was waited for, shutdown: taken back
-//	25006                  a read-only transaction: a standby answers
-//	28, 42, 3D, 3F, 0A000  login, rights, a missing name or feature: permanent
-//	26000, 42P05           a prepared statement missing or there already: a pooler, see mixedUp
-//	22P05                  a text with characters that the database's encoding lacks
-//	FL413                  the guards of the database have two memories, raised by one_memory
-//	FL001                  a set of names that could not be had whole, raised by acquire_all
-//
-// The predicates overlap on purpose: unsent, rolledBack and undone cover a missing effect, again and definite the next
-// step, misconfigured a permanent error.
+// The table states has the states that mean something to this driver, by all five characters or by the first two.
+// TestStates tries each of them before and after the commit. PgBouncer says 08P01 for all that it says itself; where
+// its words tell that no server has the request, it had no effect (pooled).
 
 package postgres
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -80,23 +70,82 @@ func sqlState(err error) string {
 	return ""
 }
 
-// rolledBack reports whether the server said that the transaction had no effect and that a later one may do better: it
-// is busy, starting, stopping, or chose among conflicting transactions. A standby answers 25006, a read-only
-// transaction.
-func rolledBack(err error) bool {
-	switch code := sqlState(err); {
-	case code == "57P01", code == "08006", code == "08003", code == "":
-		// It may have been stopped between the commit and the answer.
-		return false // it may have been stopped between the commit and the answer
-	case strings.HasPrefix(code, "40"), strings.HasPrefix(code, "53"), strings.HasPrefix(code, "55"),
-		strings.HasPrefix(code, "57"), code == "FL001", code == "25006":
-		return true
-	}
-	return false
+// meaning is what a state says about the statement that it ended.
+type meaning struct {
+	undone bool // the transaction had no effect; otherwise it may have been committed before the answer
+	again  bool // another try may do better, after a pause and on another connection if this one has ended
+	never  bool // another try does no better before somebody changes the settings, the rights or the schema
 }
 
-// lockTimeout is the state of a statement that gave up waiting for a row, see fencelock.be_patient in the migrations.
-const lockTimeout = "55P03"
+// states are the meanings, by state or by class. A state that is not here failed for a reason that the driver does not
+// know: its call is ErrUnknown.
+var states = map[string]meaning{
+	"08":    {again: true},               // the connection ended, perhaps after the commit
+	"08001": {undone: true, again: true}, // it was not made
+	"08004": {undone: true, again: true}, // it was refused
+
+	"25":    {undone: true},              // the state of the transaction does not allow the statement
+	"25006": {undone: true},              // read-only, such as on a standby
+	"25P02": {undone: true, again: true}, // a pooler gave us somebody's failed transaction
+	"25P03": {undone: true, again: true}, // idle_in_transaction_session_timeout
+	"25P04": {undone: true, again: true}, // transaction_timeout
+
+	"40":    {undone: true, again: true}, // serialization failure or deadlock
+	"40003": {again: true},               // the outcome is unknown
+
+	"53": {undone: true}, // no room: disk, memory, connections
+
+	"55":    {undone: true},              // an object is not in the state for it
+	"55P03": {undone: true, again: true}, // a row was waited for too long, see fencelock.be_patient
+
+	"57":    {again: true},               // the server ended the connection, perhaps after the commit
+	"57014": {undone: true, again: true}, // statement_timeout, or somebody cancelled the statement
+	"57P03": {undone: true, again: true}, // it is starting or stopping
+	"57P05": {undone: true, again: true}, // idle_session_timeout
+
+	"23505": {undone: true, again: true}, // a row was made since a snapshot, where the isolation is not read committed
+	"FL001": {undone: true, again: true}, // a set of names that could not be had whole, raised by acquire_all
+	"FL003": {undone: true},              // a restore is under way, raised by enter
+	"FL004": {undone: true, never: true}, // the log position is beyond a token, raised by position
+
+	"28":    {undone: true, never: true}, // login
+	"3D":    {undone: true, never: true}, // no such database
+	"3F":    {undone: true, never: true}, // no such schema
+	"42":    {undone: true, never: true}, // rights, or a name that is missing
+	"0A000": {undone: true, never: true}, // a feature that is missing
+	"FL413": {undone: true, never: true}, // the guards of the database have two memories, raised by one_memory
+}
+
+// pooled are the beginnings of what PgBouncer says before a server has the request.
+var pooled = []string{
+	"client_idle_timeout", "query_wait_timeout", "client_login_timeout", "pgbouncer cannot connect to server",
+	"no more connections allowed", "server login has been failing", "server_login_retry", "the database system is",
+	"bouncer config error", "database is disabled", "pooler is shut down", "server is not ready",
+}
+
+// meaningOf returns the meaning of the state that err has, and false for an error without a known one. A broken
+// connection has none.
+func meaningOf(err error) (meaning, bool) {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || len(pg.Code) != 5 {
+		return meaning{}, false
+	}
+	m, ok := states[pg.Code]
+	if !ok {
+		m, ok = states[pg.Code[:2]]
+	}
+	if pg.Code == "08P01" {
+		m.undone = slices.ContainsFunc(pooled, func(says string) bool { return strings.HasPrefix(pg.Message, says) })
+	}
+	return m, ok
+}
+
+// rolledBack reports whether the server said that the transaction had no effect and that a later one may do better: it
+// is busy, starting, stopping, or chose among conflicting transactions.
+func rolledBack(err error) bool {
+	m, _ := meaningOf(err)
+	return m.undone && !m.never
+}
 
 // again reports whether another try of the same request may do better immediately: the connection broke, or the
 // transaction was in another one's way. Definite answers, ends of contexts and connections that could not be made are
@@ -106,10 +155,14 @@ func again(err error) bool {
 	if definite(err) || errors.Is(err, errNotice) || kit.IsContext(err) || unsent(err) {
 		return false
 	}
-	// No state means that the connection broke. The rest: a set that could not be had whole (FL001), a stopping
-	// server, a row that was waited for, and serialization failures and deadlocks (class 40).
-	code := sqlState(err)
-	return code == "" || code == "FL001" || code == "57P01" || code == lockTimeout || strings.HasPrefix(code, "40")
+	m, _ := meaningOf(err)
+	return m.again || sqlState(err) == ""
+}
+
+// carriedOut reports whether a request that is repeated may have been carried out.
+func carriedOut(err error) bool {
+	m, known := meaningOf(err)
+	return errors.Is(err, backend.ErrUnknown) || again(err) && !(known && m.undone)
 }
 
 // definite reports whether err is an answer of the contract that another try would only repeat.
@@ -124,9 +177,8 @@ func definite(err error) bool {
 // misconfigured reports whether the refusal is permanent: the password, the role's rights, a missing schema or
 // function, a missing feature.
 func misconfigured(err error) bool {
-	code := sqlState(err)
-	return strings.HasPrefix(code, "28") || strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3D") ||
-		strings.HasPrefix(code, "3F") || code == "0A000" || code == "FL413"
+	m, _ := meaningOf(err)
+	return m.never
 }
 
 // remedy returns the advice for some errors, to be put behind them.
@@ -141,8 +193,8 @@ func remedy(err error) string {
 }
 
 // undone reports whether the server said that the statement failed, for whatever reason, without effect. A stopping
-// server may say so between a commit and its answer, so that this state, like a broken connection, leaves it open.
+// server may say so between a commit and its answer, so that such a state, like a broken connection, leaves it open.
 func undone(err error) bool {
-	code := sqlState(err)
-	return code != "" && code != "57P01" && !strings.HasPrefix(code, "08") && !errors.Is(err, backend.ErrUnknown)
+	m, known := meaningOf(err)
+	return sqlState(err) != "" && (m.undone || !known) && !errors.Is(err, backend.ErrUnknown)
 }
