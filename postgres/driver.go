@@ -54,6 +54,12 @@ type Options struct {
 	// the server is a pooler that does not pass notifications on. Default: as the pool connects.
 	Listen string
 
+	// IgnoreStandbys are names (application_name) of receivers of the server's log that are never promoted, such as
+	// pg_receivewal, of at most 63 bytes each. A standby that receives the log, and that no commit waits for, makes the
+	// server one with an asynchronous replica, which the correctness tier refuses; receivers with these names do not,
+	// nor do logical replication and base backups. Default: none.
+	IgnoreStandbys []string
+
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
@@ -83,6 +89,8 @@ type Driver struct {
 	noListen   bool
 	listenAt   *pgx.ConnConfig // nil: as the pool connects
 	unprepared atomic.Bool     // statements are not prepared
+	unset      atomic.Bool     // connections are made without ourSettings
+	ignored    []string        // Options.IgnoreStandbys
 	gate       *kit.Gate
 	sessions   *kit.Sessions[time.Duration, *session]
 
@@ -162,6 +170,8 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 		id:    backend.NewRequestID()[:16],
 		holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
 		calls: map[string]int{}, asking: map[key]chan struct{}{},
+		// Not nil, which would be null in SQL.
+		ignored: append([]string{}, o.IgnoreStandbys...),
 	}
 	if d.clock == nil {
 		d.clock = backend.SystemClock()

@@ -1,6 +1,6 @@
 // This file opens drivers by URL. libpq's URLs are passed on to pgx as they are, but for the options that all drivers
-// of this module share: schema, no-listen and timeout are taken out, and ca, cert and key are put in libpq's names.
-// kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
+// of this module share: schema, no-listen, ignore-standbys and timeout are taken out, and ca, cert and key are put in
+// libpq's names. kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
 
 package postgres
 
@@ -28,6 +28,7 @@ func init() { kit.Register(Open, "postgres", "postgresql") }
 //
 //	schema             Options.Schema
 //	no-listen          true or false: Options.NoListen
+//	ignore-standbys    names, with commas between them: Options.IgnoreStandbys
 //	timeout            bounds the wait for a connection, 5s by default
 //	ca, cert, key      files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name        the name to expect in the servers' certificates
@@ -117,6 +118,8 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 			}
 			o.Schema = value
 		case "no-listen", "timeout":
+		case "ignore-standbys":
+			o.IgnoreStandbys = strings.Split(value, ",")
 		case "ca", "cert", "key", "server-name":
 			if name == "server-name" {
 				serverName = value

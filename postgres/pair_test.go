@@ -183,6 +183,16 @@ func (n *node) until(what string, patience time.Duration, query string) {
 	}
 }
 
+// one starts a server without a standby.
+func one(t testing.TB) *node {
+	t.Helper()
+	n := newLocal(t)
+	n.run(t, "initdb", "-D", n.dir, "--auth=trust", "-U", "postgres", "--no-sync")
+	server := &node{n, t}
+	server.start()
+	return server
+}
+
 // pair is a primary with a standby that follows it. With quorum a commit waits for the standby.
 func pair(t testing.TB, quorum bool) (primary, standby *node) {
 	t.Helper()

@@ -32,12 +32,22 @@ type facts struct {
 	fsync, fullPages string
 	readOnly         string
 
-	// The basis of Exclusion: the standbys that receive the server's log, and the setting that makes commits wait for
+	// Of a connection that a pooler made without our settings, it may be another than read committed.
+	isolation string
+
+	// The basis of Exclusion: the standbys that receive the server's log and may be promoted, and the setting that
+	// makes commits wait for standbys. A role that may not see the states of others' connections counts backups as
 	// standbys.
-	standbys    int    // that receive its log
+	standbys    int
 	synchronous string // synchronous_standby_names
 
-	// The identity of the history: the identifier drawn by initdb, the database, and the tables. Replicas share all of it.
+	// The exclusion of before still counts: an operator is warned one probe before a client in use is refused by its
+	// tier.
+	spared bool
+	before backend.Exclusion
+
+	// The identity of the history: the identifier drawn by initdb, the database, and the tables. Replicas share all of
+	// it.
 	system      string // drawn by initdb
 	database    uint32
 	schema      int    // the highest migration; 0 without one
@@ -69,16 +79,20 @@ func (d *Driver) probe(ctx context.Context) error {
 	ctx = context.WithValue(ctx, once{}, true)
 	// One statement, for a consistent result. On a standby the functions of the log would fail.
 	err := d.query(ctx, func(rows pgx.Rows) error {
-		return rows.Scan(&f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
+		return rows.Scan(&f.isolation, &f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
 			&f.system, &f.database, &f.timeline, &f.overflown)
-	}, `select pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
+	}, `select current_setting('transaction_isolation'), pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
 		current_setting('full_page_writes'), current_setting('transaction_read_only'),
-		(select count(*)::int from pg_stat_replication), current_setting('synchronous_standby_names'),
+		(select count(*)::int from pg_stat_replication r
+			where coalesce(r.state, '') <> 'backup' and coalesce(r.application_name, '') <> all ($1::text[])
+				and not exists (select from pg_replication_slots where active_pid = r.pid and slot_type = 'logical')),
+		current_setting('synchronous_standby_names'),
 		(select system_identifier::text from pg_control_system()),
 		(select oid from pg_database where datname = current_database()),
 		case when pg_is_in_recovery() then 0 else
 			('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint end,
-		case when pg_is_in_recovery() then false else pg_current_wal_insert_lsn() >= '20000/0'::pg_lsn end`)
+		case when pg_is_in_recovery() then false else pg_current_wal_insert_lsn() >= '20000/0'::pg_lsn end`,
+		d.ignored)
 	if err != nil {
 		return err
 	}
@@ -121,6 +135,9 @@ func (d *Driver) judge(f *facts) error {
 	case f.recovery:
 		return refuse("pg_is_in_recovery()", "true", "false",
 			"a standby grants nothing; name the primary, or several hosts with target_session_attrs=read-write")
+	case f.isolation == "repeatable read":
+		return refuse("default_transaction_isolation", f.isolation, "read committed or serializable",
+			"waiting calls would fail; set it for the role, or let the pooler pass it on (ignore_startup_parameters)")
 	case f.readOnly != "off":
 		return refuse("transaction_read_only", f.readOnly, "off", "a lock is written")
 	case f.fsync != "on":
@@ -143,6 +160,11 @@ func (d *Driver) learn(f facts) error {
 	// Probes may overlap, and the first to learn sets the reference for the others.
 	d.mu.Lock()
 	last := d.described.Load()
+	if last.TokenSpace != "" && last.Exclusion != next.Exclusion && next.Exclusion == backend.ExclusionAsyncReplica &&
+		!d.found.spared {
+		f.spared, f.before = true, last.Exclusion
+		next = d.describe(f)
+	}
 	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && d.lost == nil {
 		d.lost = &backend.HistoryError{
 			What: "system identifier and database", Was: last.TokenSpace, Now: next.TokenSpace,
@@ -162,6 +184,11 @@ func (d *Driver) learn(f facts) error {
 	if lost != nil {
 		d.loseAll(backend.ReasonHistoryLost)
 		return lost
+	}
+	if f.spared {
+		d.log.Warn("fencelock: a PostgreSQL standby receives the log, and no commit waits for it; "+
+			"the correctness tier refuses this server from the next probe on",
+			"remedy", "synchronous_standby_names, Options.IgnoreStandbys or Options.AcceptAsyncReplica")
 	}
 	// For operators, after a failover or a new standby.
 	if last.Exclusion != next.Exclusion {
@@ -211,6 +238,8 @@ func (d *Driver) describe(f facts) *backend.Description {
 // unless told otherwise.
 func exclusionOf(f facts) backend.Exclusion {
 	switch {
+	case f.spared:
+		return f.before
 	case strings.TrimSpace(f.synchronous) != "":
 		return backend.ExclusionQuorum
 	case f.standbys > 0:

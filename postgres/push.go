@@ -164,6 +164,7 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	defer cancel()
 	conn, err := pgx.ConnectConfig(begin, config)
 	if err != nil {
+		d.unsettled(err)
 		return err
 	}
 	defer func() {

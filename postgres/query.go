@@ -140,6 +140,25 @@ func (d *Driver) connect(config *pgxpool.Config) {
 	d.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
 	// pgx sends UTF-8, which the server would take for its own encoding.
 	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	for name, value := range ourSettings {
+		if _, set := config.ConnConfig.RuntimeParams[name]; !set {
+			config.ConnConfig.RuntimeParams[name] = value
+		}
+	}
+	connecting := config.BeforeConnect
+	config.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) error {
+		if d.unset.Load() {
+			for name, value := range ourSettings {
+				if c.RuntimeParams[name] == value {
+					delete(c.RuntimeParams, name)
+				}
+			}
+		}
+		if connecting != nil {
+			return connecting(ctx, c)
+		}
+		return nil
+	}
 	// The settings are the application's, for its own load; connections kept ready twice would be too many.
 	config.MinConns, config.MinIdleConns = 0, 0
 	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > callTime {
@@ -165,6 +184,28 @@ func (d *Driver) connect(config *pgxpool.Config) {
 		}
 	}
 	d.pool, d.unfit = pgxpool.NewWithConfig(context.Background(), config)
+}
+
+// ourSettings are the settings of the driver's connections, whatever those of the role and the database are. A setting
+// in the connection string goes before. A pooler may refuse them: see unsettled.
+var ourSettings = map[string]string{
+	// The functions look with a new snapshot after they have locked the row of a name.
+	"default_transaction_isolation": "read committed",
+	// The functions bound their waits themselves, and the driver the statements, by callTime.
+	"statement_timeout":                   "0",
+	"idle_in_transaction_session_timeout": "0",
+	"search_path":                         "pg_catalog",
+}
+
+// unsettled reports whether a connection was refused because of ourSettings, as PgBouncer does for settings that its
+// ignore_startup_parameters does not list. From then on connections are made without, and the probe looks at the
+// isolation.
+func (d *Driver) unsettled(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "08P01" || !strings.Contains(pg.Message, "startup parameter") {
+		return false
+	}
+	return d.unset.CompareAndSwap(false, true)
 }
 
 // once is the context key of calls that are not repeated: they first ask for a sign of life on their connection.
@@ -198,7 +239,7 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 		var dial *pgconn.ConnectError
 		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial)
 		more := ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
-		if !(ended && more) && !d.mixedUp(err) {
+		if !(ended && more) && !d.mixedUp(err) && !d.unsettled(err) {
 			return err
 		}
 	}

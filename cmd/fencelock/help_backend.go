@@ -52,6 +52,7 @@ Further options:
             tick                     tickTime of the servers, such as 2s
   postgres  schema                   of the driver's tables
             no-listen                true: poll, as behind a pooler in transaction mode
+            ignore-standbys          names of receivers of the log that are never promoted
             and all that libpq and pgxpool have, such as sslmode and pool_max_conns
   http      credential               a file with the token that the gateway asks for, read for each request
 
