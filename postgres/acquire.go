@@ -143,14 +143,14 @@ func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter) (bac
 // errLapsed: the session is over, and with it a grant that no caller got.
 var errLapsed = fmt.Errorf("a grant that was answered late has lapsed: %w", errNoSession)
 
-// dropLapsed drops the minimum holds of grants of this call that no caller got, where lapsed says that there may be such:
-// they would refuse the next try.
+// dropLapsed drops the minimum holds of grants of this call that no caller got, where lapsed says that there may be
+// such: they would refuse the next try.
 func (d *Driver) dropLapsed(ctx context.Context, lapsed bool, rs ...backend.Request) error {
 	if !lapsed || rs[0].MinHold == 0 {
 		return nil
 	}
 	for i := range rs {
-		if _, err := d.ask(ctx, d.sql.release, rs[i].Name, rs[i].RequestID, int64(0), false); err != nil {
+		if _, err := d.ask(ctx, d.sql.release, rs[i].Name, rs[i].RequestID, int64(0), false, d.clockKnown()); err != nil {
 			return err
 		}
 	}
@@ -167,7 +167,8 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	}
 	var a answer
 	err := d.put(ctx, s, []key{{r.Name, r.RequestID}}, func(ctx context.Context) (err error) {
-		a, err = d.acquires.ask(ctx, r.MinHold == 0, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds())...)
+		a, err = d.acquires.ask(ctx, r.MinHold == 0, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds(),
+			d.clockKnown())...)
 		return err
 	})
 	if err != nil {
@@ -385,7 +386,7 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 		bounded, cancel := context.WithTimeout(work, callTime)
 		defer cancel()
 		d.answered(bounded, key{r.Name, r.RequestID})
-		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false)
+		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false, d.clockKnown())
 		done <- err
 	})
 	// Not bounded by ctx, which has ended.
@@ -493,7 +494,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 			err := a.scan(rows)
 			answers = append(answers, a)
 			return err
-		}, d.sql.acquireAll, append(requests(calls), rs[0].MinHold.Milliseconds())...)
+		}, d.sql.acquireAll, append(requests(calls), rs[0].MinHold.Milliseconds(), d.clockKnown())...)
 		for i := range answers {
 			d.wake(answers[i].wake)
 		}

@@ -119,7 +119,8 @@ func harness(s service, way func(testing.TB, string) backend.FencingDriver) conf
 			},
 			Wipe: func(t testing.TB) {
 				execute(t, s, `truncate fencelock.names, fencelock.holds, fencelock.waits, fencelock.sessions,
-					fencelock.revoked, fencelock.changes, fencelock.cluster`)
+					fencelock.revoked, fencelock.changes, fencelock.cluster;
+					select fencelock.begin_history()`)
 			},
 			RefuseRelease: func(t testing.TB, name string) func() {
 				execute(t, s, fmt.Sprintf(`create function fencelock.refuse() returns trigger language plpgsql as

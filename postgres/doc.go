@@ -7,12 +7,19 @@
 //
 // # Tokens
 //
-// A token is (timeline, position in the write-ahead log), computed in the UPDATE that grants, on the name's row, which
-// is never deleted: the larger of the last token + 1 and timeline << 43 | position >> 6. A counter in a row, and a
-// sequence, fall back when a standby that lagged is promoted: the new primary has not seen the last grants, and issues
-// their tokens a second time. So does the log position. The timeline rises with every promotion, and the position
-// within a timeline; together they rise across release, crash, restart, failover, DROP TABLE and point-in-time
-// recovery.
+// A token is (timeline, position in the write-ahead log), computed in the UPDATE that grants, on the name's row: the
+// larger of the last token + 1 and timeline << 43 | (position >> 6) + shift. A counter in a row, and a sequence, fall
+// back when a standby that lagged is promoted: the new primary has not seen the last grants, and issues their tokens a
+// second time. So does the log position. The timeline rises with every promotion, and the position within a timeline;
+// together they rise across release, crash, restart, failover, DROP TABLE and point-in-time recovery.
+//
+// A backup that is restored twice is on the same timeline twice. So the first call on a new timeline sets the shift, by
+// 1,024 for each millisecond since the last use that the tables know of: the tokens of the second restore are above
+// those of the first, unless that wrote more than 65 MB of log per second. The shift is 2^42 at most, and leaves 2^32
+// units of 64 bytes to the log, so that a token never leaves its bits.
+//
+// The row of a name that was not used for 24 h is deleted, if its token is below the position on disk: the next token
+// is greater without it.
 //
 // An old primary that was not shut down goes on granting. Its tokens have the old timeline, so that guards which have
 // seen the new timeline refuse them; a guard in the old primary's own database does not know about it.
@@ -33,9 +40,12 @@
 //     synchronous_commit = on, whatever the role's setting.
 //   - synchronous_standby_names is set: a quorum. A commit whose wait for the standbys was cancelled is answered as a
 //     success with a warning; the driver takes every notice during a commit for an unknown outcome.
-//   - standbys without that: an asynchronous replica. A failover may forget the last holds, so that a second holder
-//     is granted while the lease of the first is still valid; its token is greater, so guards refuse the first
-//     holder's writes. The correctness tier refuses this unless Options.AcceptAsyncReplica of the client is set.
+//   - physical standbys without that, but for those in Options.IgnoreStandbys: an asynchronous replica. A failover
+//     may forget the last holds, so that a second holder is granted while the lease of the first is still valid; its
+//     token is greater, so guards refuse the first holder's writes. The correctness tier refuses this unless
+//     Options.AcceptAsyncReplica of the client is set. A client in use logs a warning one probe before, 30 s at most.
+//     Logical replication and base backups do not count; a role without pg_monitor cannot tell a backup from a
+//     standby.
 //
 // Measured, twenty failovers of each kind under four clients that contend for three names, on one machine:
 //
@@ -51,7 +61,36 @@
 //	FENCELOCK_DEEP=1 go test -v -timeout 30m -run TestFailoversUnderLoad ./postgres
 //
 // Names are locked by one row each, sessions by one row for each client and TTL: ten thousand holds are renewed by one
-// UPDATE. A promotion restarts the TTL of every session. The database's clock decides, never a client's.
+// UPDATE. A promotion restarts the TTL of every session, and keeps all holds that the standby has.
+//
+// # Time
+//
+// TTLs pass on the server's wall clock, which can be set. So no client ends another client's session because it looks
+// expired: only if it has seen the clock pass evenly since before the last renewal, compared with its own clock, or if
+// the session has been marked as late for a third of its TTL and a second, in which its client would have renewed it.
+// Waiters mark a session that misses its renewal, so that its name still opens about when its TTL ends; for a client
+// that comes later, or that has seen the clock jump, it opens up to TTL/3 + 1 s after its first look. A session that a
+// clock in the future has renewed gets its TTL from now on, in its row.
+//
+// A jump ahead, under a holder that is cut off or slow at that moment, may still open its name early: TTL/3 + 1 s after
+// somebody has noticed, or at once if the session had been marked before the jump and a new client asks.
+//
+// # Restores
+//
+// A dump that is put back over the tables (pg_restore --clean, or data alone after TRUNCATE) is noticed by the first
+// call that writes: the row of fencelock.cluster has been written by another transaction than it says. All sessions
+// end, clients that lived through it lose their holds with ReasonHistoryLost, and nothing is granted for the longest
+// TTL that any session had, so that holds which the dump does not have are over. ErrHeld without a holder says how
+// long. If no client of before believes in a hold any more, an operator opens it:
+//
+//	select fencelock.open();
+//
+// A point-in-time restore is a new timeline like a promotion, and looks like one: nothing tells that acknowledged
+// holds are missing. Before clients are let in, say so, with the same effect as a dump that is put back:
+//
+//	select fencelock.restored();
+//
+// Change the table fencelock.cluster only by these functions. After TRUNCATE of it calls fail until Migrate has run.
 //
 // # Waiting
 //
@@ -97,8 +136,9 @@
 //     renewal without an answer is no loss. A hold ends if the restart takes longer than its time.
 //   - A standby is promoted: see Tokens and Exclusion. The TTL of every session restarts with the first call on
 //     the new timeline.
-//   - The schema is dropped, the disk is rolled back, or another database answers: clients that lived through it lose
-//     their holds with ReasonHistoryLost, and answer ErrHistoryLost until they are made anew.
+//   - The schema is dropped, a dump is put back, the disk is rolled back, or another database answers: clients that
+//     lived through it lose their holds with ReasonHistoryLost, and answer ErrHistoryLost until they are made anew.
+//   - The server's clock is set: see Time.
 //   - Another transaction locks the row of a name: calls for that name wait until their contexts end, and others go
 //     on.
 //
@@ -108,4 +148,17 @@
 // full_page_writes must be on, and the server must be a primary, not read-only. A client opens as many
 // connections as its pool may have, and one more that listens: max_connections must allow that for all clients
 // together.
+//
+// The driver's connections set client_encoding (UTF8), default_transaction_isolation (read committed), search_path
+// (pg_catalog), and no statement_timeout and idle_in_transaction_session_timeout, whatever the role's settings are. A
+// connection string that sets one of the last four goes before. Behind PgBouncer these settings need
+// ignore_startup_parameters, or the driver connects without: then a role with repeatable read is refused. A
+// BeforeConnect of the pool is called for the connection that listens, too. idle_session_timeout, PgBouncer's
+// client_idle_timeout and a statement_timeout of the pooler's role cost a repetition.
+//
+// # Versions
+//
+// Migrate, then run the new programs. A step of the schema says which earlier programs may go on beside it; a driver
+// that the schema does not allow any more refuses to acquire with ErrMisconfigured and both versions, and still renews
+// and releases.
 package postgres

@@ -94,6 +94,8 @@ type Driver struct {
 	gate       *kit.Gate
 	sessions   *kit.Sessions[time.Duration, *session]
 
+	time serverClock
+
 	// Calls of each verb that come together: see together.go.
 	acquires together // calls of Acquire
 	releases together // calls of Release
@@ -263,8 +265,8 @@ func (d *Driver) enter(ctx context.Context) error {
 	return nil
 }
 
-// enterHeld is enter for calls about holds that exist. A server that has become unfit is no reason not to keep or release
-// them; a lost history is.
+// enterHeld is enter for calls about holds that exist. A server that has become unfit is no reason not to keep or
+// release them; a lost history is.
 func (d *Driver) enterHeld(ctx context.Context) error {
 	err := d.begin(ctx)
 	if err != nil {

@@ -21,10 +21,10 @@ func (d *Driver) MoveUnheard(ctx context.Context, g backend.Grant, ttl time.Dura
 	}
 	defer to.Leave(1)
 	names, ids, tokens := columns([]backend.Grant{g})
-	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
+	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens, d.clockKnown()); err != nil {
 		return err
 	}
 	to.doubted(context.DeadlineExceeded)
 	d.checkHolds(ctx, "")
-	return d.exec(ctx, d.sql.sweep, to.id, d.known(), false)
+	return d.exec(ctx, d.sql.sweep, to.id, d.known(), false, d.clockKnown())
 }

@@ -163,7 +163,8 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	// over.
 	keep := g.MinHoldUntil > d.clock.Now()
 	for {
-		a, err := d.releases.ask(ctx, g.Token != 0, g.Name, g.RequestID, int64(g.Token.Order()), keep)
+		a, err := d.releases.ask(ctx, g.Token != 0, g.Name, g.RequestID, int64(g.Token.Order()), keep,
+			d.clockKnown())
 		switch {
 		case err == nil && a.state == "ended":
 			d.forget(&g)
@@ -358,7 +359,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 	}
 	names, ids, tokens := columns(some)
 	// Repeating an unanswered move has no effect.
-	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens); err != nil {
+	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens, d.clockKnown()); err != nil {
 		to.doubted(err)
 		return err
 	}

@@ -223,7 +223,7 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	var tokens, revisions []int64
 	err = d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&compacted, &revision, &wake, &types, &owners, &kinds, &tokens, &reasons, &revisions)
-	}, d.sql.changes, name, since)
+	}, d.sql.changes, name, since, d.clockKnown())
 	if err != nil {
 		return nil, 0, false, err
 	}
@@ -277,7 +277,7 @@ func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error
 	}
 	defer d.gate.Leave()
 	a, err := d.ask(context.WithValue(ctx, once{}, true), d.sql.force, r.Name, r.Reason, r.By, r.Principal,
-		r.Nonce.String(), int64(r.Token.Order()))
+		r.Nonce.String(), int64(r.Token.Order()), d.clockKnown())
 	if err == nil && a.state != "ended" {
 		err = &backend.NotHeldError{Name: r.Name}
 	}

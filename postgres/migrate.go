@@ -1,9 +1,11 @@
 // This file brings a schema to the version that the driver needs, by numbered steps that are files in migrations/. The
 // driver never migrates automatically: its role need only use the schema and execute its functions.
 //
-// A probe compares the version of the schema with the number of steps in the program and refuses calls unless they are
-// equal, with the command that helps. A schema for each version, side by side, would be two lock services: two
-// programs in it could hold one name at once.
+// A probe compares the version of the schema with the number of steps in the program. An older schema is refused, with
+// the command that helps. A later one is used if its steps allow programs of this version: each says in its first line
+// how many steps a program must know to go on beside it ("-- least program: 6"), and the table migrations keeps that. A
+// step that says nothing stops all older programs. A schema for each version, side by side, would be two lock services:
+// two programs in it could hold one name at once.
 
 package postgres
 
@@ -12,6 +14,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -30,7 +33,16 @@ type Migration struct {
 	Version int    // from 1, without a gap
 	Name    string // its file: 0001_locks.sql
 	SQL     string
+
+	// The least version of the schema that a program must know to go on after this step: Version, unless older programs
+	// may go on.
+	LeastProgram int
 }
+
+// firstLeast is the first step after which the table migrations has the column least_program.
+const firstLeast = 6
+
+var leastProgram = regexp.MustCompile(`^-- least program: (\d+)\n`)
 
 // migrations returns the steps in their order, for the default schema. It cannot fail: the files are in the binary.
 func migrations() []Migration {
@@ -41,7 +53,11 @@ func migrations() []Migration {
 		if err != nil {
 			panic(err) // embedded
 		}
-		all = append(all, Migration{Version: i + 1, Name: strings.TrimPrefix(file, "migrations/"), SQL: string(text)})
+		m := Migration{Version: i + 1, Name: strings.TrimPrefix(file, "migrations/"), SQL: string(text), LeastProgram: i + 1}
+		if found := leastProgram.FindStringSubmatch(m.SQL); found != nil {
+			m.LeastProgram, _ = strconv.Atoi(found[1])
+		}
+		all = append(all, m)
 	}
 	return all
 }
@@ -57,7 +73,11 @@ func Migrations(o *Options) ([]Migration, error) {
 	all := migrations()
 	for i := range all {
 		// In the step itself, so that a tool that applies steps one by one records them too.
-		all[i].SQL += fmt.Sprintf("\ninsert into fencelock.migrations (version) values (%d);\n", i+1)
+		record := fmt.Sprintf("(version) values (%d)", i+1)
+		if i+1 >= firstLeast {
+			record = fmt.Sprintf("(version, least_program) values (%d, %d)", i+1, all[i].LeastProgram)
+		}
+		all[i].SQL += "\ninsert into fencelock.migrations " + record + ";\n"
 		all[i].SQL = inSchema(all[i].SQL, schema)
 	}
 	return all, nil
@@ -67,9 +87,10 @@ func Migrations(o *Options) ([]Migration, error) {
 // of applied steps: 0 if the schema is up to date. Concurrent calls wait for each other, by an advisory lock. The
 // role must be allowed to create a schema, or to create in it.
 //
-// A schema of a later version than this package's is backend.ErrMisconfigured and stays unchanged. Other errors wrap
-// the server's error, and ErrUnavailable, ErrMisconfigured or ErrUnknown like the errors of calls; after an error the
-// schema is unchanged.
+// A schema of a later version than this package's stays unchanged: 0 if it allows this package's programs, and
+// backend.ErrMisconfigured otherwise. Migrate also makes the row of the table cluster anew, if the tables were emptied.
+// Other errors wrap the server's error, and ErrUnavailable, ErrMisconfigured or ErrUnknown like the errors of calls;
+// after an error the schema is unchanged.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	all, err := Migrations(o)
 	if err != nil {
@@ -102,10 +123,11 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		}
 		// An older program must not touch it, and does not know the changes.
 		if version > len(all) {
-			return &backend.ConfigError{
-				Setting: "version of schema " + schema, Value: strconv.Itoa(version), Want: strconv.Itoa(len(all)),
-				Why: "a later version of this package made it",
+			least := 0
+			if err := tx.QueryRow(ctx, leastOf(schema), len(all)).Scan(&least); err != nil {
+				return err
 			}
+			return checkVersion(schema, version, least)
 		}
 		for _, m := range all[version:] {
 			// A step is many statements, which only the simple protocol takes at once.
@@ -114,10 +136,37 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 			}
 			applied++
 		}
-		return nil
+		_, err := tx.Exec(ctx, inSchema(`select fencelock.begin_history()`, schema))
+		return err
 	})
 	if err != nil {
 		return 0, callError("migrate", "", err)
 	}
 	return applied, nil
+}
+
+// leastOf is the statement that reads the least version that a program must know, among the steps after $1. It needs a
+// schema of a version from firstLeast on.
+func leastOf(schema string) string {
+	return inSchema(`select coalesce(max(least_program), 0)::int from fencelock.migrations
+		where version > $1::int`, schema)
+}
+
+// checkVersion returns an error unless this program can use a schema of that version; least is the version that a
+// program must know, if the schema is later than this program.
+func checkVersion(schema string, version, least int) error {
+	known := len(migrations())
+	e := &backend.ConfigError{
+		Setting: "version of schema " + schema, Value: strconv.Itoa(version), Want: strconv.Itoa(known),
+	}
+	switch {
+	case version < known:
+		e.Why = "run `fencelock postgres migrate` or postgres.Migrate with the version of this program"
+	case version > known && least > known:
+		e.Why = fmt.Sprintf("this program is older than the schema: it knows version %d, and version %d of the schema "+
+			"is for programs that know version %d; run a later version of the program", known, version, least)
+	default:
+		return nil
+	}
+	return e
 }

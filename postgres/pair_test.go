@@ -39,6 +39,7 @@ type local struct {
 	who  *syscall.Credential // it refuses to be run by root
 	cmd  *exec.Cmd
 	log  bytes.Buffer
+	env  []string // of the server, beside ours
 
 	ended <-chan struct{}
 }
@@ -119,7 +120,7 @@ func (n *local) Start(ctx context.Context) error {
 	args := []string{"-D", n.dir, "-p", strconv.Itoa(n.port), "-c", "listen_addresses=127.0.0.1", "-c",
 		"unix_socket_directories=", "-c", "shared_buffers=32MB", "-c", "max_connections=800"}
 	n.cmd = exec.Command(filepath.Join(n.bin, "postgres"), args...)
-	n.cmd.Dir, n.cmd.Stderr = filepath.Dir(n.dir), &n.log
+	n.cmd.Dir, n.cmd.Stderr, n.cmd.Env = filepath.Dir(n.dir), &n.log, append(os.Environ(), n.env...)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: n.who}
 	var err error
 	if n.ended, err = launch(n.cmd); err != nil {
@@ -354,6 +355,9 @@ func TestAsynchronousFailover(t *testing.T) {
 	standby.start()
 	standby.promote()
 
+	for _, m := range mutants {
+		execute(standby, `update `+m.schema+`.sessions set suspected_at = clock_timestamp() - interval '1 hour'`)
+	}
 	const rises, lives = "tokens rise across a failover", "holds live on across a failover"
 	for _, m := range mutants {
 		one := all[m.schema]

@@ -51,7 +51,8 @@ type facts struct {
 	system      string // drawn by initdb
 	database    uint32
 	schema      int    // the highest migration; 0 without one
-	incarnation string // of the tables: another one after all their rows were deleted; empty: not drawn yet
+	least       int    // the version that a program must know, if the schema is later than this one
+	incarnation string // of the tables: another one after a dump was put back; empty: not drawn yet
 
 	// The parts of a position that a token must be able to hold.
 	timeline  int64
@@ -75,12 +76,13 @@ func (d *Driver) Ping(ctx context.Context) error {
 // control file tells the old timeline until the first checkpoint after a promotion.
 func (d *Driver) probe(ctx context.Context) error {
 	var f facts
-	d.looked.Store(int64(d.clock.Now()))
+	sent, clock := d.clock.Now(), int64(0)
+	d.looked.Store(int64(sent))
 	ctx = context.WithValue(ctx, once{}, true)
 	// One statement, for a consistent result. On a standby the functions of the log would fail.
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&f.isolation, &f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
-			&f.system, &f.database, &f.timeline, &f.overflown)
+			&f.system, &f.database, &f.timeline, &f.overflown, &clock)
 	}, `select current_setting('transaction_isolation'), pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
 		current_setting('full_page_writes'), current_setting('transaction_read_only'),
 		(select count(*)::int from pg_stat_replication r
@@ -91,27 +93,28 @@ func (d *Driver) probe(ctx context.Context) error {
 		(select oid from pg_database where datname = current_database()),
 		case when pg_is_in_recovery() then 0 else
 			('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint end,
-		case when pg_is_in_recovery() then false else pg_current_wal_insert_lsn() >= '20000/0'::pg_lsn end`,
+		case when pg_is_in_recovery() then false else pg_current_wal_insert_lsn() >= '20000/0'::pg_lsn end, `+clockField,
 		d.ignored)
 	if err != nil {
 		return err
 	}
+	d.clockWas(sent, clock)
 	// Calls are refused from here on, until a probe succeeds.
 	if err := d.judge(&f); err != nil {
 		d.probed.Store(false)
 		return err
 	}
-	// The schema comes second: without it this statement fails, and an unfit server should be reported
-	// first.
+	// The schema comes second: without it this statement fails, and an unfit server should be reported first. A row of
+	// cluster that a restore has put there has no incarnation until the next call that writes draws one.
 	err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
 		inSchema(`select coalesce(max(version), 0)::int,
-			coalesce((select incarnation::text from fencelock.cluster), '') from fencelock.migrations`, d.sql.schema))
-	if err == nil && f.schema != len(migrations()) {
-		err = &backend.ConfigError{
-			Setting: "version of schema " + d.sql.schema,
-			Value:   fmt.Sprint(f.schema), Want: fmt.Sprint(len(migrations())),
-			Why: "run `fencelock postgres migrate` or postgres.Migrate with the version of this program",
-		}
+			coalesce((select incarnation::text from fencelock.cluster where xmin::text::bigint = written), '')
+			from fencelock.migrations`, d.sql.schema))
+	if err == nil && f.schema > len(migrations()) {
+		err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.least) }, leastOf(d.sql.schema), len(migrations()))
+	}
+	if err == nil {
+		err = checkVersion(d.sql.schema, f.schema, f.least)
 	}
 	if err != nil {
 		d.probed.Store(false)

@@ -175,8 +175,8 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 	if _, err := conn.Exec(begin, "listen "+pgx.Identifier{d.channel()}.Sanitize()); err != nil {
 		return err
 	}
-	// Behind a pooler that hands connections from one transaction to the next no notification arrives, without an error.
-	// It is sent over the pool, so that it takes the way of others' notifications.
+	// Behind a pooler that hands connections from one transaction to the next no notification arrives, without an
+	// error. It is sent over the pool, so that it takes the way of others' notifications.
 	err = d.query(begin, func(pgx.Rows) error { return nil }, `select pg_notify($1::text, '')`, d.channel())
 	if err != nil {
 		return err

@@ -45,7 +45,11 @@ type queries struct {
 // answerFields are the fields that answer.scan reads.
 const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coalesce(min_left, 0), coalesce(holder, ''),
 	coalesce(hold_id, ''), coalesce(retry, 0), coalesce(reason, ''), coalesce(wake, '{}'), here,
-	coalesce(why, ''), coalesce(by_whom, ''), coalesce(principal, ''), coalesce(name, ''), ` + nonceField
+	coalesce(why, ''), coalesce(by_whom, ''), coalesce(principal, ''), coalesce(name, ''), ` + nonceField + `,
+	` + clockField
+
+// clockField is a reading of the server's clock, see serverClock.
+const clockField = `(extract(epoch from clock_timestamp()) * 1000000)::bigint`
 
 // nonceField reads a nonce without hyphens, and "" for a hold of an earlier version.
 const nonceField = `coalesce(replace(nonce::text, '-', ''), '')`
@@ -70,28 +74,29 @@ func queriesFor(schema string) queries {
 	}
 	return queries{
 		schema: schema,
-		acquire: in(`select ` + answerFields + ` from fencelock.acquire(` + one + `, $10::boolean,
+		acquire: in(`select ` + answerFields + ` from fencelock.acquire(fencelock.seen(` + one + `, $12::text), $10::boolean,
 			nullif($11::bigint, 0) * interval '1 ms')`),
 		acquireFree: in(`select coalesce(places, '{}'), coalesce(tokens, '{}'), coalesce(nonces, '{}')::text[], here
 			from fencelock.acquire_free(` +
 			several("i") + `)`),
-		acquireAll: in(`select ` + answerFields + ` from fencelock.acquire_all(` + several(`u.name collate "C"`) + `,
+		acquireAll: in(`select ` + answerFields + ` from fencelock.acquire_all(fencelock.seen(` +
+			several(`u.name collate "C"`) + `, $11::text),
 			nullif($10::bigint, 0) * interval '1 ms')`),
-		release: in(`select ` + answerFields + ` from fencelock.release($1, $2, $3, $4)`),
+		release: in(`select ` + answerFields + ` from fencelock.release(fencelock.seen($1::text, $5), $2, $3, $4)`),
 		releaseFree: in(`select coalesce(places, '{}'), '{}'::bigint[], '{}'::text[], here
 			from fencelock.release_free($1::text[], $2::text[], $3::bigint[])`),
 		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(whys, '{}'),
 				coalesce(bys, '{}'), coalesce(principals, '{}'),
-				coalesce(moved, '{}'), coalesce(sessions, '{}'), here
-			from fencelock.renew($1, $2::text[], $3::text[], $4::bigint[])`),
-		move:  in(`select fencelock.move($1, $2::text[], $3::text[], $4::bigint[])`),
+				coalesce(moved, '{}'), coalesce(sessions, '{}'), here, ` + clockField + `
+			from fencelock.renew(fencelock.seen($1::text, $5), $2::text[], $3::text[], $4::bigint[])`),
+		move:  in(`select fencelock.move(fencelock.seen($1::text, $5), $2::text[], $3::text[], $4::bigint[])`),
 		begin: in(`select fencelock.begin_session($1, $2, $3)`),
-		sweep: in(`select fencelock.sweep($1, $2::text[], $3)`),
-		reap:  in(`select fencelock.reap()`),
-		poll: in(`select i, state, session, token, min_left, due, ahead, here, ` + nonceField + `
+		sweep: in(`select fencelock.sweep(fencelock.seen($1::text, $4), $2::text[], $3)`),
+		reap:  in(`select fencelock.reap() where fencelock.seen(true, $1)`),
+		poll: in(`select i, state, session, token, min_left, due, ahead, here, ` + nonceField + `, ` + clockField + `
 			from fencelock.poll($1::text[], $2::text[])`),
-		settle: in(`select fencelock.settle_names($1::text[])`),
-		force: in(`select ` + answerFields + ` from fencelock.force_release($1, $2, $3, $4,
+		settle: in(`select fencelock.settle_names(fencelock.seen($1::text[], $2))`),
+		force: in(`select ` + answerFields + ` from fencelock.force_release(fencelock.seen($1::text, $7), $2, $3, $4,
 			nullif($5, '')::uuid, $6)`),
 		look: in(`select fencelock.interest($1), (select count(*) from fencelock.waits where name = $1)`),
 		queue: in(`select owner, hold_id, kind::int, permits, limit_n from fencelock.waits w
@@ -116,7 +121,7 @@ func queriesFor(schema string) queries {
 			(select coalesce(array_agg(c.token order by c.revision), '{}') from unnest(news) c),
 			(select coalesce(array_agg(c.reason order by c.revision), '{}') from unnest(news) c),
 			(select coalesce(array_agg(c.revision order by c.revision), '{}') from unnest(news) c)
-			from fencelock.changes_since($1, $2)`),
+			from fencelock.changes_since(fencelock.seen($1::text, $3), $2)`),
 		authors: in(`select token, by_whom, principal from fencelock.revoked
 			where name = $1 and token = any ($2::bigint[])`),
 	}
@@ -233,7 +238,8 @@ const callTime = 5 * time.Second
 // all of them may be such, hence as many tries as the pool may have connections. A connection that cannot be made is
 // an answer.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
-	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after that.
+	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after
+	// that.
 	for tries := int32(0); ; tries++ {
 		err := d.queryOnce(ctx, scan, sql, args...)
 		var dial *pgconn.ConnectError
@@ -359,23 +365,27 @@ type answer struct {
 
 	// Of the hold that was granted; empty if an earlier version made it.
 	nonce string
+
+	// The server's clock, in microseconds.
+	clock int64
 }
 
 // scan reads a row of answerFields.
 func (a *answer) scan(rows pgx.Rows) error {
 	return rows.Scan(
 		&a.state, &a.token, &a.queued, &a.minLeft, &a.holder, &a.holdID, &a.retry, &a.reason, &a.wake, &a.here,
-		&a.why, &a.by, &a.principal, &a.name, &a.nonce,
+		&a.why, &a.by, &a.principal, &a.name, &a.nonce, &a.clock,
 	)
 }
 
 // ask runs a verb, once.
 func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, error) {
 	var a answer
-	began := d.position()
+	began, sent := d.position(), d.clock.Now()
 	err := d.query(ctx, a.scan, sql, args...)
 	d.wake(a.wake) // also if the answer is in doubt: a needless wake-up does no harm
 	if err == nil {
+		d.clockWas(sent, a.clock)
 		err = d.saw(began, a.here)
 	}
 	return a, err

@@ -149,13 +149,14 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	}
 	names, ids, tokens := columns(holds)
 	var state string
-	var here int64
-	before := s.d.position()
+	var here, clock int64
+	before, sent := s.d.position(), s.d.clock.Now()
 	err = s.d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&state, &seen.gone, &seen.reasons, &seen.whys, &seen.bys, &seen.principals,
-			&seen.moved, &seen.sessions, &here)
-	}, s.d.sql.renew, s.id, names, ids, tokens)
+			&seen.moved, &seen.sessions, &here, &clock)
+	}, s.d.sql.renew, s.id, names, ids, tokens, s.d.clockKnown())
 	if err == nil {
+		s.d.clockWas(sent, clock)
 		err = s.d.saw(before, here)
 	}
 	if err != nil {
@@ -247,14 +248,15 @@ func (s *session) keepAlive(ctx context.Context) {
 		// A longer renewal is useless: the next one is due.
 		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
 		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
-			// A failed sweep is repeated after the next renewal. If the server refuses it, unknown holds end with the session.
-			if err := d.exec(bounded, d.sql.sweep, s.id, d.known(), false); undone(err) {
+			// A failed sweep is repeated after the next renewal. If the server refuses it, unknown holds end with the
+			// session.
+			if err := d.exec(bounded, d.sql.sweep, s.id, d.known(), false, d.clockKnown()); undone(err) {
 				d.sessions.Abandon(s)
 			}
 		}
 		// Any client does this for all: clients with ended sessions may be dead.
 		if beats++; beats%4 == 0 {
-			_ = d.exec(bounded, d.sql.reap)
+			_ = d.exec(bounded, d.sql.reap, d.clockKnown())
 			_ = d.probe(bounded)
 		}
 		cancel()
@@ -266,7 +268,7 @@ func (s *session) remove(ctx context.Context) error {
 	if s.provedAt().IsZero() { // it has not begun there
 		return nil
 	}
-	return s.d.exec(ctx, s.d.sql.sweep, s.id, []string{}, true)
+	return s.d.exec(ctx, s.d.sql.sweep, s.id, []string{}, true, s.d.clockKnown())
 }
 
 // pause waits, and is false if ctx ends or the driver closes meanwhile.

@@ -124,9 +124,9 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 // standing is the state of one waiter: i is its place in the request, from 1; ahead is how many wait in
 // front of it, 20 at most; due says that settling the name would change something.
 type standing struct {
-	i, token, minLeft, ahead, here int64
-	state, session, nonce          string
-	due                            bool
+	i, token, minLeft, ahead, here, clock int64
+	state, session, nonce                 string
+	due                                   bool
 }
 
 // poll asks for the state of ws, in one statement that only reads, and settles the names that are due. So a queue with
@@ -138,11 +138,11 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	}
 	// One row for each, in any order: i names the waiter.
 	states := make([]standing, 0, len(ws))
-	before := d.position()
+	before, sent := d.position(), d.clock.Now()
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		var st standing
 		err := rows.Scan(&st.i, &st.state, &st.session, &st.token, &st.minLeft, &st.due, &st.ahead, &st.here,
-			&st.nonce)
+			&st.nonce, &st.clock)
 		states = append(states, st)
 		return err
 	}, d.sql.poll, names, ids)
@@ -152,6 +152,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	// Names with an expired holder, or a place that can be granted, without a notification.
 	var due []string
 	for _, st := range states {
+		d.clockWas(sent, st.clock)
 		if err := d.saw(before, st.here); err != nil {
 			return nil, err
 		}
@@ -161,15 +162,15 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	}
 	// A write, and therefore only when the reading has shown a reason.
 	if len(due) > 0 {
-		err = d.exec(ctx, d.sql.settle, due)
+		err = d.exec(ctx, d.sql.settle, due, d.clockKnown())
 	}
 	return states, err
 }
 
 // pollAll looks at all who wait: about once a second, and, while notifications do not reach this client, more often
-// while the queues move: the first in line up to forty times a second, and with n ahead an n-th as often, so that a long
-// queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so that
-// the next waiter starts another one, or with Close.
+// while the queues move: the first in line up to forty times a second, and with n ahead an n-th as often, so that a
+// long queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so
+// that the next waiter starts another one, or with Close.
 func (d *Driver) pollAll(ctx context.Context) {
 	// seen is the number ahead of each waiter at the last look, to detect a moving queue.
 	pause, seen := pollEvery, map[key]int64{}
@@ -230,8 +231,8 @@ func (d *Driver) lookAtAll() {
 }
 
 const (
-	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there, of the first in line. Each
-	// pause is drawn between half of it and all of it.
+	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there, of the first in line.
+	// Each pause is drawn between half of it and all of it.
 	pollEvery = time.Second
 	pollFast  = 50 * time.Millisecond
 )
