@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -84,7 +85,8 @@ func Migrations(o *Options) ([]Migration, error) {
 }
 
 // Migrate brings the schema that o names to the version of this package, in one transaction, and returns the number
-// of applied steps: 0 if the schema is up to date. Concurrent calls wait for each other, by an advisory lock. The
+// of applied steps: 0 if the schema is up to date. Concurrent calls wait for each other, by an advisory lock; after a
+// deadlock with programs that use the schema it begins again. The
 // role must be allowed to create a schema, or to create in it.
 //
 // A schema of a later version than this package's stays unchanged: 0 if it allows this package's programs, and
@@ -100,8 +102,20 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		return 0, callError("migrate", "", kit.InvalidOption("pool", "nil", "it is nil"))
 	}
 	schema, _ := o.schema() // Migrations has checked it
-	// One transaction for all: a step that fails leaves the schema as it was.
-	applied := 0
+	// Programs that work with the schema lock its tables in another order than the steps do.
+	applied, err := apply(ctx, pool, schema, all)
+	for err != nil && rolledBack(err) && again(err) && kit.Sleep(ctx, kit.RetryPause(time.Second)) == nil {
+		applied, err = apply(ctx, pool, schema, all)
+	}
+	if err != nil {
+		return 0, callError("migrate", "", err)
+	}
+	return applied, nil
+}
+
+// apply applies the steps that are missing, in one transaction, so that a step that fails leaves the schema as it was. It
+// returns how many there were.
+func apply(ctx context.Context, pool *pgxpool.Pool, schema string, all []Migration) (applied int, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		// Taken before the version is read: a program that waits here then finds the steps of the other.
 		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
@@ -139,10 +153,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		_, err := tx.Exec(ctx, inSchema(`select fencelock.begin_history()`, schema))
 		return err
 	})
-	if err != nil {
-		return 0, callError("migrate", "", err)
-	}
-	return applied, nil
+	return applied, err
 }
 
 // leastOf is the statement that reads the least version that a program must know, among the steps after $1. It needs a

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -70,5 +71,38 @@ func TestSchemaOfALaterVersion(t *testing.T) {
 	}
 	if err := d.Release(soon(t, time.Minute), held); err != nil {
 		t.Errorf("the hold of before: %v", err)
+	}
+}
+
+// A program locks the tables in another order than the steps of the migration: the migration begins again.
+func TestMigrationMeetsADeadlock(t *testing.T) {
+	t.Parallel()
+	server := containers.Postgres(t)
+	steps, err := postgres.Migrations(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range steps[:2] {
+		execute(t, server, step.SQL)
+	}
+	// Whoever looks first for a deadlock is its victim: the migration.
+	program := connect(t, server.URL()+"&deadlock_timeout=10min")
+	if _, err := program.Exec(t.Context(), `begin; select * from fencelock.sessions`); err != nil {
+		t.Fatal(err)
+	}
+	migrated := make(chan error, 1)
+	go func() {
+		n, err := postgres.Migrate(soon(t, time.Minute), newPool(t, server.URL()+"&deadlock_timeout=3s"), nil)
+		if err == nil && n != len(steps)-2 {
+			err = fmt.Errorf("%d steps", n)
+		}
+		migrated <- err
+	}()
+	blocked(t, server.URL(), "alter table")
+	if _, err := program.Exec(soon(t, time.Minute), `select * from fencelock.holds; commit`); err != nil {
+		t.Error(err)
+	}
+	if err := <-migrated; err != nil {
+		t.Error(err)
 	}
 }
