@@ -113,8 +113,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	return applied, nil
 }
 
-// apply applies the steps that are missing, in one transaction, so that a step that fails leaves the schema as it was. It
-// returns how many there were.
+// apply applies the steps that are missing, in one transaction, so that a step that fails leaves the schema as it was.
+// It returns their number.
 func apply(ctx context.Context, pool *pgxpool.Pool, schema string, all []Migration) (applied int, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		// Taken before the version is read: a program that waits here then finds the steps of the other.

@@ -70,6 +70,10 @@ var (
 		{"		for update skip locked) n;\n\twith asked", "		) n;\n\twith asked"},
 	}}
 
+	// As a jump of the server's clock makes each session look.
+	firstSight = mutant{what: "a session that looks expired is ended at once", schema: "first_sight",
+		change: [][2]string{{"return coalesce(s.expires_at <= now and", "return coalesce(s.expires_at <= now or"}}}
+
 	transactionTime = mutant{what: "time is the start of the transaction", schema: "transaction_time",
 		change: [][2]string{
 			{"clock_timestamp()", "now()"},
@@ -149,6 +153,7 @@ func TestMutants(t *testing.T) {
 		"token is computed behind the wait": {inserted, tokenBehindTheWait},
 		"rows are had before they are seen": {unlocked, grantedTogether},
 		"time passes in a transaction":      {transactionTime, timePasses},
+		"clock jumps":                       {firstSight, clockJumped},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, m := range []mutant{asItIs, c.mutant} {
@@ -308,7 +313,30 @@ func waits(t testing.TB, url, text string) (yes bool) {
 	return yes
 }
 
-// vouches is what a caller says who has seen the server's clock pass evenly from 1970 to 2255.
+// clockJumped: a new client does not end a session that looks expired.
+func clockJumped(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
+	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
+	for _, sql := range []string{
+		`select fencelock.begin_session('holder', 'nobody', 60000)`,
+		`select fencelock.acquire(row('x', 'request-by-hand', 'h', 'holder', 'hand', 0, 0, 0, 0, null, null, false, null,
+			null)::fencelock.holds, false, null)`,
+		`update fencelock.sessions set renewed_at = renewed_at - interval '1 hour',
+			expires_at = expires_at - interval '1 hour'`,
+	} {
+		execute(t, server, in(sql))
+	}
+	d := postgres.New(newPool(t, server.URL()), o)
+	defer closeDriver(t, d)
+	switch _, err := d.Acquire(soon(t, 20*time.Second), request("x", time.Minute)); {
+	case err == nil:
+		return errors.New("a new client is granted the lock of a session that it has not watched")
+	case !errors.Is(err, backend.ErrHeld):
+		t.Fatal(err)
+	}
+	return nil
+}
+
+// vouches is the argument of fencelock.seen of a caller that has seen the server's clock pass evenly from 1970 to 2255.
 const vouches = "1 9000000000000000 0"
 
 // timePasses: a session whose time is over while its request waits for the row of the name is granted nothing.
@@ -331,8 +359,8 @@ func timePasses(t *testing.T, server *containers.PostgresServer, o *postgres.Opt
 	state := make(chan string, 1)
 	go func() {
 		var s string
-		row := asker.QueryRow(t.Context(), in(`select state from fencelock.acquire(fencelock.seen(row('x', 'request-by-hand', 'h',
-			's', 'hand', 0, 0, 0, 0, null, null, false, null, null)::fencelock.holds, '`+vouches+`'), false, null)`))
+		row := asker.QueryRow(t.Context(), in(`select state from fencelock.acquire(fencelock.seen(row('x',
+			'request-by-hand', 'h', 's', 'hand', 0, 0, 0, 0, null, null, false, null, null)::fencelock.holds, '`+vouches+`'), false, null)`))
 		if err := row.Scan(&s); err != nil {
 			s = err.Error()
 		}
