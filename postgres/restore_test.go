@@ -135,7 +135,7 @@ func TestTablesAreRewritten(t *testing.T) {
 	defer closeDriver(t, d)
 	g := take(t, d, "x")
 	for _, sql := range []string{
-		`vacuum freeze`, `vacuum full`, `cluster fencelock.cluster using cluster_pkey`, `reindex schema fencelock`,
+		`vacuum freeze fencelock.cluster`, `vacuum full fencelock.cluster`, `cluster fencelock.cluster using cluster_pkey`, `reindex schema fencelock`,
 	} {
 		execute(t, server, sql)
 		if err := renewed(t, d, g); err != nil {

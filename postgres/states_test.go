@@ -169,22 +169,10 @@ func (r *refuser) serve(client net.Conn) {
 func TestStates(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
-	way := newRefuser(t, server.Addr())
-	d := postgres.New(newPool(t, urlOf(way.addr)), nil)
-	defer closeDriver(t, d)
-	if err := d.Ping(soon(t, time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	// only: the server says it before the commit, and does nothing.
-	type row struct {
-		code, says  string
-		fatal, only bool
-		want        error // nil: the call goes on
-	}
-	var rows []row
+	var rows []refusal
 	add := func(fatal, only bool, want error, codes ...string) {
 		for _, code := range codes {
-			rows = append(rows, row{code: code, says: "injected", fatal: fatal, only: only, want: want})
+			rows = append(rows, refusal{code: code, says: "injected", fatal: fatal, only: only, want: want})
 		}
 	}
 	add(true, false, nil, "08000", "08003", "08006", "08007", "08P01")
@@ -206,49 +194,72 @@ func TestStates(t *testing.T) {
 		"client_idle_timeout", "query_wait_timeout", "client_login_timeout", "no more connections allowed (max_client_conn)",
 		"pgbouncer cannot connect to server", "server login has been failing, try again later (server_login_retry)",
 	} {
-		rows = append(rows, row{code: "08P01", says: says, fatal: true, only: true})
+		rows = append(rows, refusal{code: "08P01", says: says, fatal: true, only: true})
 	}
 	for _, says := range []string{"server conn crashed?", "query_timeout", "server_lifetime"} {
-		rows = append(rows, row{code: "08P01", says: says, fatal: true})
+		rows = append(rows, refusal{code: "08P01", says: says, fatal: true})
 	}
-	for i, row := range rows {
-		for _, after := range []bool{false, true} {
-			if after && row.only {
-				continue
+	const clients = 4
+	var all sync.WaitGroup
+	for client := range clients {
+		way := newRefuser(t, server.Addr())
+		d := postgres.New(newPool(t, urlOf(way.addr)), nil)
+		defer closeDriver(t, d)
+		all.Go(func() {
+			for i := client; i < len(rows); i += clients {
+				refused(t, way, d, fmt.Sprint("state-", i), rows[i])
 			}
-			what := fmt.Sprintf("%s (%s), after the commit: %v", row.code, row.says, after)
-			name := fmt.Sprintf("state-%d-%v", i, after)
-			ctx := soon(t, time.Minute)
-			way.arm(name, row.code, row.says, row.fatal, after)
-			r := request(name, time.Minute)
-			g, err := d.Acquire(ctx, r)
-			if row.want == nil && err != nil || row.want != nil && !errors.Is(err, row.want) {
-				t.Errorf("%s: acquire = %v, want %v", what, err, row.want)
-			}
-			if err != nil {
-				if err := d.Release(ctx, r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
-					t.Errorf("%s: releasing what it may have granted: %v", what, err)
-				}
-				if g, err = d.Acquire(ctx, request(name, time.Minute)); err != nil {
-					t.Errorf("%s: the next acquire: %v", what, err)
-					continue
-				}
-			}
-			way.arm(name, row.code, row.says, row.fatal, after)
-			err = d.Release(ctx, g)
-			// A second answer "not held" is right: the first was carried out.
-			if row.want == nil && err != nil && !(after && errors.Is(err, backend.ErrNotHeld)) ||
-				row.want != nil && !errors.Is(err, row.want) {
-				t.Errorf("%s: release = %v, want %v", what, err, row.want)
-			}
-			if err != nil && !errors.Is(err, backend.ErrNotHeld) {
-				_ = d.Release(ctx, g)
-			}
-		}
+		})
 	}
+	all.Wait()
 	held := connect(t, server.URL()).QueryRow(soon(t, time.Minute), `select count(*) from fencelock.holds`)
 	var left int
 	if err := held.Scan(&left); err != nil || left != 0 {
 		t.Errorf("%d holds are left, %v", left, err)
+	}
+}
+
+// refusal is an error in place of the answer to a request, and the class of the call's error.
+type refusal struct {
+	code, says string
+	fatal      bool  // the connection ends
+	only       bool  // the server says it before the commit, and does nothing
+	want       error // nil: the call goes on
+}
+
+// refused lets an acquire and a release of d be refused, before the commit and after it.
+func refused(t *testing.T, way *refuser, d *postgres.Driver, name string, row refusal) {
+	for _, after := range []bool{false, true} {
+		if after && row.only {
+			continue
+		}
+		what := fmt.Sprintf("%s (%s), after the commit: %v", row.code, row.says, after)
+		name := fmt.Sprintf("%s-%v", name, after)
+		ctx := soon(t, time.Minute)
+		way.arm(name, row.code, row.says, row.fatal, after)
+		r := request(name, time.Minute)
+		g, err := d.Acquire(ctx, r)
+		if row.want == nil && err != nil || row.want != nil && !errors.Is(err, row.want) {
+			t.Errorf("%s: acquire = %v, want %v", what, err, row.want)
+		}
+		if err != nil {
+			if err := d.Release(ctx, r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("%s: releasing what it may have granted: %v", what, err)
+			}
+			if g, err = d.Acquire(ctx, request(name, time.Minute)); err != nil {
+				t.Errorf("%s: the next acquire: %v", what, err)
+				continue
+			}
+		}
+		way.arm(name, row.code, row.says, row.fatal, after)
+		err = d.Release(ctx, g)
+		// A second answer "not held" is right: the first was carried out.
+		if row.want == nil && err != nil && !(after && errors.Is(err, backend.ErrNotHeld)) ||
+			row.want != nil && !errors.Is(err, row.want) {
+			t.Errorf("%s: release = %v, want %v", what, err, row.want)
+		}
+		if err != nil && !errors.Is(err, backend.ErrNotHeld) {
+			_ = d.Release(ctx, g)
+		}
 	}
 }
