@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
 // ErrAnswer is the cause of a Failure by a server that answers, but not as the script would.
@@ -105,6 +107,13 @@ func FailureOf(err error) *Failure {
 			config := &backend.ConfigError{Setting: s.setting, Value: s.value, Want: s.want, Why: s.why}
 			return &Failure{Cause: fmt.Errorf("%w: %w", config, err), Fatal: true}
 		}
+	}
+	if code == "LAYOUT" { // the script's, see locks.lua
+		_, layout, _ := strings.Cut(answer.Error(), "LAYOUT ")
+		return &Failure{Cause: &backend.ConfigError{
+			Setting: "layout of the lock's key", Value: layout, Want: strconv.Itoa(redisscript.Layout),
+			Why: "a later version of this package wrote it",
+		}, Fatal: true}
 	}
 	return &Failure{Cause: err, Fatal: true}
 }

@@ -8,7 +8,9 @@
 --
 -- lock   string "px|client|nonce|request|id|owner…": who holds, with px as its time to live when it is granted and id as
 --        what may be shown of it, after a "+" once attempts of several clients were answered with this hold; "-" while
---        nobody holds but a minimum hold keeps the name closed. A hash while the name is held in shares: see shares.lua
+--        nobody holds but a minimum hold keeps the name closed. A hash while the name is held in shares: see shares.lua.
+--        This is layout 1. A later one keeps this key while it holds, as a hash with field "#" = "layout N": this version
+--        refuses it with both numbers, and earlier versions refuse it as a foreign key
 -- queue  list of the same strings: who waits, the first one first. A sorted set while the name is used for permits
 -- seen   hash. Field "!client": the client was offered the lock and has not accepted yet. Field "?client": the client was
 --        asked whether it lives, and has not answered yet
@@ -150,11 +152,19 @@ local function handover()
 		end
 	end
 
+	-- mark returns field "#" of a lock that is a hash, or an error. A later layout says there which one it is, and is refused.
+	local function mark(lock)
+		local v = try('HGET', lock, '#')
+		local layout = type(v) == 'string' and string.match(v, '^layout (%d+)$')
+		if layout then error('LAYOUT ' .. layout) end
+		return v
+	end
+
 	-- get returns the value of a lock that is a string, and nothing where there is none, or holds of other kinds.
 	local function get(lock)
 		local v = try('GET', lock)
 		if type(v) ~= 'table' then return v end
-		if type(try('HGET', lock, '#')) ~= 'string' then error(v) end -- foreign
+		if type(mark(lock)) ~= 'string' then error(v) end -- foreign
 	end
 
 	-- r: release. start of the value, ms that the name stays closed. The answer is 3 if the lock was offered to somebody, of
@@ -182,6 +192,6 @@ local function handover()
 	end
 
 	over.field, over.tell, over.offer, over.warn, over.free, over.get = field, tell, offer, warn, free, get
-	over.promote, over.alive = promote, alive
+	over.promote, over.alive, over.mark = promote, alive, mark
 	return over
 end

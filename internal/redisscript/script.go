@@ -38,6 +38,9 @@ func shaOf(source string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// Layout is the version of the layout of the keys. A later layout is refused: see locks.lua.
+const Layout = 1
+
 // Set, Take and Free serve without the script for names that nobody else wants. They are for exclusive
 // holds.
 const (

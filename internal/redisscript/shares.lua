@@ -70,7 +70,7 @@ function shares()
 	local function load(lock)
 		local held = try('GET', lock)
 		if type(held) ~= 'table' then return held or nil end
-		local v = try('HGET', lock, '#')
+		local v = hand.mark(lock)
 		if type(v) ~= 'string' then error(held) end -- foreign
 		return nil, meta(v)
 	end
