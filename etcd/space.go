@@ -28,10 +28,14 @@ type space struct {
 	text string // the whole value of its key
 }
 
+// layout is the version of all keys below the prefix, which the token space's key names. A later layout is refused:
+// the key has to change with it, and ends the drivers that know the earlier value.
+const layout = 1
+
 // spaceValue is the value of the token space's key. Cluster is where it was planted: a backup that is restored
 // as another cluster names another one, and the first driver there plants a new space.
 type spaceValue struct {
-	Format  int    `json:"fencelock"` // 1
+	Format  int    `json:"fencelock"` // layout
 	Space   string `json:"space"`
 	Cluster string `json:"cluster"` // the id, in hexadecimal
 }
@@ -57,7 +61,14 @@ func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) err
 		var stands int64
 		if len(kvs) > 0 {
 			var v spaceValue
-			if err := json.Unmarshal(kvs[0].Value, &v); err != nil || v.Format != 1 || v.Space == "" {
+			err := json.Unmarshal(kvs[0].Value, &v)
+			if v.Format > layout {
+				return &backend.ConfigError{
+					Setting: "layout of " + d.spaceKey(), Value: strconv.Itoa(v.Format), Want: strconv.Itoa(layout),
+					Why: "a later version of this package wrote it",
+				}
+			}
+			if err != nil || v.Format != layout || v.Space == "" {
 				return &backend.ConfigError{
 					Setting: d.spaceKey(), Value: fmt.Sprintf("%.64s", kvs[0].Value),
 					Want: "what a driver has written there", Why: "it names the token space",
@@ -73,7 +84,7 @@ func (d *Driver) learnSpace(ctx context.Context, resp *clientv3.GetResponse) err
 			}
 			stands = kvs[0].ModRevision
 		}
-		text, err := json.Marshal(spaceValue{Format: 1, Space: "etcd-" + rand.Text(), Cluster: cluster})
+		text, err := json.Marshal(spaceValue{Format: layout, Space: "etcd-" + rand.Text(), Cluster: cluster})
 		if err != nil {
 			return err
 		}
@@ -103,7 +114,12 @@ func (d *Driver) checkSpace(kvs []*mvccpb.KeyValue) error {
 			return nil
 		}
 		var v spaceValue
-		if now = "unreadable"; json.Unmarshal(kvs[0].Value, &v) == nil {
+		switch err := json.Unmarshal(kvs[0].Value, &v); {
+		case v.Format > layout:
+			now = fmt.Sprintf("one of layout %d, this program knows %d", v.Format, layout)
+		case err != nil:
+			now = "unreadable"
+		default:
 			now = v.Space
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/go-zookeeper/zk"
 
@@ -30,9 +31,14 @@ import (
 //     missing one, means that somebody has deleted everything, or that this is another ensemble. It catches a case that
 //     zxids do not: an ensemble that has counted further than the one before.
 
+// layout is the version of all nodes below the root. A later layout names itself in the root, and is refused.
+const layout = 1
+
 // rootValue is the content of the root node.
 type rootValue struct {
 	Space string `json:"fencelock_space"`
+	// Layout is absent from layout 1.
+	Layout int `json:"fencelock_layout,omitempty"`
 }
 
 // tokenSpace returns the space that the driver has learnt, or "".
@@ -135,6 +141,16 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 		if err != nil {
 			return err
 		}
+		if root.layout > layout {
+			// A driver that has known an earlier layout here may have holds in it.
+			if d.tokenSpace() != "" {
+				return d.forgot("layout of "+d.root, strconv.Itoa(layout), strconv.Itoa(root.layout))
+			}
+			return &backend.ConfigError{
+				Setting: "layout of " + d.root, Value: strconv.Itoa(root.layout), Want: strconv.Itoa(layout),
+				Why: "a later version of this package wrote it",
+			}
+		}
 		// Learning and comparing is one step, so that one of two sessions with different spaces notices.
 		switch known := d.learnSpace(root.space); {
 		case known != root.space:
@@ -173,6 +189,7 @@ func (d *Driver) rootChanged(s *session) {
 // root is the root node as it was read.
 type root struct {
 	space   string // empty without one
+	layout  int    // 0 in the first one
 	exists  bool
 	version int32
 }
@@ -191,7 +208,7 @@ func (s *session) readRoot(ctx context.Context) (root, error) {
 	if (json.Unmarshal(node.data, &v) != nil || v.Space == "") && len(node.data) > 0 {
 		v.Space = fmt.Sprintf("zookeeper-%x-%x", node.stat.Czxid, node.stat.Ctime)
 	}
-	return root{space: v.Space, exists: true, version: node.stat.Version}, nil
+	return root{space: v.Space, layout: v.Layout, exists: true, version: node.stat.Version}, nil
 }
 
 // plant gives the root a new token space: 128 random bits, so that no two ensembles ever share one by chance. It makes
@@ -199,7 +216,7 @@ func (s *session) readRoot(ctx context.Context) (root, error) {
 // counts.
 func (s *session) plant(ctx context.Context, r root) (space string, err error) {
 	space = "zookeeper-" + backend.NewRequestID()
-	text, err := json.Marshal(rootValue{space})
+	text, err := json.Marshal(rootValue{Space: space})
 	if err != nil {
 		return "", err
 	}

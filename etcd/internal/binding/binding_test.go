@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -305,5 +306,30 @@ func TestCloseLeavesNothing(t *testing.T) {
 	keys, err := admin.Get(t.Context(), plain.prefix, clientv3.WithPrefix())
 	if err != nil || len(keys.Kvs) != 1 || string(keys.Kvs[0].Key) != plain.prefix+"+space" {
 		t.Errorf("after Close there are the keys %v, %v; want the token space alone", keys, err)
+	}
+}
+
+// A later layout is refused with both versions. A driver that knew the layout before loses its history.
+func TestLaterLayoutIsRefused(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	running, late := plain.dial(t, server.Addr()), plain.dial(t, server.Addr())
+	for _, d := range []backend.Driver{running, late} {
+		defer d.Close(context.WithoutCancel(t.Context()))
+	}
+	if _, err := running.Acquire(t.Context(), request("x", time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	admin := newClient(t, server.Addr())
+	if _, err := admin.Put(t.Context(), plain.prefix+"+space", `{"fencelock":2,"space":[]}`); err != nil {
+		t.Fatal(err)
+	}
+	_, err := late.Acquire(t.Context(), request("y", time.Minute))
+	if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), `"2", must be 1`) {
+		t.Errorf("a new driver: Acquire = %v", err)
+	}
+	_, err = running.Acquire(t.Context(), request("y", time.Minute))
+	if !errors.Is(err, backend.ErrHistoryLost) || !strings.Contains(err.Error(), "layout 2, this program knows 1") {
+		t.Errorf("a running driver: Acquire = %v", err)
 	}
 }

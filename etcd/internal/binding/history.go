@@ -39,10 +39,14 @@ type space struct {
 	text string // the whole value of its key
 }
 
+// layout is the version of all keys below the prefix, which the token space's key names. A later layout is refused:
+// the key has to change with it, and ends the drivers that know the earlier value.
+const layout = 1
+
 // spaceValue is the value of its key. A backup that is restored as another cluster has another id, and the first driver
 // there plants a new space.
 type spaceValue struct {
-	Format  int    `json:"fencelock"` // 1
+	Format  int    `json:"fencelock"` // layout
 	Space   string `json:"space"`
 	Cluster string `json:"cluster"`
 }
@@ -144,7 +148,7 @@ func (e *Service) sameSpace() clientv3.Cmp {
 }
 
 func newSpace(cluster uint64) string {
-	text, _ := json.Marshal(spaceValue{1, "etcd-" + rand.Text(), strconv.FormatUint(cluster, 16)})
+	text, _ := json.Marshal(spaceValue{layout, "etcd-" + rand.Text(), strconv.FormatUint(cluster, 16)})
 	return string(text)
 }
 
@@ -157,7 +161,12 @@ func (e *Service) checkSpace(ctx context.Context, kvs []*mvccpb.KeyValue) error 
 			return nil
 		}
 		var v spaceValue
-		if now = "unreadable"; json.Unmarshal(kvs[0].Value, &v) == nil {
+		switch err := json.Unmarshal(kvs[0].Value, &v); {
+		case v.Format > layout:
+			now = fmt.Sprintf("one of layout %d, this program knows %d", v.Format, layout)
+		case err != nil:
+			now = "unreadable"
+		default:
 			now = v.Space
 		}
 	}
@@ -197,7 +206,14 @@ func (e *Service) learnSpace(ctx context.Context, resp *clientv3.GetResponse) er
 		var stands int64
 		if len(kvs) > 0 {
 			var v spaceValue
-			if json.Unmarshal(kvs[0].Value, &v) != nil || v.Format != 1 || v.Space == "" {
+			err := json.Unmarshal(kvs[0].Value, &v)
+			if v.Format > layout {
+				return &backend.ConfigError{
+					Setting: "layout of " + e.spaceKey(), Value: strconv.Itoa(v.Format), Want: strconv.Itoa(layout),
+					Why: "a later version of this package wrote it",
+				}
+			}
+			if err != nil || v.Format != layout || v.Space == "" {
 				return &backend.ConfigError{
 					Setting: e.spaceKey(), Value: fmt.Sprintf("%.64s", kvs[0].Value),
 					Want: "what a driver has written there", Why: "it names the token space",
