@@ -78,7 +78,7 @@ func (d *Driver) probe(ctx context.Context) error {
 	var f facts
 	sent, clock := d.clock.Now(), int64(0)
 	d.looked.Store(int64(sent))
-	ctx = context.WithValue(ctx, once{}, true)
+	ctx = context.WithValue(context.WithValue(ctx, once{}, true), probing{}, true)
 	// One statement, for a consistent result. On a standby the functions of the log would fail.
 	err := d.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&f.isolation, &f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,

@@ -237,6 +237,9 @@ const callTime = 5 * time.Second
 // is no reason to fail: no request was sent on it, and the pool has others or makes one. After a restart of the server
 // all of them may be such, hence as many tries as the pool may have connections. A connection that cannot be made is
 // an answer.
+//
+// A statement that the server cannot execute may be of another version than the schema, which was migrated since the last
+// probe. Another probe says so, with both versions.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after
 	// that.
@@ -245,11 +248,20 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 		var dial *pgconn.ConnectError
 		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial)
 		more := ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
-		if !(ended && more) && !d.mixedUp(err) && !d.unsettled(err) {
-			return err
+		if ended && more || d.mixedUp(err) || d.unsettled(err) {
+			continue
 		}
+		if code := sqlState(err); strings.HasPrefix(code, "42") && code != "42501" && ctx.Value(probing{}) == nil {
+			if found := d.probe(ctx); errors.Is(found, backend.ErrMisconfigured) {
+				return found
+			}
+		}
+		return err
 	}
 }
+
+// probing is the context key of the calls of a probe.
+type probing struct{}
 
 // queryOnce is query, but for connections that had ended and statements that a pooler mixed up. Waiting for a
 // connection is bounded by ctx alone, since no request has been sent to a server yet; from then on callTime counts.

@@ -1,0 +1,44 @@
+package postgres_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/postgres"
+)
+
+// A schema of a later version is refused with both versions, also by drivers that ran while it was migrated.
+func TestLaterSchemaIsRefused(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	steps, err := postgres.Migrations(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(err error) bool {
+		return errors.Is(err, backend.ErrMisconfigured) &&
+			strings.Contains(err.Error(), fmt.Sprintf(`"%d", must be %d`, len(steps)+1, len(steps)))
+	}
+	running := ways["Open"](t, server.Addr())
+	t.Cleanup(func() { _ = running.Close(soon(t, 20*time.Second)) })
+	take(t, running, "held")
+	execute(t, server, `do $$ declare f regprocedure; begin
+		for f in select oid from pg_proc where pronamespace = 'fencelock'::regnamespace and proname like 'acquire%' loop
+			execute format('drop function %s', f);
+		end loop;
+	end $$`)
+	execute(t, server, `insert into fencelock.migrations (version) values ($1)`, len(steps)+1)
+	for _, name := range []string{"free", "held", "free"} {
+		if _, err := running.Acquire(soon(t, 20*time.Second), request(name, time.Minute)); !want(err) {
+			t.Errorf("a running driver: Acquire %q = %v", name, err)
+		}
+	}
+	late := ways["New"](t, server.Addr())
+	if _, err := late.Acquire(soon(t, 20*time.Second), request("free", time.Minute)); !want(err) {
+		t.Errorf("a new driver: Acquire = %v", err)
+	}
+}
