@@ -105,8 +105,8 @@ func examineServer(ctx context.Context, conn *pgx.Conn, schema string) (m doctor
 func examineSchema(ctx context.Context, conn *pgx.Conn, schema string, m *doctor.Member) error {
 	var version int
 	err := conn.QueryRow(ctx, inSchema(`select coalesce(max(version), 0)::int,
-		coalesce((select incarnation::text from fencelock.cluster), '') from fencelock.migrations`, schema)).
-		Scan(&version, &m.Space)
+		coalesce((select incarnation::text from fencelock.cluster where xmin::text::bigint = written), '')
+		from fencelock.migrations`, schema)).Scan(&version, &m.Space)
 	var refused *pgconn.PgError
 	switch {
 	case errors.As(err, &refused) && (refused.Code == "42P01" || refused.Code == "3F000"): // no such table, no such schema
@@ -119,8 +119,14 @@ func examineSchema(ctx context.Context, conn *pgx.Conn, schema string, m *doctor
 		return err
 	}
 	m.Facts = append(m.Facts, fmt.Sprintf("schema %s in version %d", schema, version))
-	if known := len(migrations()); version != known {
-		m.Problems = append(m.Problems, fmt.Sprintf("has schema %s in version %d, and this program expects %d", schema, version, known))
+	least := 0
+	if version > len(migrations()) {
+		if err := conn.QueryRow(ctx, leastOf(schema), len(migrations())).Scan(&least); err != nil {
+			return err
+		}
+	}
+	if err := checkVersion(schema, version, least); err != nil {
+		m.Problems = append(m.Problems, "is unfit: "+err.Error())
 	}
 	return nil
 }
