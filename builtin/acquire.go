@@ -118,7 +118,7 @@ const mostConflicts = 3
 // on the same: that is backend.ErrInvalidOption.
 func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
 	for conflicts := 0; ; conflicts++ {
-		grants, err := s.attempt(ctx, s.begin(rs, *queued, conflicts > 0), rs, queued)
+		grants, err := s.attempt(ctx, s.begin(ctx, rs, *queued, conflicts > 0), rs, queued)
 		if !errors.Is(err, errConflict) {
 			return grants, err
 		}

@@ -3,6 +3,7 @@ package builtin
 // Attempts: one acquire, from its request to the grant or the refusal, over as many connections as that takes.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -75,9 +76,11 @@ func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId 
 // begin sends an acquire. patient: it outlasts a time without a leader, because the request had a place in the queue
 // before. heir: it follows a takeOver, so the service may have part of it even if it is never sent.
 //
-// It returns immediately. An attempt in an ended session is decided before begin returns, with errSessionEnded. The
+// ctx only says for whom it is: see onBehalf. begin returns immediately.
+//
+// An attempt in an ended session is decided before begin returns, with errSessionEnded. The
 // leftover of an earlier attempt of the same request is overtaken: its release must not end this attempt's hold.
-func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
+func (s *session) begin(ctx context.Context, rs []backend.Request, patient, heir bool) *attempt {
 	d := s.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,7 +100,8 @@ func (s *session) begin(rs []backend.Request, patient, heir bool) *attempt {
 		s.attempts[w.key] = append(s.attempts[w.key], a)
 	}
 	a.call = &call{
-		request: d.acquireOf(rs), session: s, sequence: a.sequence, waits: a.wait, patient: patient, then: a.answered,
+		request: onBehalf(ctx, d.acquireOf(rs)), session: s, sequence: a.sequence, waits: a.wait, patient: patient,
+		then: a.answered,
 	}
 	d.start(a.call)
 	return a

@@ -20,6 +20,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // call is one request to the service, until it is answered. It outlives connections.
@@ -259,6 +260,12 @@ func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 			return nil, fmt.Errorf("%w: %w", err, end)
 		}
 	}
+}
+
+// onBehalf adds to a request for whom it is made, if the caller is a gateway, and returns it.
+func onBehalf(ctx context.Context, r *lockpb.Request) *lockpb.Request {
+	r.OnBehalfOf = string(principal.CallsFor(ctx))
+	return r
 }
 
 // isBusy reports whether the server could not serve, or does not know whether it did: the request may be repeated.

@@ -134,7 +134,7 @@ func (c *conn) take() *lockpb.ClientMessage {
 			size += x.size
 			continue
 		}
-		r := &lockpb.Request{Number: x.number, Call: x.request.Call}
+		r := &lockpb.Request{Number: x.number, Call: x.request.Call, OnBehalfOf: x.request.OnBehalfOf}
 		if s := x.session; s != nil {
 			r.Session = s.id
 			if r.Sequence = x.sequence; r.Sequence != 0 {

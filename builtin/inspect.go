@@ -50,7 +50,7 @@ func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, er
 		return nil, err
 	}
 	defer d.gate.Leave()
-	return d.ask(ctx, call{request: r, looks: true})
+	return d.ask(ctx, call{request: onBehalf(ctx, r), looks: true})
 }
 
 // Look returns the holders of a name and the number of its waiters, as the leader knows them after a majority has
@@ -192,8 +192,7 @@ func (d *Driver) forceRelease(ctx context.Context, r *backend.ForceRequest) erro
 		force.Nonce = r.Nonce[:]
 	}
 	// Repeated after a lost answer, a call without a nonce would end the next hold.
-	_, err := d.ask(ctx, call{once: r.Nonce == (fencing.Nonce{}), request: &lockpb.Request{Call: &lockpb.Request_ForceRelease{
-		ForceRelease: force,
-	}}})
+	request := onBehalf(ctx, &lockpb.Request{Call: &lockpb.Request_ForceRelease{ForceRelease: force}})
+	_, err := d.ask(ctx, call{once: r.Nonce == (fencing.Nonce{}), request: request})
 	return err
 }

@@ -257,7 +257,7 @@ func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
 		f.change(func(f *fake) { f.refuses = true })
 		f.disconnect()
 		synctest.Wait()
-		a := s.begin(setOf(true, "x", "y"), false, true)
+		a := s.begin(t.Context(), setOf(true, "x", "y"), false, true)
 		if err := s.giveUp(a, context.Canceled); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.Canceled) {
 			t.Errorf("given up with %v, want ErrUnknown", err)
 		}

@@ -21,6 +21,7 @@ import (
 type watch struct {
 	d    *Driver
 	name string
+	ctx  context.Context // of the caller: see onBehalf
 	// wake rings when there are events, or an end, or the caller is to check its state.
 	wake bell.Bell
 
@@ -90,7 +91,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		return err
 	}
 	d.gate.Leave()
-	w := &watch{d: d, name: name, since: since, wake: bell.New()}
+	w := &watch{d: d, name: name, ctx: ctx, since: since, wake: bell.New()}
 	d.mu.Lock()
 	d.watches[w] = struct{}{}
 	w.start()
@@ -132,8 +133,10 @@ func (w *watch) start() {
 		delete(d.followed, w.call.number)
 	}
 	this := &call{
-		request: &lockpb.Request{Call: &lockpb.Request_Watch{Watch: &lockpb.Watch{Name: w.name, Since: w.since}}},
-		looks:   true,
+		request: onBehalf(w.ctx, &lockpb.Request{
+			Call: &lockpb.Request_Watch{Watch: &lockpb.Watch{Name: w.name, Since: w.since}},
+		}),
+		looks: true,
 	}
 	w.call = this
 	this.then = func(r *lockpb.Reply, err error) {

@@ -478,6 +478,11 @@ type Request struct {
 	// acknowledged says that the client has the answers to all sequences up to this one, which is below sequence: the server
 	// forgets them, and answers STALE to whatever arrives late with such a number. The answer queued is an answer.
 	Acknowledged uint64 `protobuf:"varint,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// on_behalf_of is the principal for whom the client asks, KIND:NAME, where the client is a gateway that has authenticated
+	// it; address:HOST for one that has shown nothing. Empty: the client asks for itself. The rules decide Acquire,
+	// AcquireAll, GetHolder, List and Watch for both: the client needs the right proxy to each name, and the principal the
+	// right to acquire or read it. ForceRelease is DENIED as long as there are rules. Other calls ignore it.
+	OnBehalfOf string `protobuf:"bytes,5,opt,name=on_behalf_of,json=onBehalfOf,proto3" json:"on_behalf_of,omitempty"`
 	// call is what is asked for.
 	//
 	// Types that are valid to be assigned to Call:
@@ -558,6 +563,13 @@ func (x *Request) GetAcknowledged() uint64 {
 		return x.Acknowledged
 	}
 	return 0
+}
+
+func (x *Request) GetOnBehalfOf() string {
+	if x != nil {
+		return x.OnBehalfOf
+	}
+	return ""
 }
 
 func (x *Request) GetCall() isRequest_Call {
@@ -3337,7 +3349,8 @@ type Events struct {
 	// watch is the number of the request that began it.
 	Watch  uint64   `protobuf:"varint,1,opt,name=watch,proto3" json:"watch,omitempty"`
 	Events []*Event `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
-	// error, if set, is the end of the watch: COMPACTED if the client was too slow.
+	// error, if set, is the end of the watch: COMPACTED if the client was too slow, DENIED if new rules do not let it read
+	// the name.
 	Error         *Error `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3732,12 +3745,14 @@ const file_lock_proto_rawDesc = "" +
 	"\rClientMessage\x121\n" +
 	"\brequests\x18\x01 \x03(\v2\x15.fencelock.v1.RequestR\brequests\">\n" +
 	"\rServerMessage\x12-\n" +
-	"\areplies\x18\x01 \x03(\v2\x13.fencelock.v1.ReplyR\areplies\"\xae\a\n" +
+	"\areplies\x18\x01 \x03(\v2\x13.fencelock.v1.ReplyR\areplies\"\xd0\a\n" +
 	"\aRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
 	"\asession\x18\x02 \x01(\fR\asession\x12\x1a\n" +
 	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\"\n" +
-	"\facknowledged\x18\x04 \x01(\x04R\facknowledged\x12+\n" +
+	"\facknowledged\x18\x04 \x01(\x04R\facknowledged\x12 \n" +
+	"\fon_behalf_of\x18\x05 \x01(\tR\n" +
+	"onBehalfOf\x12+\n" +
 	"\x05hello\x18\n" +
 	" \x01(\v2\x13.fencelock.v1.HelloH\x00R\x05hello\x12>\n" +
 	"\fopen_session\x18\v \x01(\v2\x19.fencelock.v1.OpenSessionH\x00R\vopenSession\x12.\n" +

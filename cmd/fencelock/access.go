@@ -17,7 +17,8 @@ type accessFiles struct{ rules, principals string }
 
 func (a *accessFiles) define(o *options) {
 	o.StringVar(&a.rules, rulesOption, "", "a `FILE` with the rules that say who may do what, see docs/SECURITY.md; "+
-		"everything else is denied")
+		"everything else is denied. Without it, and with --principals, the rules of the bundled server decide, which grant "+
+		"the certificate of this gateway the right to proxy")
 	o.StringVar(&a.principals, principalsOption, "", "a `FILE` that says whose the tokens and certificates of clients are; "+
 		"both files are read again when they change")
 }
@@ -28,30 +29,39 @@ const (
 	principalsOption = "principals"
 )
 
-// open reads the files. It returns nil without files. changed gets each file that is read again later, as an audit
-// event with the digest of the rules.
+// open reads the files. It returns nil without files. bundled: the lock service may have rules, so that principals
+// without rules are those for it. changed gets each file that is read again later, as an audit event with the digest of
+// the rules.
 func (a *accessFiles) open(
-	log *slog.Logger, changed func(event, file, rules string),
+	log *slog.Logger, bundled bool, changed func(event, file, rules string),
 ) (access *gateway.Access, files []reloader, err error) {
-	if (a.rules == "") != (a.principals == "") {
-		return nil, nil, errors.New("--rules and --principals belong together")
-	}
-	if a.rules == "" {
+	switch {
+	case a.rules == "" && a.principals == "":
 		return nil, nil, nil
+	case a.principals == "":
+		return nil, nil, errors.New("--rules needs --principals")
+	case a.rules == "" && !bundled:
+		return nil, nil, errors.New("--principals needs --rules: only the bundled server has its own")
 	}
-	all, err := reread("--rules", a.rules, rules.Parse, log, func(r *rules.Rules) {
-		changed("set-rules", a.rules, r.Digest())
-	})
-	if err != nil {
-		return nil, nil, err
+	access, digest := &gateway.Access{}, func() string { return "" }
+	if a.rules != "" {
+		all, err := reread("--rules", a.rules, rules.Parse, log, func(r *rules.Rules) {
+			changed("set-rules", a.rules, r.Digest())
+		})
+		if err != nil {
+			return nil, nil, err
+		}
+		access.Rules, digest = all.Current, func() string { return all.Current().Digest() }
+		files = append(files, all)
 	}
 	proofs, err := reread("--principals", a.principals, principal.ParseProofs, log, func(*principal.Proofs) {
-		changed("set-principals", a.principals, all.Current().Digest())
+		changed("set-principals", a.principals, digest())
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	return &gateway.Access{Proofs: proofs.Current, Rules: all.Current}, []reloader{all, proofs}, nil
+	access.Proofs = proofs.Current
+	return access, append(files, proofs), nil
 }
 
 // reread reads a file that an option names, and again when it has changed. A file that makes no sense then leaves the

@@ -71,8 +71,8 @@ func TestGatewayWithRulesThatMakeNoSense(t *testing.T) {
 	t.Parallel()
 	good, wrong := fileOf(t, "good", ""), fileOf(t, "wrong", "# one\nallow all\n")
 	for args, want := range map[string]string{
-		"--rules " + good:                                     "--rules and --principals belong together",
-		"--principals " + good:                                "--rules and --principals belong together",
+		"--rules " + good:                                     "--rules needs --principals",
+		"--principals " + good:                                "--principals needs --rules",
 		"--rules " + wrong + " --principals " + good:          "--rules " + wrong + `: line 2: "all": the verbs are missing`,
 		"--rules " + good + " --principals " + wrong:          "--principals " + wrong + `: line 2: "allow": want KIND:NAME`,
 		"--rules " + good + " --principals " + good + ".none": "no such file",

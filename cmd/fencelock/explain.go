@@ -81,7 +81,7 @@ func defineExplain(o *options) func([]string) error {
 }
 
 func (s *lookSettings) explain(ctx context.Context, name string) error {
-	if scheme, _, _ := strings.Cut(s.backend, "://"); scheme != "fencelock" && scheme != "fencelocks" {
+	if !isBundled(s.backend) {
 		return fmt.Errorf("explain: only the bundled server tells who waits; see fencelock holder: %w", backend.ErrUnsupported)
 	}
 	admin, err := builtin.OpenAdmin(s.backend)

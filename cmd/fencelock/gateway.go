@@ -370,7 +370,7 @@ func (s *gatewaySettings) serve() error {
 	if err != nil {
 		host = s.door.listen
 	}
-	access, files, err := s.access.open(s.log, func(event, file, rules string) {
+	access, files, err := s.access.open(s.log, isBundled(s.backend), func(event, file, rules string) {
 		s.audit.log.Write(audit.Event{
 			Server: host, Event: event, Outcome: audit.Done, Principal: string(principal.Process), Name: file, Rules: rules,
 		})

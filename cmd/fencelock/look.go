@@ -24,6 +24,12 @@ import (
 // localServer is the URL of "fencelock serve" without options.
 const localServer = "fencelock://127.0.0.1:7480"
 
+// isBundled reports whether a URL is of the bundled server.
+func isBundled(rawURL string) bool {
+	scheme, _, _ := strings.Cut(rawURL, "://")
+	return scheme == "fencelock" || scheme == "fencelocks"
+}
+
 // lookSettings are the options of all these subcommands.
 type lookSettings struct {
 	word    string // the subcommand, for messages

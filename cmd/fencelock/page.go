@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"strings"
 
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/internal/gateway"
@@ -35,7 +34,7 @@ func serviceOf(admin *builtin.Admin, own *server.Server) func(context.Context) g
 
 // serviceAt is serviceOf for a URL; nil if that is not of a cluster of the bundled server.
 func serviceAt(rawURL string) func(context.Context) gateway.Service {
-	if !strings.HasPrefix(rawURL, "fencelock") {
+	if !isBundled(rawURL) {
 		return nil
 	}
 	admin, err := builtin.OpenAdmin(rawURL)

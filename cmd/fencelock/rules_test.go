@@ -108,8 +108,7 @@ func TestTokenCreate(t *testing.T) {
 	}
 }
 
-// A cluster gets its first rules from its options, and then others from operators. Its HTTP door, which does not know
-// its clients, serves probes alone.
+// A cluster gets its first rules from its options, and then others from operators. They count over HTTP, too.
 func TestRulesOfACluster(t *testing.T) {
 	t.Parallel()
 	first := fileOf(t, "first", "allow * acquire,read jobs\n")
@@ -128,7 +127,9 @@ func TestRulesOfACluster(t *testing.T) {
 	} {
 		start(t, args...).expectExit(exitDenied, "denied")
 	}
-	for path, want := range map[string]int{"/livez": 200, "/v1/locks": 403, "/": 403} {
+	for path, want := range map[string]int{
+		"/livez": 200, "/v1/locks": 200, "/": 200, "/v1/locks/jobs%2F1": 404, "/v1/locks/else": 403,
+	} {
 		resp, err := http.Get(door + path)
 		if err != nil {
 			t.Fatal(err)

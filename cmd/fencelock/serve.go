@@ -413,7 +413,7 @@ func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-cha
 		return failed
 	}
 	d := builtin.AttachMember(builtin.Member{
-		Connect: func(ctx context.Context) builtin.Stream { return srv.AttachAs(ctx, doorClient) },
+		Connect: func(ctx context.Context) builtin.Stream { return srv.AttachDoor(ctx, doorClient) },
 		Address: srv.Advertised(),
 	}, &builtin.Options{TLS: s.cluster.config, Logger: s.config.Log})
 	go func() {
@@ -424,12 +424,8 @@ func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-cha
 		admin := builtin.NewAdmin([]string{srv.Advertised()}, &builtin.Options{TLS: s.cluster.config})
 		o := gateway.Options{
 			Key: s.keys.key, OldKeys: s.keys.old, Identity: s.keys.identity, Log: s.config.Log,
-			Audit: s.audit.log, AuditAs: srv.ID(), Draining: s.ops.draining, Service: serviceOf(admin, srv), Shut: func() string {
-				if srv.Ruled() {
-					return shutByRules
-				}
-				return ""
-			},
+			Audit: s.audit.log, AuditAs: srv.ID(), Draining: s.ops.draining, Service: serviceOf(admin, srv),
+			Access: &gateway.Access{Proofs: s.config.Proofs, Certificate: server.PrincipalOf, Ruled: srv.Ruled},
 		}
 		reached := func(context.Context, func(error)) (backend.Driver, error) { return d, nil }
 		held, err := s.door.serve(ctx, o, s.tls, admit, reached, &s.ops, func() {})
@@ -442,11 +438,6 @@ func (s *serveSettings) serveHTTP(ctx context.Context, srv *server.Server) <-cha
 	}()
 	return failed
 }
-
-// shutByRules is the answer to clients of a member over HTTP while the cluster has rules: the member does not know who
-// they are.
-const shutByRules = "the cluster has rules, which do not know the clients of a member over HTTP: use a gateway with " +
-	"--rules and --principals, see docs/SECURITY.md"
 
 // doorClient is the name of the HTTP server in the lists of sessions, where limits count by client.
 const doorClient = "http"

@@ -41,7 +41,9 @@ type Event struct {
 	Outcome string `json:"outcome"`
 	// Principal is who did it, as the server has authenticated them; Nobody has the address. From is their address.
 	Principal string `json:"principal,omitempty"`
-	From      string `json:"from,omitempty"`
+	// Via is the principal of the gateway that asked for Principal, and has authenticated them.
+	Via  string `json:"via,omitempty"`
+	From string `json:"from,omitempty"`
 	// Name is the lock, or what else it was done to.
 	Name string `json:"name,omitempty"`
 	// Owner and Holder are of the hold that it is about: as its client claims, and its principal. Token is the hold's.
@@ -128,7 +130,8 @@ func (l *Log) Write(e Event) {
 	}
 	e.Time = e.Time.UTC()
 	for _, text := range []*string{
-		&e.Server, &e.Event, &e.Outcome, &e.Principal, &e.From, &e.Name, &e.Owner, &e.Holder, &e.By, &e.Reason, &e.Rules,
+		&e.Server, &e.Event, &e.Outcome, &e.Principal, &e.Via, &e.From, &e.Name, &e.Owner, &e.Holder, &e.By, &e.Reason,
+		&e.Rules,
 	} {
 		*text = clean(*text)
 	}

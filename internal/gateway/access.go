@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"net"
 	"net/http"
@@ -10,17 +12,31 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// Access has the rules and the identities. Both functions are called for each request: their results may change.
+// Access has the rules and the identities. Its functions are called for each request: their results may change.
 type Access struct {
-	// Proofs returns the identities of tokens and certificates.
+	// Proofs returns the identities of tokens and certificates. Nil: no token is known, and a header Authorization without
+	// one is ignored.
 	Proofs func() *principal.Proofs
-	// Rules returns the rights of principals.
+	// Certificate returns the identity of a verified certificate, in place of Proofs. Nil: Proofs does.
+	Certificate func(*x509.Certificate) principal.Principal
+	// Rules returns the rights of principals. Nil: the lock service has the rules, and gets with each call the principal
+	// for whom it is: see principal.For.
 	Rules func() *rules.Rules
+	// Ruled reports whether the lock service has rules at present: only then is a lock token for its principal alone. Nil:
+	// always.
+	Ruled func() bool
 }
+
+// decides reports whether the gateway itself decides by rules.
+func (g *Gateway) decides() bool { return g.o.Access != nil && g.o.Access.Rules != nil }
+
+// sends reports whether the lock service gets the principal of each call.
+func (g *Gateway) sends() bool { return g.o.Access != nil && g.o.Access.Rules == nil }
 
 // tokenGrace is the time by which a watch outlasts its token. The client has that time to start a watch with a fresh
 // token.
@@ -45,13 +61,32 @@ func (g *Gateway) identified(r *http.Request) *http.Request {
 	if g.o.Access == nil {
 		return r
 	}
-	return r.WithContext(context.WithValue(r.Context(), callerKey{}, g.identify(r, time.Now())))
+	c := g.identify(r, time.Now())
+	ctx := context.WithValue(r.Context(), callerKey{}, c)
+	if g.sends() {
+		ctx = principal.For(ctx, cmp.Or(c.who, addressOf(r)))
+	}
+	return r.WithContext(ctx)
+}
+
+// addressOf is the principal of a sender without a credential, for people.
+func addressOf(r *http.Request) principal.Principal {
+	return principal.Address(front.ClientOf(front.HostOf(r.RemoteAddr)))
 }
 
 // identify returns the sender of r: by its token, or else by its certificate. A token must be valid at an instant.
 func (g *Gateway) identify(r *http.Request, at time.Time) (c caller) {
-	proofs := g.o.Access.Proofs()
-	switch given := r.Header.Values("Authorization"); {
+	var proofs *principal.Proofs
+	if g.o.Access.Proofs != nil {
+		proofs = g.o.Access.Proofs()
+	}
+	given := r.Header.Values("Authorization")
+	if proofs == nil { // it may be for a proxy in front
+		given = slices.DeleteFunc(slices.Clone(given), func(text string) bool { return !hasToken(text) })
+	}
+	switch {
+	case len(given) > 0 && proofs == nil:
+		c.err = errors.New("this server knows no tokens: see --principals")
 	case len(given) > 1:
 		c.err = errors.New("the request has several headers Authorization")
 	case len(given) == 1:
@@ -62,9 +97,20 @@ func (g *Gateway) identify(r *http.Request, at time.Time) (c caller) {
 		}
 		c.who, c.err = proofs.Token(strings.TrimSpace(token), at)
 	case r.TLS != nil && len(r.TLS.VerifiedChains) > 0:
-		c.who = proofs.Certificate(r.TLS.VerifiedChains[0][0])
+		leaf := r.TLS.VerifiedChains[0][0]
+		if g.o.Access.Certificate != nil {
+			c.who = g.o.Access.Certificate(leaf)
+		} else if proofs != nil {
+			c.who = proofs.Certificate(leaf)
+		}
 	}
 	return c
+}
+
+// hasToken reports whether a header Authorization has a token for a gateway.
+func hasToken(given string) bool {
+	_, token, _ := strings.Cut(given, " ")
+	return principal.CheckToken(strings.TrimSpace(token)) == nil
 }
 
 // unauthenticated is the answer to a refused token.
@@ -82,17 +128,6 @@ func (g *Gateway) credential(r *http.Request) *Problem {
 	return nil
 }
 
-// shut refuses everything but probes while Options.Shut returns a reason.
-func (g *Gateway) shut(r *http.Request) *Problem {
-	if g.o.Shut == nil || r.URL.Path == livePath || r.URL.Path == readyPath {
-		return nil
-	}
-	if why := g.o.Shut(); why != "" {
-		return problem(codeDenied, why)
-	}
-	return nil
-}
-
 // scopeOf returns the owner of request ids and holds: a principal, or else a certificate. It is empty for other
 // senders.
 func scopeOf(r *http.Request) string {
@@ -102,10 +137,9 @@ func scopeOf(r *http.Request) string {
 	return certificateOf(r)
 }
 
-// boundTo returns who may use the lock tokens that r gets, where Options.Access is set; else everybody with the token
-// may.
+// boundTo returns who may use the lock tokens that r gets, where there are rules; else everybody with the token may.
 func (g *Gateway) boundTo(r *http.Request) string {
-	if g.o.Access == nil {
+	if a := g.o.Access; a == nil || a.Ruled != nil && !a.Ruled() {
 		return ""
 	}
 	return scopeOf(r)
@@ -117,7 +151,7 @@ func (g *Gateway) may(ctx context.Context, v rules.Verb, name string) error {
 		return problemOf(err)
 	}
 	r := requestOf(ctx)
-	if g.o.Access == nil {
+	if !g.decides() {
 		return trustListener(r, v)
 	}
 	if p := g.decide(callerOf(r).who, v, name, false); p != nil {
@@ -134,7 +168,7 @@ func (g *Gateway) mayHold(ctx context.Context, wishes ...wish) error {
 		if err := g.may(ctx, rules.Acquire, w.Name); err != nil {
 			return named(err, w.Name, len(wishes))
 		}
-		if !w.Hierarchical || g.o.Access == nil {
+		if !w.Hierarchical || !g.decides() {
 			continue
 		}
 		if p := g.decide(callerOf(requestOf(ctx)).who, rules.Acquire, w.Name, true); p != nil {
@@ -153,7 +187,7 @@ func named(err error, name string, of int) error {
 	return err
 }
 
-// decide asks the rules. The caller has a name, and Options.Access is set.
+// decide asks the rules, where the gateway has them. The caller has checked the name.
 func (g *Gateway) decide(who principal.Principal, v rules.Verb, name string, subtree bool) *Problem {
 	if why := g.o.Access.Rules().Refusal(who, v, name, subtree); why != "" {
 		return problem(codeDenied, why)
@@ -161,8 +195,8 @@ func (g *Gateway) decide(who principal.Principal, v rules.Verb, name string, sub
 	return nil
 }
 
-// trustListener decides without rules: everybody may do everything, but force-release requires a client on this
-// machine, or a verified certificate.
+// trustListener decides without rules of the gateway: everybody may do everything, but force-release requires a client
+// on this machine, or a verified certificate.
 func trustListener(r *http.Request, v rules.Verb) error {
 	if v != rules.Force || certificateOf(r) != "" {
 		return nil
@@ -177,7 +211,7 @@ func trustListener(r *http.Request, v rules.Verb) error {
 // reads returns the filter for names that the sender of the request may see. It fails if the sender may not see any
 // name.
 func (g *Gateway) reads(ctx context.Context) (func(name string) bool, error) {
-	if g.o.Access == nil {
+	if !g.decides() {
 		return func(string) bool { return true }, nil
 	}
 	who, all := callerOf(requestOf(ctx)).who, g.o.Access.Rules()
@@ -190,7 +224,7 @@ func (g *Gateway) reads(ctx context.Context) (func(name string) bool, error) {
 // hide removes the blocker from the answer to an acquire, unless the sender of the request may read every name of the
 // request.
 func (g *Gateway) hide(ctx context.Context, p *Problem, wishes []wish) *Problem {
-	if g.o.Access == nil || p.own || p.Code != codeHeld && p.Code != codeDeadlock {
+	if !g.decides() || p.own || p.Code != codeHeld && p.Code != codeDeadlock {
 		return p
 	}
 	var names []string
@@ -218,6 +252,9 @@ func (g *Gateway) still(r *http.Request, name string) *Problem {
 	c := g.identify(r, time.Now().Add(-tokenGrace))
 	if c.err != nil {
 		return unauthenticated(c.err)
+	}
+	if !g.decides() {
+		return nil
 	}
 	return g.decide(c.who, rules.Read, name, false)
 }

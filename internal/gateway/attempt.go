@@ -8,6 +8,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/history"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // attempt is one acquire, of one name or of several in one step, from its first request until its holds have ended.
@@ -138,7 +139,7 @@ func (g *Gateway) begin(key, print string, by *ask, rs []backend.Request,
 	if rs[0].Wait {
 		bound = waitMost
 	}
-	ctx, cancel := context.WithTimeout(g.closing, bound)
+	ctx, cancel := context.WithTimeout(principal.For(g.closing, by.sentFor), bound)
 	a = &attempt{
 		key: key, print: print, named: by.requestID != "", requests: rs, cancel: cancel, done: make(chan struct{}),
 		owner: ownedKey{scope: by.scope, owner: by.owner}, principal: by.principal,

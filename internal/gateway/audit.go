@@ -9,8 +9,6 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
-	"github.com/fencelock/fencelock/internal/front"
-	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // refused is the problem that a request was refused with, for the audit log.
@@ -45,18 +43,16 @@ func (g *Gateway) audit(r *http.Request, e audit.Event) {
 		return
 	}
 	e.Server, e.From = g.o.AuditAs, r.RemoteAddr
-	if e.Principal = scopeOf(r); e.Principal == "" {
-		e.Principal = string(principal.Address(front.ClientOf(front.HostOf(r.RemoteAddr))))
-	}
-	if g.o.Access != nil {
+	e.Principal = cmp.Or(scopeOf(r), string(addressOf(r)))
+	if g.decides() {
 		e.Rules = g.o.Access.Rules().Digest()
 	}
 	g.o.Audit.Write(e)
 }
 
-// auditRefusal writes that a request was denied.
+// auditRefusal writes that a request was denied, unless the lock service did so, which writes whom it has denied.
 func (g *Gateway) auditRefusal(r *http.Request, was *refused) {
-	if g.o.Audit == nil || was.problem == nil {
+	if g.o.Audit == nil || was.problem == nil || g.sends() && was.problem.byService {
 		return
 	}
 	if code := was.problem.Code; code != codeDenied && code != codeUnauthenticated {

@@ -8,15 +8,16 @@ import (
 	"sync"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // feedEvents bounds how many events of a name are kept for watchers that are behind.
 const feedEvents = 1024
 
-// feed is the only watch of a name at the service, for all watchers of the name here. However many they are, the
-// service sends each event once.
+// feed is the only watch of a name at the service, for all watchers of the name here: of one principal, where the service
+// gets those. However many they are, the service sends each event once.
 type feed struct {
-	name    string
+	feedKey
 	watched int // how many use it; protected by Gateway.mu
 	cancel  context.CancelFunc
 
@@ -28,25 +29,31 @@ type feed struct {
 	news   chan struct{} // closed when an event is added, and at the end
 }
 
+// feedKey identifies a feed.
+type feedKey struct {
+	name    string
+	sentFor principal.Principal // for whom the lock service is asked; empty if it is not told
+}
+
 // anyRevision is the floor of a feed that knows no revision yet: it has no event for certain.
 const anyRevision = math.MaxUint64
 
-// feedOf returns the feed of a name, which the caller leaves when it no longer uses it; nil if the gateway closes. now is
+// feedOf returns a feed, which the caller leaves when it no longer uses it; nil if the gateway closes. now is
 // a revision that the service has reached, 0 if unknown.
-func (g *Gateway) feedOf(d backend.Watcher, name string, now uint64) *feed {
+func (g *Gateway) feedOf(d backend.Watcher, k feedKey, now uint64) *feed {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closing.Err() != nil {
 		return nil
 	}
-	f := g.feeds[name]
+	f := g.feeds[k]
 	if f == nil {
-		ctx, cancel := context.WithCancel(g.closing)
-		f = &feed{name: name, cancel: cancel, floor: anyRevision, news: make(chan struct{})}
+		ctx, cancel := context.WithCancel(principal.For(g.closing, k.sentFor))
+		f = &feed{feedKey: k, cancel: cancel, floor: anyRevision, news: make(chan struct{})}
 		if now != 0 {
 			f.floor = now
 		}
-		g.feeds[name] = f
+		g.feeds[k] = f
 		g.work.Go(func() { g.fill(ctx, d, f, now) })
 	}
 	f.watched++
@@ -61,11 +68,11 @@ func (g *Gateway) leaveFeed(f *feed) {
 	}
 }
 
-// dropFeed makes the next watcher of the name begin another feed. The caller holds g.mu.
+// dropFeed makes the next watcher begin another feed. The caller holds g.mu.
 func (g *Gateway) dropFeed(f *feed) {
 	f.cancel()
-	if g.feeds[f.name] == f {
-		delete(g.feeds, f.name)
+	if g.feeds[f.feedKey] == f {
+		delete(g.feeds, f.feedKey)
 	}
 }
 
@@ -193,7 +200,7 @@ func (g *Gateway) follow(
 		if now == 0 {
 			now = g.present(ctx, name)
 		}
-		f := g.feedOf(d, name, now)
+		f := g.feedOf(d, feedKey{name, principal.CallsFor(ctx)}, now)
 		if f == nil {
 			yield(backend.Change{}, watchEnded())
 			return

@@ -55,9 +55,6 @@ type Options struct {
 	// or a verified certificate.
 	Access *Access
 
-	// Shut returns the reason why everything but probes is denied at present, or "". Nil: never.
-	Shut func() string
-
 	// Limits bound the gateway's state.
 	Limits Limits
 
@@ -150,7 +147,7 @@ type Gateway struct {
 	watches  share
 	held     share // holds of this replica, and attempts
 	sessions sessions
-	feeds    map[string]*feed // by the watched name
+	feeds    map[feedKey]*feed
 }
 
 // New returns a gateway. It does no I/O.
@@ -178,7 +175,7 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds, clock: about.Clock,
 		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]chan struct{}{},
-		owned: map[ownedKey]*hold{}, feeds: map[string]*feed{}, rates: newRates(l), sessions: sessions{most: l.ClientSessions},
+		owned: map[ownedKey]*hold{}, feeds: map[feedKey]*feed{}, rates: newRates(l), sessions: sessions{most: l.ClientSessions},
 		waits: newShare("waits", l.Waits, l.ClientWaits), watches: newShare("watches", l.Watches, l.ClientWatches),
 		held: newShare("holds", l.Holds, l.ClientHolds),
 	}
@@ -277,10 +274,6 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 			}
 		}
 		if p := g.credential(r); p != nil {
-			write(w, p)
-			return
-		}
-		if p := g.shut(r); p != nil {
 			write(w, p)
 			return
 		}

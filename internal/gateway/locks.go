@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 // pollMost bounds the wait of one request, below the 60 s after which load balancers time out.
@@ -36,7 +37,8 @@ type wish struct {
 
 // ask is one acquire.
 type ask struct {
-	scope, principal string // scopeOf and principalOf the request
+	scope, principal string              // scopeOf and principalOf the request
+	sentFor          principal.Principal // for whom the lock service is asked; empty if it is not told
 	owner, requestID string
 	fresh            bool // requestID was generated here for it
 	ttl, minHold     time.Duration

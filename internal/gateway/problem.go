@@ -34,6 +34,8 @@ type Problem struct {
 
 	headers http.Header
 	own     bool // it shows only data that the sender of the request has itself
+	// byService: the lock service has denied it.
+	byService bool
 }
 
 // DeadlockEdge is one edge of a cycle.
@@ -182,7 +184,9 @@ func problemOf(err error) *Problem {
 	case is(backend.ErrHistoryLost):
 		return problem(codeHistory, say)
 	case is(backend.ErrDenied):
-		return problem(codeDenied, say)
+		p := problem(codeDenied, say)
+		p.byService = true
+		return p
 	case is(backend.ErrMisconfigured):
 		return problem(codeMisconfig, say)
 	case errors.As(err, &cycle):

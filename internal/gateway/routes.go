@@ -16,6 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
@@ -331,9 +332,9 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 	}
 	r := requestOf(ctx)
 	a := &ask{
-		scope: scopeOf(r), principal: principalOf(r), owner: t.OwnerID, requestID: t.RequestID,
-		wishes: wishes,
-		wait:   t.Wait || t.WaitMillis > 0, keep: t.KeepPlace, most: pollMost,
+		scope: scopeOf(r), principal: principalOf(r), sentFor: principal.CallsFor(ctx), owner: t.OwnerID,
+		requestID: t.RequestID, wishes: wishes,
+		wait: t.Wait || t.WaitMillis > 0, keep: t.KeepPlace, most: pollMost,
 	}
 	var errs [3]error
 	a.ttl, errs[0] = millis("ttlMillis", t.TTLMillis)

@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/principal"
 )
 
 const (
@@ -110,6 +111,10 @@ func (m *Machine) checkRequest(r *Request) *Result {
 		return invalid("Nonce", "the level is %d", m.level)
 	case r.HeedsMaxHold && m.level < LevelRules:
 		return invalid("HeedsMaxHold", "the level is %d", m.level)
+	case r.For != "" && m.level < LevelRules:
+		return invalid("For", "the level is %d", m.level)
+	case r.For == principal.Process:
+		return invalid("For", "nobody asks for %s", r.For)
 	case r.Kind > Permits:
 		return invalid("Kind", "%d", r.Kind)
 	case r.Kind == Permits && !inRange:
@@ -126,6 +131,9 @@ func (m *Machine) checkRequest(r *Request) *Result {
 		return limited("MetadataBytes")
 	}
 	if bad := m.checkSealed(r.Sealed); bad != nil {
+		return bad
+	}
+	if bad := checkText("For", string(r.For), maxOwnerBytes); bad != nil {
 		return bad
 	}
 	return checkText("Owner", r.Owner, maxOwnerBytes)

@@ -46,7 +46,7 @@ func appendRequest(dst []byte, r *Request) []byte {
 	dst = appendText(dst, r.Owner)
 	dst = append(dst, byte(r.Kind))
 	dst = appendFlags(dst, r.Hierarchical, r.Permits|r.Limit != 0, r.MinHold != 0, len(r.Metadata) > 0,
-		r.Nonce != fencing.Nonce{}, r.Sealed != "", r.HeedsMaxHold)
+		r.Nonce != fencing.Nonce{}, r.Sealed != "", r.HeedsMaxHold, r.For != "")
 	if r.Permits|r.Limit != 0 {
 		dst = appendUint(dst, uint64(r.Permits))
 		dst = appendUint(dst, uint64(r.Limit))
@@ -66,6 +66,9 @@ func appendRequest(dst []byte, r *Request) []byte {
 	}
 	if r.Sealed != "" {
 		dst = appendText(dst, r.Sealed)
+	}
+	if r.For != "" {
+		dst = appendText(dst, string(r.For))
 	}
 	return dst
 }
@@ -212,7 +215,7 @@ func (r *reader) request() (q Request) {
 	q.Name, q.ID, q.HoldID = r.threeTexts()
 	q.Owner = r.text() // most requests of a session have the same: see shareOwner
 	q.Kind = Kind(r.byte())
-	f := r.flags(7)
+	f := r.flags(8)
 	q.Hierarchical, q.HeedsMaxHold = f[0], f[6]
 	if f[1] {
 		q.Permits, q.Limit = uint32(r.max(1<<32-1)), uint32(r.max(1<<32-1))
@@ -233,6 +236,7 @@ func (r *reader) request() (q Request) {
 		q.Sealed = r.text()
 		r.must(q.Sealed != "", "nothing is sealed")
 	}
+	q.For = r.principal(f[7])
 	return q
 }
 

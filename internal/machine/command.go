@@ -140,6 +140,9 @@ type Request struct {
 	// HeedsMaxHold: the client ends the hold by Grant.MaxHold. A request without it is refused where a policy has a
 	// maximum, since its client would believe to hold the name beyond it. From LevelRules.
 	HeedsMaxHold bool
+	// For is the principal for whom that of the session asks, as a gateway does for its clients: the rules must allow
+	// both. Empty: it asks for itself. From LevelRules.
+	For principal.Principal
 	// Metadata is shown to those who look: up to Limits.MetadataBytes bytes of valid UTF-8, keys and values together.
 	Metadata map[string]string
 }

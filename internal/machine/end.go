@@ -75,6 +75,15 @@ func (m *Machine) cancel(w *wait) {
 	m.removeWait(w)
 }
 
+// endWait ends a wait of which r is a request, and notifies its session.
+func (m *Machine) endWait(w *wait, r *Request, why Cause, detail string) {
+	m.cancel(w)
+	m.notices = append(m.notices, Notice{
+		Type: NoticeLost, Session: w.session, Ticket: w.ticket, Name: r.Name, RequestID: r.ID, Sealed: r.Sealed,
+		Cause: why, Detail: detail,
+	})
+}
+
 func (m *Machine) cancelWait(c *Command) *Result {
 	h, w := m.find(c.Name, c.RequestID)
 	switch {
@@ -135,8 +144,8 @@ func (m *Machine) forceRelease(c *Command) *Result {
 	if c.conditional() && m.level < LevelNonces {
 		return invalid("Op", "the level is %d", m.level)
 	}
-	if r := m.refuse(c.Principal, rules.Force, c.Name, false); r != nil {
-		return r
+	if why := m.rules.Refusal(c.Principal, rules.Force, c.Name, false); why != "" {
+		return refusedBy(why)
 	}
 	e := m.names[c.Name]
 	if e == nil {

@@ -39,7 +39,8 @@ type Event struct {
 	By     string
 	// Principal is Command.Principal.
 	Principal string
-	// Holder is the principal of Session, where the machine is followed.
+	// Holder is the principal that asked for the hold or the wait: Request.For, or that of Session, where the machine is
+	// followed.
 	Holder principal.Principal
 }
 
@@ -103,7 +104,7 @@ func (m *Machine) record(e Event) uint64 {
 	}
 	m.past.record(e)
 	if m.follows {
-		if s := m.sessions[e.Session]; s != nil {
+		if s := m.sessions[e.Session]; s != nil && e.Holder == "" {
 			e.Holder = s.principal
 		}
 		m.news = append(m.news, e)
@@ -157,6 +158,7 @@ func (m *Machine) News() []Event {
 func eventOf(t EventType, h *hold) Event {
 	return Event{
 		Type: t, Name: h.Name, Session: h.session, Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Token: h.token,
+		Holder: h.For,
 	}
 }
 
@@ -165,5 +167,6 @@ func waitEvent(t EventType, w *wait) Event {
 	r := &w.requests[0]
 	return Event{
 		Type: t, Name: r.Name, Session: w.session, Owner: r.Owner, HoldID: r.HoldID, Kind: r.Kind, Ticket: w.ticket,
+		Holder: r.For,
 	}
 }

@@ -98,11 +98,7 @@ func (m *Machine) relimit(e *entry, limit uint32) {
 				continue
 			}
 			if r.Limit = limit; r.Permits > limit { // it would wait for good, and so would all behind it
-				m.cancel(w)
-				m.notices = append(m.notices, Notice{
-					Type: NoticeLost, Session: w.session, Ticket: w.ticket, Name: r.Name, RequestID: r.ID, Sealed: r.Sealed,
-					Cause: CauseGivenBack,
-				})
+				m.endWait(w, r, CauseGivenBack, "")
 			} else {
 				m.replaceWait(w, &next)
 			}

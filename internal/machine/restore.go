@@ -139,7 +139,7 @@ func (r *reader) state(m *Machine, version byte) {
 		last = h.token.Order()
 		r.must(h.Nonce == fencing.Nonce{} || m.level >= LevelNonces, "a nonce of a lower level")
 		r.must(h.Sealed == "" || m.level >= LevelHiddenIDs, "a sealed id of a lower level")
-		r.must(!h.HeedsMaxHold || m.level >= LevelRules, "a request of a lower level")
+		r.must(!h.HeedsMaxHold && h.For == "" || m.level >= LevelRules, "a request of a lower level")
 		r.must(h.lingering() || m.sessions[h.session] != nil, "a hold of no session")
 		if r.err == nil {
 			m.shareOwner(h)

@@ -56,9 +56,36 @@ func (r *Rules) Refusal(p principal.Principal, v rules.Verb, name string, subtre
 	return r.parsed.Refusal(p, v, name, subtree)
 }
 
-// Any reports whether there is a name with which p may do v.
-func (r *Rules) Any(p principal.Principal, v rules.Verb) bool {
-	return r.parsed == nil || p == principal.Process || r.parsed.Any(p, v)
+// RefusalFor is Refusal where p may ask for another principal, as a gateway does for its clients: then p needs the right
+// to proxy the name, and the other one that to do v. Nobody does anything for others but acquire and read. Where other
+// is empty, p asks for itself.
+func (r *Rules) RefusalFor(p, other principal.Principal, v rules.Verb, name string, subtree bool) string {
+	switch {
+	case r.parsed == nil:
+		return ""
+	case other == "":
+		return r.Refusal(p, v, name, subtree)
+	case v != rules.Acquire && v != rules.Read:
+		return rules.Sentence(p, "may not "+v.String()+" for others", rules.Decision{})
+	case p == principal.Nobody:
+		return "a client without a credential asks for nobody else"
+	}
+	if why := r.Refusal(p, rules.Proxy, name, subtree); why != "" {
+		return why
+	}
+	return r.parsed.Refusal(other, v, name, subtree)
+}
+
+// AnyFor reports whether there is a name with which p may do v, or may do it for another principal: see RefusalFor.
+func (r *Rules) AnyFor(p, other principal.Principal, v rules.Verb) bool {
+	may := func(p principal.Principal, v rules.Verb) bool { return p == principal.Process || r.parsed.Any(p, v) }
+	switch {
+	case r.parsed == nil:
+		return true
+	case other == "":
+		return may(p, v)
+	}
+	return p != principal.Nobody && may(p, rules.Proxy) && r.parsed.Any(other, v)
 }
 
 // Rules returns the rules in force. It never returns nil.
@@ -89,30 +116,20 @@ func (m *Machine) endDeniedWaits() {
 		if bad == nil {
 			continue
 		}
-		m.cancel(w)
-		r := &w.requests[0]
-		m.notices = append(m.notices, Notice{
-			Type: NoticeLost, Session: w.session, Ticket: w.ticket, Name: r.Name, RequestID: r.ID, Sealed: r.Sealed,
-			Cause: CauseDenied, Detail: bad.Detail,
-		})
+		m.endWait(w, &w.requests[0], CauseDenied, bad.Detail)
 	}
 }
 
-// refuse returns the answer to a request that the rules deny; nil if they allow it.
-func (m *Machine) refuse(p principal.Principal, v rules.Verb, name string, subtree bool) *Result {
-	if why := m.rules.Refusal(p, v, name, subtree); why != "" {
-		return &Result{Code: CodeDenied, Field: "Name", Detail: why}
-	}
-	return nil
-}
+// refusedBy is the answer to a request that the rules deny.
+func refusedBy(why string) *Result { return &Result{Code: CodeDenied, Field: "Name", Detail: why} }
 
-// mayAcquire refuses locks that the principal of s may not hold: it needs the right to all names, and to everything
-// under those that are hierarchical.
+// mayAcquire refuses locks that the principal of s may not hold, or not for the principal for whom it asks: it needs the
+// right to all names, and to everything under those that are hierarchical.
 func (m *Machine) mayAcquire(s *session, requests []Request) *Result {
 	for i := range requests {
 		r := &requests[i]
-		if bad := m.refuse(s.principal, rules.Acquire, r.Name, r.Hierarchical); bad != nil {
-			return bad
+		if why := m.rules.RefusalFor(s.principal, r.For, rules.Acquire, r.Name, r.Hierarchical); why != "" {
+			return refusedBy(why)
 		}
 	}
 	return nil

@@ -44,10 +44,14 @@ func (c *conn) auditDenial(q *lockpb.Request, e *lockpb.Error) {
 		return
 	}
 	what, name, owner := c.about(q)
-	c.server.audit(audit.Event{
+	event := audit.Event{
 		Event: what, Outcome: audit.Denied, Principal: string(c.reported), From: c.address,
 		Name: cmp.Or(e.GetName(), name), Owner: owner, By: q.GetForceRelease().GetBy(), Reason: e.GetMessage(),
-	})
+	}
+	if q.GetOnBehalfOf() != "" {
+		event.Principal, event.Via = q.GetOnBehalfOf(), event.Principal
+	}
+	c.server.audit(event)
 }
 
 // about returns what a request asks for, of which name, and for which owner. Of several names it is the name that the
@@ -59,8 +63,9 @@ func (c *conn) about(q *lockpb.Request) (what, name, owner string) {
 	}
 	if all := q.GetAcquireAll().GetRequests(); len(all) > 0 {
 		found := all[0]
+		by, _ := c.asker(q)
 		for _, r := range all {
-			if c.server.rules().Refusal(c.principal, rules.Acquire, r.GetName(), r.GetHierarchical()) != "" {
+			if c.server.rules().RefusalFor(by.client, by.other, rules.Acquire, r.GetName(), r.GetHierarchical()) != "" {
 				found = r
 				break
 			}

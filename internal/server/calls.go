@@ -18,6 +18,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/rules"
 	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
@@ -190,7 +191,9 @@ func (x *call) settleFields(requests []machine.Request) {
 	known := level >= machine.LevelNonces
 	for i := range requests {
 		r := &requests[i]
-		r.HeedsMaxHold = r.HeedsMaxHold && level >= machine.LevelRules
+		if r.For = x.by.other; level < machine.LevelRules {
+			r.HeedsMaxHold, r.For = false, ""
+		}
 		n := &r.Nonce
 		switch {
 		case !known:
@@ -269,6 +272,11 @@ func (x *call) forceRelease(q *lockpb.ForceRelease) error {
 	nonce, err := nonceOf(q.GetNonce())
 	if err != nil {
 		return err
+	}
+	if x.by.other != "" {
+		if why := x.server.rules().RefusalFor(x.by.client, x.by.other, rules.Force, q.GetName(), false); why != "" {
+			return refused(lockpb.Code_CODE_DENIED, "on_behalf_of", "%s", why)
+		}
 	}
 	c := machine.Command{
 		Op: machine.OpForceRelease, Name: q.GetName(), Reason: q.GetReason(), By: q.GetBy(),
@@ -374,7 +382,7 @@ func limitOf(asked uint32, most int) int {
 
 func (x *call) holder(q *lockpb.GetHolder) error {
 	return x.look(func() *lockpb.Reply {
-		if e := x.mayRead(q.GetName()); e != nil {
+		if e := x.server.mayRead(x.by, q.GetName()); e != nil {
 			return errorReply(e)
 		}
 		info := x.machine().Look(q.GetName())
@@ -385,7 +393,7 @@ func (x *call) holder(q *lockpb.GetHolder) error {
 func (x *call) list(q *lockpb.List) error {
 	return x.look(func() *lockpb.Reply {
 		infos, more := x.machine().List(q.GetPrefix(), q.GetAfter(), limitOf(q.GetLimit(), pageLimit))
-		names, next := namePage(infos, more, x.leadership.Time, x.reads())
+		names, next := namePage(infos, more, x.leadership.Time, x.server.reads(x.by))
 		return &lockpb.Reply{Answer: &lockpb.Reply_Names{Names: &lockpb.NameList{Names: names, NextAfter: next}}}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"net"
 	"net/netip"
@@ -15,17 +16,16 @@ import (
 	grpcpeer "google.golang.org/grpc/peer"
 
 	"github.com/fencelock/fencelock/internal/front"
-
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// clientOf says whose a connection is: the principal's of its token, or else the certificate's, by its name, or else
-// the address's. What all
-// connections of one client have counts together. Within the process it is the name given to AttachAs.
+// clientOf says whose a connection is: the principal's of its token, or else the certificate's, by its name, or else the
+// address's. The state of all connections of one client counts together. Within the process it is the name given to
+// AttachDoor, and otherwise empty: no share.
 func clientOf(ctx context.Context) string {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok || p.Addr == nil {
-		name, _ := ctx.Value(clientName{}).(string)
+		name, _ := ctx.Value(doorName{}).(string)
 		return name
 	}
 	if b, ok := bearerOf(ctx); ok {
@@ -67,16 +67,25 @@ func certificateOf(p *grpcpeer.Peer) (name string, ok bool) {
 	if !ok || len(t.State.VerifiedChains) == 0 {
 		return "", false
 	}
-	leaf := t.State.PeerCertificates[0]
-	name = leaf.Subject.CommonName
+	return nameOf(t.State.PeerCertificates[0]), true
+}
+
+// PrincipalOf returns whose a verified certificate of a client is.
+func PrincipalOf(leaf *x509.Certificate) principal.Principal {
+	return principal.Certificate(nameOf(leaf))
+}
+
+// nameOf returns the name by which the owner of a certificate is known.
+func nameOf(leaf *x509.Certificate) string {
+	name := leaf.Subject.CommonName
 	if len(leaf.DNSNames) > 0 {
 		name = cmp.Or(name, leaf.DNSNames[0])
 	}
 	if plain(name) {
-		return name, true
+		return name
 	}
 	sum := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
-	return "of key " + hex.EncodeToString(sum[:8]), true // no plain name has a space
+	return "of key " + hex.EncodeToString(sum[:8]) // no plain name has a space
 }
 
 // plain reports whether a name can be shown and kept as it is: it stands in tables, in the log and in the state.

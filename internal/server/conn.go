@@ -57,6 +57,7 @@ type conn struct {
 	// principal is the connection's principal: it owns the sessions that are opened here.
 	principal principal.Principal
 	reported  principal.Principal // the same for people, with the address of Nobody
+	door      bool                // of the HTTP server of this member, which asks for its clients alone
 	address   string              // from where the connection comes; empty within the process
 	ids       clientIDs           // of the session that was named last; for the reader alone
 	ctx       context.Context
@@ -85,7 +86,7 @@ func (s *Server) serveStream(stream Stream) error {
 	defer cancel()
 	c := &conn{
 		server: s, stream: stream, client: clientOf(ctx), principal: principalOf(ctx), ctx: ctx, out: newOutbox(&s.unread),
-		reported: reportedOf(ctx), address: addressFrom(ctx),
+		reported: reportedOf(ctx), address: addressFrom(ctx), door: ctx.Value(doorName{}) != nil,
 		looks: make(chan struct{}, looksAtOnce), turn: make(chan struct{}, 1), aboard: make(chan struct{}, inFlight),
 		cut: make(chan struct{}),
 	}
@@ -358,7 +359,11 @@ func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 		c.fail(q, replica.ErrNotLeader)
 		return
 	}
-	if err := (&call{conn: c, leadership: r, request: q, receipt: receipt}).start(); err != nil {
+	by, err := c.asker(q)
+	if err == nil {
+		err = (&call{conn: c, leadership: r, request: q, receipt: receipt, by: by}).start()
+	}
+	if err != nil {
 		c.fail(q, err)
 	}
 }
@@ -371,6 +376,7 @@ type call struct {
 	receipt    time.Time
 	session    machine.SessionID // as the state machine knows it; zero if the request has no session
 	ids        clientIDs         // of the session
+	by         asker
 }
 
 // start begins the call. An error is its answer; without one the answer comes later, by reply or fail.
@@ -382,7 +388,7 @@ func (x *call) start() error {
 		}
 		x.name(secret)
 	}
-	if err := x.checkAttached(); err != nil {
+	if err := cmp.Or(x.mayAsk(), x.checkAttached()); err != nil {
 		return err
 	}
 	switch q := x.request.Call.(type) {

@@ -35,11 +35,16 @@ type pipe struct {
 // Attach connects a client in this process: the counterpart of Connect without a network. The connection ends with
 // ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A closed server, or
 // a server that does not lead, says so as over the network.
-func (s *Server) Attach(ctx context.Context) ClientStream { return s.AttachAs(ctx, "") }
+func (s *Server) Attach(ctx context.Context) ClientStream { return s.attach(ctx) }
 
-// AttachAs is Attach for a client with a name, by which its share of the limits counts. The empty name has no share.
-func (s *Server) AttachAs(ctx context.Context, client string) ClientStream {
-	ctx, cancel := context.WithCancel(context.WithValue(ctx, clientName{}, client))
+// AttachDoor is Attach for the HTTP server of this member, whose share of the limits counts by a name. While the cluster
+// has rules it has each right for the clients that it names, and none for itself.
+func (s *Server) AttachDoor(ctx context.Context, name string) ClientStream {
+	return s.attach(context.WithValue(ctx, doorName{}, name))
+}
+
+func (s *Server) attach(ctx context.Context) ClientStream {
+	ctx, cancel := context.WithCancel(ctx)
 	p := &pipe{
 		ctx: ctx, toServer: make(chan *lockpb.ClientMessage, pipeDepth),
 		toClient: make(chan *lockpb.ServerMessage, pipeDepth), closed: make(chan struct{}),
@@ -57,8 +62,8 @@ func (s *Server) AttachAs(ctx context.Context, client string) ClientStream {
 	return clientEnd{p}
 }
 
-// clientName is the context key for the name of a client within the process.
-type clientName struct{}
+// doorName is the context key for the name of the HTTP server of this member.
+type doorName struct{}
 
 type clientEnd struct{ p *pipe }
 

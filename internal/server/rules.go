@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/rules"
 	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
@@ -22,26 +23,60 @@ func (s *Server) Ruled() bool { return s.rules().Parsed() != nil }
 
 func (s *Server) rules() *machine.Rules { return s.replica.State.Machine.Rules() }
 
-// mayRead refuses to show a name that the client may not read.
-func (c *conn) mayRead(name string) *lockpb.Error {
-	if why := c.server.rules().Refusal(c.principal, rules.Read, name, false); why != "" {
+// asker is who asks: the client of a connection for itself, or for another principal, as a gateway does.
+type asker struct {
+	client principal.Principal
+	other  principal.Principal // empty: the client asks for itself
+}
+
+// asker returns who asks by a request.
+func (c *conn) asker(q *lockpb.Request) (asker, error) {
+	by := asker{client: c.principal}
+	if q.GetOnBehalfOf() == "" {
+		return by, nil
+	}
+	var err error
+	if by.other, err = principal.ParseSent(q.GetOnBehalfOf()); err != nil {
+		return by, invalid("on_behalf_of", "%v", err)
+	}
+	return by, nil
+}
+
+// mayAsk refuses the door of a member, which may do everything, to do something for itself under rules: it would do it
+// for a client whose principal it has not named.
+func (x *call) mayAsk() error {
+	if !x.door || x.by.other != "" || !x.server.Ruled() {
+		return nil
+	}
+	switch x.request.Call.(type) {
+	case *lockpb.Request_Acquire, *lockpb.Request_AcquireAll, *lockpb.Request_ForceRelease, *lockpb.Request_GetHolder,
+		*lockpb.Request_List, *lockpb.Request_Watch:
+		return refused(lockpb.Code_CODE_DENIED, "on_behalf_of", "a member's HTTP server asks for its clients alone")
+	}
+	return nil
+}
+
+// mayRead refuses to show a name that may not be read by the one who asks.
+func (s *Server) mayRead(by asker, name string) *lockpb.Error {
+	if why := s.rules().RefusalFor(by.client, by.other, rules.Read, name, false); why != "" {
 		return &lockpb.Error{Code: lockpb.Code_CODE_DENIED, Field: "name", Message: why}
 	}
 	return nil
 }
 
-// reads reports whether the client may read a name, by the rules of the moment of the call.
-func (c *conn) reads() func(name string) bool {
-	all := c.server.rules()
-	return func(name string) bool { return all.Refusal(c.principal, rules.Read, name, false) == "" }
+// reads reports whether a name may be read by the one who asks, by the rules of the moment of the call.
+func (s *Server) reads(by asker) func(name string) bool {
+	all := s.rules()
+	return func(name string) bool { return all.RefusalFor(by.client, by.other, rules.Read, name, false) == "" }
 }
 
-// hide removes from an answer to an acquire who is in the way, unless the client may read every name that it is about.
-func (c *conn) hide(e *lockpb.Error) {
+// hide removes from an answer to an acquire who is in the way, unless every name that it is about may be read by the one
+// who asks.
+func (x *call) hide(e *lockpb.Error) {
 	if e.GetHolder() == "" && e.GetHoldId() == "" && len(e.GetCycle()) == 0 {
 		return
 	}
-	reads := c.reads()
+	reads := x.server.reads(x.by)
 	all := e.GetName() == "" || reads(e.GetName())
 	for _, b := range e.Cycle {
 		all = all && reads(b.Name)

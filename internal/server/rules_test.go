@@ -27,10 +27,15 @@ allow cert:peer     acquire,read,force a
 allow cert:other    acquire,read,force b
 allow cert:auditor  read               ""
 allow cert:admin    admin,proxy        ""
+allow cert:gateway  proxy              a
 `
 
 // matrixCallers are the certificates of those who call; the empty one is a client without a certificate.
-var matrixCallers = []string{"", "acquirer", "reader", "forcer", "peer", "other", "auditor", "admin", "unknown"}
+var matrixCallers = []string{"", "acquirer", "reader", "forcer", "peer", "other", "auditor", "admin", "unknown",
+	"gateway"}
+
+// forwardedCalls are those that a gateway may make for a principal that may make them.
+var forwardedCalls = []string{"acquire", "acquire_all", "get_holder", "watch", "list"}
 
 // ruledServer is a server with rules, which clients reach with a certificate or without one.
 type ruledServer struct {
@@ -171,8 +176,45 @@ func TestRulesMatrix(t *testing.T) {
 		t.Errorf("%d calls, %d rows", fields.Len(), len(rulesMatrix))
 	}
 	readers := []string{"reader", "peer", "auditor"}
+	try := func(c *client, who, what, other string, may, reads bool) {
+		row := rulesMatrix[what]
+		x := &matrixCell{
+			name: "a/held/" + what + "/" + who + ".", free: "a/free/" + what + "/" + who + ".", session: c.open(longTTL),
+		}
+		x.id, x.token = peer.hold(mine, x.name)
+		q := row.call(x)
+		q.OnBehalfOf = other
+		r := c.call(q)
+		if denied := codeOf(r) == lockpb.Code_CODE_DENIED; denied == may {
+			t.Errorf("%s by %q: %v", what, who, r)
+		}
+		if !reads && strings.Contains(r.String(), "somebody") {
+			t.Errorf("%s tells %q who holds what: %v", what, who, r)
+		}
+		if what == "list" && reads != (len(r.GetNames().GetNames()) == 1) {
+			t.Errorf("the list of %q: %v", who, r)
+		}
+		if may && row.may != nil {
+			return
+		}
+		if held := s.replica.State.Machine.Look(x.name).Holders; len(held) != 1 || uint64(held[0].Token) != x.token {
+			t.Errorf("%s by %q changed who holds the lock: %+v", what, who, held)
+		}
+		if held := s.replica.State.Machine.Look(x.free).Holders; len(held) != 0 {
+			t.Errorf("%s by %q took a lock: %+v", what, who, held)
+		}
+	}
+	// Who asks for others: with the right to, without it, without a credential, and with each right but that one.
+	gateways := map[string]*client{}
+	for _, name := range []string{"gateway", "admin", "peer", ""} {
+		gateways[name] = s.as(name)
+	}
 	for _, name := range matrixCallers {
 		c := s.as(name)
+		who := "address:192.0.2.1"
+		if name != "" {
+			who = "cert:" + name
+		}
 		for i := range fields.Len() {
 			what := string(fields.Get(i).Name())
 			row, found := rulesMatrix[what]
@@ -180,30 +222,25 @@ func TestRulesMatrix(t *testing.T) {
 				t.Errorf("the call %s has no row", what)
 				continue
 			}
-			x := &matrixCell{
-				name: "a/held/" + what + "-" + name, free: "a/free/" + what + "-" + name, session: c.open(longTTL),
-			}
-			x.id, x.token = peer.hold(mine, x.name)
-			r := c.call(row.call(x))
 			may := row.may == nil || slices.Contains(row.may, name)
-			if denied := codeOf(r) == lockpb.Code_CODE_DENIED; denied == may {
-				t.Errorf("%s by %q: %v", what, name, r)
+			try(c, name, what, "", may, slices.Contains(readers, name))
+			forwarded := slices.Contains(forwardedCalls, what)
+			for gateway, c := range gateways {
+				if gateway != "gateway" && !forwarded && what != "force_release" {
+					continue
+				}
+				proxies := gateway == "gateway" || gateway == "admin"
+				mayFor := row.may == nil || may && proxies && forwarded
+				try(c, gateway+" for "+who, what, who, mayFor, proxies && slices.Contains(readers, name))
 			}
-			if !slices.Contains(readers, name) && strings.Contains(r.String(), "somebody") {
-				t.Errorf("%s tells %q who holds what: %v", what, name, r)
-			}
-			if what == "list" && slices.Contains(readers, name) != (len(r.GetNames().GetNames()) == 1) {
-				t.Errorf("the list of %q: %v", name, r)
-			}
-			if may && row.may != nil {
-				continue
-			}
-			if held := s.replica.State.Machine.Look(x.name).Holders; len(held) != 1 || uint64(held[0].Token) != x.token {
-				t.Errorf("%s by %q changed who holds the lock: %+v", what, name, held)
-			}
-			if held := s.replica.State.Machine.Look(x.free).Holders; len(held) != 0 {
-				t.Errorf("%s by %q took a lock: %+v", what, name, held)
-			}
+		}
+	}
+	for _, other := range []string{"process:", "socket:", "group:all", "*", "cert:", "peer", "address:",
+		"token:" + strings.Repeat("x", 256)} {
+		q := holderOf("a/held")
+		q.OnBehalfOf = other
+		if r := gateways["gateway"].call(q); codeOf(r) != lockpb.Code_CODE_INVALID || r.GetError().Field != "on_behalf_of" {
+			t.Errorf("for %q: %v", other, r)
 		}
 	}
 }

@@ -37,6 +37,7 @@ type watch struct {
 	name   string
 	prefix bool
 	cursor uint64 // events up to this revision are sent or do not match
+	by     asker
 }
 
 func (w *watch) matches(name string) bool {
@@ -50,7 +51,9 @@ func (x *call) watch(q *lockpb.Watch) error {
 		if e := x.mayWatch(q); e != nil {
 			return errorReply(e)
 		}
-		w := &watch{number: x.request.Number, name: q.GetName(), prefix: q.GetPrefix(), cursor: q.GetSince()}
+		w := &watch{
+			number: x.request.Number, name: q.GetName(), prefix: q.GetPrefix(), cursor: q.GetSince(), by: x.by,
+		}
 		if w.cursor == 0 {
 			w.cursor = x.machine().Revision()
 		} else if _, err := x.machine().EventsSince(w.cursor, 1); err != nil {
@@ -73,8 +76,8 @@ func (x *call) watch(q *lockpb.Watch) error {
 // mayWatch refuses a watch that the client may not read: a name, or, with a prefix, any name at all. For a prefix the
 // client gets the events of the names that it may read.
 func (x *call) mayWatch(q *lockpb.Watch) *lockpb.Error {
-	e := x.mayRead(q.GetName())
-	if e != nil && q.GetPrefix() && x.server.rules().Any(x.principal, rules.Read) {
+	e := x.server.mayRead(x.by, q.GetName())
+	if e != nil && q.GetPrefix() && x.server.rules().AnyFor(x.by.client, x.by.other, rules.Read) {
 		return nil
 	}
 	return e
@@ -129,12 +132,18 @@ func (c *conn) follow() {
 	}
 }
 
-// sendEvents sends the new events of every watch. It stops, and returns false, when the client has enough to read.
+// sendEvents sends the new events of every watch, or its end if its client may no longer read the name. It stops, and
+// returns false, when the client has enough to read.
 func (c *conn) sendEvents() bool {
 	c.watches.mu.Lock()
 	defer c.watches.mu.Unlock()
-	reads := c.reads()
 	for _, w := range c.watches.all {
+		reads := c.server.reads(w.by)
+		if e := c.server.mayRead(w.by, w.name); e != nil && !w.prefix { // the rules have changed
+			delete(c.watches.all, w.number)
+			c.push(&lockpb.Reply{Answer: &lockpb.Reply_Events{Events: &lockpb.Events{Watch: w.number, Error: e}}})
+			continue
+		}
 		for more := true; more; {
 			if !c.out.isCalm() {
 				return false
