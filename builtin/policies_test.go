@@ -11,13 +11,20 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 )
 
-// policies gives the cluster of n policies.
-func policies(t *testing.T, n *node, text string) {
+// adminOf is the service for operators of n.
+func adminOf(t *testing.T, n *node) *builtin.Admin {
 	t.Helper()
 	admin, err := builtin.OpenAdmin("fencelock://" + n.addr())
 	if err != nil {
 		t.Fatal(err)
 	}
+	return admin
+}
+
+// policies gives the cluster of n policies.
+func policies(t *testing.T, n *node, text string) {
+	t.Helper()
+	admin := adminOf(t, n)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	is, err := admin.SetPolicies(ctx, text)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/builtin"
 )
 
 // A waiter that new rules deny returns ErrDenied, and the holder keeps its lock.
@@ -26,8 +25,7 @@ func TestNewRulesEndWaits(t *testing.T) {
 		s, err := d.Look(t.Context(), "a/1")
 		return err == nil && s.Waiters == 1
 	})
-	admin := builtin.NewAdmin([]string{n.server.AdminAddr()}, nil)
-	if _, err := admin.SetRules(t.Context(), "allow * read \"\"\nallow * acquire b\n"); err != nil {
+	if _, err := adminOf(t, n).SetRules(t.Context(), "allow * read \"\"\nallow * acquire b\n"); err != nil {
 		t.Fatal(err)
 	}
 	select {

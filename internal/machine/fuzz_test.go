@@ -22,6 +22,7 @@ func samples() [][]byte {
 	}
 	some := Request{
 		Name: "z", ID: id("request"), Kind: Permits, Permits: 2, Limit: 5, Nonce: fencing.Nonce{1, 2, 3}, HeedsMaxHold: true,
+		For: "token:ci",
 	}
 	s := sid("session")
 	batches := []Batch{

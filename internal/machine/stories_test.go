@@ -254,7 +254,7 @@ func (s *story) option(c *Command, r *Request, a datadriven.CmdArg) bool {
 	}
 	texts := map[string]*string{
 		"owner": &r.Owner, "hold": &r.HoldID, "rawid": &r.ID, "client": &c.Client, "reason": &c.Reason, "by": &c.By,
-		"principal": (*string)(&c.Principal),
+		"principal": (*string)(&c.Principal), "for": (*string)(&r.For),
 	}
 	numbers := map[string]*uint64{"seq": &c.Seq, "acked": &c.Acked, "target": &c.Target}
 	durations := map[string]*time.Duration{"ttl": &c.TTL, "clock": &c.Clock, "min": &r.MinHold}

@@ -390,6 +390,47 @@ func TestRulesFilterWhatIsShown(t *testing.T) {
 	}
 }
 
+// Under rules the HTTP server of a member asks for its clients alone, and without rules for itself as well. A watch of one
+// name ends when new rules deny it to the one for whom it is.
+func TestDoorAsksForItsClients(t *testing.T) {
+	t.Parallel()
+	const text = "allow cert:ann acquire,read a\n"
+	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0"})
+	door := newClient(t, s.AttachDoor(t.Context(), "http"), func() {})
+	session := door.open(longTTL)
+	door.hold(session, "before")
+	operator := operate(t, s.AdminAddr())
+	set := func(text string) {
+		t.Helper()
+		if _, err := operator.SetRules(t.Context(), &lockpb.SetRulesRequest{Text: text}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(text)
+	all := []*lockpb.Request{
+		acquireOf(session, "a", backend.NewRequestID(), false), holderOf("a"), listOf("", "", 0), forceOf("before"),
+		watchOf("a", false, 0),
+	}
+	for _, q := range all {
+		if r := door.call(q); codeOf(r) != lockpb.Code_CODE_DENIED {
+			t.Errorf("for itself, %v: %v", q, r)
+		}
+	}
+	for _, q := range all[:3] {
+		q.OnBehalfOf = "cert:ann"
+		if r := door.call(q); codeOf(r) != lockpb.Code_CODE_UNSPECIFIED {
+			t.Errorf("for a client, %v: %v", q, r)
+		}
+	}
+	watch := watchOf("a", false, 0)
+	watch.OnBehalfOf = "cert:ann"
+	number := door.call(watch).GetNumber()
+	set("allow cert:ann acquire a\n")
+	if e := door.next().GetEvents(); e.GetWatch() != number || e.GetError().GetCode() != lockpb.Code_CODE_DENIED {
+		t.Errorf("the watch goes on with %v", e)
+	}
+}
+
 // The socket in the data directory needs no right, so that rules shut nobody out.
 func TestRulesShutNobodyOut(t *testing.T) {
 	t.Parallel()
