@@ -169,19 +169,12 @@ func (s *session) attempt(
 	grants := make([]backend.Grant, len(rs))
 	for i := range rs {
 		g := d.grantOf(&rs[i], a.grants[i])
-		g.TTL, g.Queued, g.SentAt = s.ttl, a.queued, sent
+		// A repetition, or a late grant, finds a hold that has less than the TTL left of its maximum.
+		g.TTL, g.Queued, g.SentAt = s.ttl, a.queued, max(1, validUntil(sent, s.ttl, a.lasts[i]).Add(-s.ttl))
 		if rs[i].MinHold > 0 {
 			g.MinHoldUntil = a.before.Add(rs[i].MinHold)
 		}
 		grants[i] = g
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i := range grants {
-		// A repetition, or a late grant, finds a hold that has less than the TTL left of its maximum.
-		if h := d.holds[a.wishes[i].key]; h != nil && !h.last.IsZero() {
-			grants[i].SentAt = max(1, min(sent, h.last.Add(-s.ttl)))
-		}
 	}
 	return grants, nil
 }

@@ -57,6 +57,8 @@ type attempt struct {
 	done chan struct{}
 	// grants are one for each of wishes, in their order.
 	grants []*lockpb.Grant
+	// lasts are hold.last of the holds.
+	lasts []backend.Instant
 	// sentAt is the instant from which the holds' validity counts.
 	sentAt backend.Instant
 	// before: the grant is not earlier, so a minimum hold that counts from here is not too long.
@@ -248,7 +250,7 @@ func (a *attempt) inOrder(grants []*lockpb.Grant) []*lockpb.Grant {
 // d.mu.
 func (a *attempt) hold(grants []*lockpb.Grant, from backend.Instant) {
 	for i, w := range a.wishes {
-		a.s.d.hold(a.s, grants[i], w.lost, from)
+		a.lasts = append(a.lasts, a.s.d.hold(a.s, grants[i], w.lost, from))
 	}
 	a.decide(grants, nil)
 }

@@ -38,13 +38,22 @@ type hold struct {
 
 // renewal is that of a hold whose session was proved by a request that was sent then.
 func (h *hold) renewal(sent backend.Instant, ttl time.Duration) backend.Renewal {
-	switch left := h.last.Sub(sent); {
-	case h.last.IsZero() || left >= ttl:
+	switch left := validUntil(sent, ttl, h.last).Sub(sent); {
+	case left == ttl:
 		return backend.Renewal{SentAt: sent, TTL: ttl}
 	case left > 0:
 		return backend.Renewal{SentAt: sent, TTL: left, Last: true}
 	}
 	return backend.Renewal{Err: &backend.NotHeldError{Reason: backend.ReasonMaxHold}}
+}
+
+// validUntil returns until when a hold is valid whose session was proved by a request that was sent then. last is
+// hold.last.
+func validUntil(sent backend.Instant, ttl time.Duration, last backend.Instant) backend.Instant {
+	if until := sent.Add(ttl); last.IsZero() || until <= last {
+		return until
+	}
+	return last
 }
 
 // lastOf is the instant until which a hold lasts that the service has bounded; zero: it has not. from is no later than
@@ -64,13 +73,15 @@ func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 }
 
 // hold notes a lock as granted. A later grant of the same request takes the place of the earlier one, whose holder is
-// the same caller: it gets no notification. from is as in lastOf. The caller holds d.mu.
+// the same caller: it gets no notification. from is as in lastOf. It returns hold.last. The caller holds d.mu.
 //
 // It is called in the step that takes the answer or the push, and not by the caller that waits for it: a loss that is
 // pushed right behind the grant must find the hold in its place.
-func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Loss), from backend.Instant) {
+func (d *Driver) hold(
+	s *session, g *lockpb.Grant, lost func(backend.Loss), from backend.Instant,
+) (last backend.Instant) {
 	k := key{g.Name, g.RequestId}
-	last := lastOf(g, from)
+	last = lastOf(g, from)
 	if old := d.holds[k]; old != nil {
 		if old.token == g.Token && !old.last.IsZero() {
 			last = old.last // a new leader counts anew
@@ -80,6 +91,7 @@ func (d *Driver) hold(s *session, g *lockpb.Grant, lost func(backend.Loss), from
 	s.overtake(k)
 	d.holds[k] = &hold{session: s, token: g.Token, on: d.conn, lost: lost, until: s.proved.Add(s.ttl), last: last}
 	s.Add(1)
+	return last
 }
 
 // drop forgets a hold, whose session it then no longer needs. The caller holds d.mu.

@@ -3,7 +3,6 @@ package audit
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 )
 
@@ -52,5 +51,5 @@ func (l *Log) files() ([]string, error) {
 			names = append(names, e.Name())
 		}
 	}
-	return slices.Clip(names), err
+	return names, err
 }

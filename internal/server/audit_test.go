@@ -146,6 +146,9 @@ func TestAudit(t *testing.T) {
 	if _, err := admin.GetRules(t.Context(), &lockpb.GetRulesRequest{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := s.config.Audit.Close(t.Context()); err != nil { // the log is written later
+		t.Fatal(err)
+	}
 	for _, e := range auditOf(t, dir) {
 		if e.Outcome == audit.Done && (e.Event == "acquire" || e.Event == "release" || e.Event == "get-rules") {
 			t.Errorf("%+v", e)
