@@ -101,6 +101,14 @@ func (u *upgrade) leader() int {
 	return leader
 }
 
+// giveRules gives the cluster rules, if it takes them.
+func giveRules(t *testing.T, u *upgrade, file string) (out string, err error) {
+	t.Helper()
+	p := start(t, "rules", "set", file, "--backend", u.url())
+	err = p.Wait()
+	return p.Stderr(), err
+}
+
 // TestRollingUpgrade replaces three members of an older version by today's, one by one, and kills the leader before
 // each. Clients of today and of the older version are at work. Their work is a file: it shows whether two had the lock
 // at a time, and whether tokens fell.
@@ -181,7 +189,11 @@ func TestRollingUpgrade(t *testing.T) {
 		})
 	}
 	goOn("the start")
+	rules := fileOf(t, "rules", "allow * acquire,read \"\"\n")
 	for i := range u.servers {
+		if out, err := giveRules(t, u, rules); err == nil {
+			t.Errorf("a cluster with members of an earlier version takes rules: %s", out)
+		}
 		leader := u.leader()
 		if err := u.servers[leader].Kill(); err != nil {
 			t.Fatal(err)
@@ -209,6 +221,8 @@ func TestRollingUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	goOn("the leader was killed, at the new level")
+	eventually(t, "rules are taken", func() bool { _, err := giveRules(t, u, rules); return err == nil })
+	goOn("rules were set")
 	backup := filepath.Join(t.TempDir(), "locks.backup")
 	succeed(t, "backup", backup, "--backend", u.url())
 	if text := succeed(t, "restore", backup, "--data-dir", filepath.Join(t.TempDir(), "new")); !strings.Contains(text,

@@ -26,16 +26,23 @@ import (
 // ruled is a gateway with rules, before a lock service in the process.
 type ruled struct {
 	*door
-	driver *memory.Driver
-	tokens map[string]string // by name
-	audit  *audit.Log
-	dir    string // of audit
-	rules  atomic.Pointer[rules.Rules]
-	proofs atomic.Pointer[principal.Proofs]
+	driver  *memory.Driver
+	service *deciding         // nil if the gateway decides
+	tokens  map[string]string // by name
+	audit   *audit.Log
+	dir     string // of audit
+	rules   atomic.Pointer[rules.Rules]
+	proofs  atomic.Pointer[principal.Proofs]
 }
 
 // withRules runs a test in simulated time. Each of the names has a token.
 func withRules(t *testing.T, text string, names []string, test func(t *testing.T, d *ruled)) {
+	t.Helper()
+	withRulesAt(t, text, names, false, test)
+}
+
+// withRulesAt is withRules where the lock service may have the rules.
+func withRulesAt(t *testing.T, text string, names []string, service bool, test func(t *testing.T, d *ruled)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		d := &ruled{driver: memory.New(&memory.Options{Clock: backend.GoClock()}), tokens: map[string]string{}}
@@ -54,9 +61,15 @@ func withRules(t *testing.T, text string, names []string, test func(t *testing.T
 			t.Fatal(err)
 		}
 		defer d.audit.Close(context.Background())
-		g, err := New(Options{
-			Driver: d.driver, Key: testKey, Audit: d.audit, AuditAs: "here", Access: &Access{Proofs: d.proofs.Load, Rules: d.rules.Load},
-		})
+		o := Options{
+			Driver: d.driver, Key: testKey, Audit: d.audit, AuditAs: "here",
+			Access: &Access{Proofs: d.proofs.Load, Rules: d.rules.Load},
+		}
+		if service {
+			d.service = &deciding{Driver: d.driver, all: d.rules.Load()}
+			o.Driver, o.Access.Rules = d.service, nil
+		}
+		g, err := New(o)
 		if err != nil {
 			t.Fatal(err)
 		}
