@@ -93,41 +93,51 @@ func (d *deciding) ForceRelease(ctx context.Context, r backend.ForceRequest) err
 // Where the lock service decides, it gets the principal of each call that takes a right, and its answer is the client's.
 func TestServiceGetsThePrincipal(t *testing.T) {
 	names := []string{"acquirer", "reader", "forcer", "peer", "other", "auditor"}
-	for pattern, row := range matrix {
-		if !strings.HasPrefix(row.path, "/v1") {
-			continue
-		}
-		for _, name := range append([]string{""}, names...) {
-			sent := principal.Principal("token:" + name)
-			if name == "" {
-				sent = "address:127.0.0.1"
+	for _, name := range append([]string{""}, names...) {
+		withRulesAt(t, matrixRules, names, true, func(t *testing.T, d *ruled) {
+			for pattern, row := range matrix {
+				if strings.HasPrefix(row.path, "/v1") {
+					d.sends(pattern, name)
+				}
 			}
-			withRulesAt(t, matrixRules, names, true, func(t *testing.T, d *ruled) {
-				held := d.granted(d.as("acquirer", "POST", "/v1/locks/a%2Fheld/acquire", acquireOf("holder", "")))
-				d.service.callers = nil
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // of a watch
-				defer cancel()
-				got := d.send(ctx, row.method, row.path, strings.ReplaceAll(row.body, "TOKEN", held.LockToken), d.bears(name))
-				may := row.may == nil || slices.Contains(row.may, name)
-				switch pattern {
-				case "GET /v1/locks", "DELETE /v1/locks/{name}/waits/{requestId}":
-					may = true // what it shows, or ends, is the client's
-				case "POST /v1/locks/{name}/force-release":
-					may = false
-				}
-				if denied := got.status == http.StatusForbidden; denied == may {
-					t.Errorf("%s for %q: %d %s", pattern, name, got.status, got.text)
-				}
-				if reads := slices.Contains([]string{"reader", "peer", "auditor"}, name); !reads &&
-					strings.Contains(got.text, "holder") {
-					t.Errorf("%s tells %q who holds what: %s", pattern, name, got.text)
-				}
-				for _, who := range d.service.callers {
-					if who != sent {
-						t.Errorf("%s for %q: the service gets %q, want %q", pattern, name, who, sent)
-					}
-				}
-			})
+		})
+	}
+}
+
+// sends uses a route of the matrix with the token of a name.
+func (d *ruled) sends(pattern, name string) {
+	t, row := d.t, matrix[pattern]
+	sent := principal.Principal("token:" + name)
+	if name == "" {
+		sent = "address:127.0.0.1"
+	}
+	for _, s := range d.state(t) {
+		if err := d.driver.ForceRelease(t.Context(), backend.ForceRequest{Name: s.Name, Reason: "the next route"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := d.granted(d.as("acquirer", "POST", "/v1/locks/a%2Fheld/acquire", acquireOf("holder", "")))
+	d.service.callers = nil
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // of a watch
+	defer cancel()
+	got := d.send(ctx, row.method, row.path, strings.ReplaceAll(row.body, "TOKEN", held.LockToken), d.bears(name))
+	may := row.may == nil || slices.Contains(row.may, name)
+	switch pattern {
+	case "GET /v1/locks", "DELETE /v1/locks/{name}/waits/{requestId}":
+		may = true // it shows, or ends, only the client's
+	case "POST /v1/locks/{name}/force-release":
+		may = false
+	}
+	if denied := got.status == http.StatusForbidden; denied == may {
+		t.Errorf("%s for %q: %d %s", pattern, name, got.status, got.text)
+	}
+	reads := slices.Contains([]string{"reader", "peer", "auditor"}, name)
+	if !reads && strings.Contains(got.text, "holder") {
+		t.Errorf("%s tells %q who holds what: %s", pattern, name, got.text)
+	}
+	for _, who := range d.service.callers {
+		if who != sent {
+			t.Errorf("%s for %q: the service gets %q, want %q", pattern, name, who, sent)
 		}
 	}
 }
