@@ -225,6 +225,9 @@ func (a *acquisition) explain(bounded context.Context, err error) error {
 		return err
 	}
 	held := a.heldBy(bounded, err)
+	if e, ok := err.(*CallError); ok {
+		err = e.Err // the caller's error has a prefix
+	}
 	switch {
 	case !errors.Is(cause, errWaitedEnough): // the caller's context ended: its error and cause come first
 		if !errors.Is(err, bounded.Err()) || !errors.Is(err, cause) {

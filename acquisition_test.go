@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -284,5 +285,23 @@ func TestTheCauseOfTheCallerIsKept(t *testing.T) {
 		_, err := c.Acquire(ctx, "x")
 		wantErr(t, err, context.Canceled, fencelock.ErrClosed, fencelock.ErrHeld)
 		release(t, held)
+	})
+}
+
+// The error of a wait that the caller's context ends has one prefix: that of the client.
+func TestEndedWaitHasOnePrefix(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		c, _ := b.client(fencelock.Options{Owner: "holder"})
+		if _, err := c.Acquire(t.Context(), "x"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := c.Acquire(ctx, "x")
+		wantErr(t, err, context.DeadlineExceeded)
+		wantErr(t, err, fencelock.ErrHeld)
+		if want := `fencelock: acquire "x": context deadline exceeded: lock is held by holder, `; !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q, want it to begin with %q", err, want)
+		}
 	})
 }

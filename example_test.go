@@ -130,7 +130,7 @@ func ExampleClient_Lead() {
 	fmt.Println(err)
 	// Output:
 	// replica 3 leads: true <nil>
-	// context canceled
+	// fencelock: lead "scheduler": context canceled
 }
 
 func ExampleOptions_order() {

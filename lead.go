@@ -26,9 +26,10 @@ var ErrResign = errors.New("resigned")
 //		return schedule(ctx, lease.Claim("jobs")) // until ctx ends
 //	})
 //
-// Lead returns when ctx has ended; when fn returns while it leads, with fn's result, unless that is ErrResign; and when
-// an acquire fails for a permanent reason, such as an invalid name or a closed client. After the leadership is lost,
-// fn's return value is ignored. The loss of another lock is returned like any error.
+// Lead returns when ctx has ended, with an error of the call "lead" that wraps ctx's error and cause, whether it led or
+// waited; when fn returns while it leads, with fn's result, unless that is ErrResign or just ctx's error; and when an
+// acquire fails for a permanent reason, such as an invalid name or a closed client. After the leadership is lost, fn's
+// return value is ignored. The loss of another lock is returned like any error.
 //
 // In the correctness tier the lease's token is the term, and writes that carry it are refused once there is a later
 // leader. In the efficiency tier two leaders can overlap after a failover of the service. Candidates use the same
@@ -54,15 +55,20 @@ func (c *Client) Lead(
 		if err == nil {
 			var again bool
 			if again, err = c.rule(ctx, lease, fn); !again {
+				if err != nil && err == ctx.Err() { //nolint:errorlint // an error of fn that wraps it says more
+					return callError("lead", name, endOf(ctx))
+				}
 				return err
 			}
 			faults = 3 // on a driver without a queue, the former leader would be the first to retry
-		} else if ctx.Err() != nil || !passes(err) {
+		} else if ended := ctx.Err(); ended != nil && errors.Is(err, ended) {
+			return callError("lead", name, endOf(ctx))
+		} else if !passes(err) {
 			return err
 		}
 		faults++
-		if ended := sleep(ctx, c.electionPause(faults)); ended != nil {
-			return callError("lead", name, errors.Join(ended, err))
+		if sleep(ctx, c.electionPause(faults)) != nil {
+			return callError("lead", name, endOf(ctx))
 		}
 	}
 }

@@ -84,6 +84,39 @@ func TestLeadReturnsTheErrorOfItsFunction(t *testing.T) {
 	})
 }
 
+// The end of a candidate's context is one error, whether it has not begun to wait, waits or leads.
+func TestLeadReturnsTheEndOfItsContext(t *testing.T) {
+	why := errors.New("shutdown")
+	for when, lead := range map[string]func(*bed, *fencelock.Client, context.CancelCauseFunc){
+		"before": func(_ *bed, _ *fencelock.Client, cancel context.CancelCauseFunc) { cancel(why) },
+		"waiting": func(b *bed, c *fencelock.Client, cancel context.CancelCauseFunc) {
+			if _, err := c.Acquire(b.t.Context(), "x"); err != nil {
+				b.t.Fatal(err)
+			}
+			time.AfterFunc(time.Second, func() { cancel(why) })
+		},
+		"leading": func(_ *bed, _ *fencelock.Client, cancel context.CancelCauseFunc) {
+			time.AfterFunc(time.Second, func() { cancel(why) })
+		},
+	} {
+		simulate(t, func(t *testing.T, b *bed) {
+			c, _ := b.client(fencelock.Options{})
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			lead(b, c, cancel)
+			err := c.Lead(ctx, "x", func(ctx context.Context, _ *fencelock.Lease) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			wantErr(t, err, context.Canceled)
+			wantErr(t, err, why)
+			if want := `fencelock: lead "x": context canceled: shutdown`; err.Error() != want {
+				t.Errorf("%s: %q, want %q", when, err, want)
+			}
+		})
+	}
+}
+
 func TestResignLetsOthersLead(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		ctx, stop := context.WithCancel(t.Context())
