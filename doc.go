@@ -18,7 +18,7 @@
 //
 //   - Efficiency: a rare double run wastes work. Every driver qualifies: [ForEfficiency].
 //   - Correctness: a double run corrupts data. Only drivers that issue fencing tokens compile: [ForCorrectness]. Where
-//     the driver comes from configuration, the same rule is checked at startup: [OpenURL].
+//     the driver comes from configuration, the same rule is checked at startup: [Open].
 //
 // No lock alone can protect data. A process can be paused between its last look at the lock and its write for longer
 // than any lease. The fencing token closes that gap: it grows with every grant, each write carries it, and the resource

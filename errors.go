@@ -156,7 +156,7 @@ func (e *LostError) Unwrap() error { return e.Err }
 // ErrTier if the driver cannot serve a tier, and ErrUnsupported if Options.Require, an acquire option or a call needs a
 // capability that the driver lacks.
 //
-//	_, err := fencelock.OpenURL(ctx, "redis://10.0.0.1", fencelock.Correctness, nil)
+//	_, err := fencelock.Open(ctx, "redis://10.0.0.1", fencelock.Correctness, nil)
 //	lacking := (*fencelock.CapabilityError)(nil)
 //	if errors.As(err, &lacking) {
 //		log.Fatal(lacking.Driver, " is unfit: ", lacking.Lacks)

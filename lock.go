@@ -61,7 +61,7 @@ func (t Tier) String() string {
 // Errors: ErrInvalidOption for a nil driver or an invalid option, ErrInvalidTTL, and ErrUnsupported if the driver
 // lacks a capability of Options.Require. The client owns the driver from then on, and closes it.
 func ForEfficiency(driver backend.Driver, o *Options) (*Client, error) {
-	return Open(driver, Efficiency, o)
+	return New(driver, Efficiency, o)
 }
 
 // ForCorrectness returns a client of the correctness tier. A driver that does not promise fencing does not compile
@@ -72,36 +72,36 @@ func ForEfficiency(driver backend.Driver, o *Options) (*Client, error) {
 //
 // Other errors are as for ForEfficiency. The resource has to check the tokens: see package fencing.
 func ForCorrectness(driver backend.FencingDriver, o *Options) (*Client, error) {
-	return Open(driver, Correctness, o)
+	return New(driver, Correctness, o)
 }
 
-// OpenURL finds the driver by the URL's scheme among the imported drivers, connects, and returns a client of the
+// Open finds the driver by the URL's scheme among the imported drivers, connects, and returns a client of the
 // tier. Use it when the driver comes from configuration; the check that ForCorrectness leaves to the compiler happens
 // here at startup.
 //
 //	import _ "github.com/fencelock/fencelock/etcd" // registers etcd:// and etcds://
 //
-//	locks, err := fencelock.OpenURL(ctx, os.Getenv("LOCKS"), fencelock.Correctness, nil)
+//	locks, err := fencelock.Open(ctx, os.Getenv("LOCKS"), fencelock.Correctness, nil)
 //
 // ctx bounds connecting, not the client. Errors: ErrTier if the driver cannot serve the tier, ErrInvalidOption if the
 // URL is invalid or its driver is not imported, ErrUnavailable if the service cannot be reached, and ErrMisconfigured
 // if it is unfit. No error shows the URL's password. After an error no connection stays open. Close disconnects.
-func OpenURL(ctx context.Context, url string, tier Tier, o *Options) (*Client, error) {
+func Open(ctx context.Context, url string, tier Tier, o *Options) (*Client, error) {
 	driver, err := backend.Open(ctx, url)
 	if err != nil {
 		return nil, fmt.Errorf("fencelock: open %s: %w", backend.RedactURL(url), err)
 	}
-	c, err := Open(driver, tier, o)
+	c, err := New(driver, tier, o)
 	if err != nil {
 		return nil, errors.Join(err, driver.Close(context.WithoutCancel(ctx)))
 	}
 	return c, nil
 }
 
-// Open returns a client over an existing driver, for a tier that is known only at run time. It does no I/O. Errors:
+// New returns a client over an existing driver, for a tier that is known only at run time. It does no I/O. Errors:
 // ErrTier if the driver cannot serve the tier, ErrUnsupported for options that the driver does not support,
 // ErrInvalidOption for a nil driver or an unknown tier.
-func Open(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
+func New(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
 	if isNil(driver) {
 		return nil, fmt.Errorf("fencelock: open: %w", invalidOption("driver", "nil", "it is nil"))
 	}
@@ -194,7 +194,7 @@ func sameDriver(a, b backend.Driver) bool {
 // A client without leases and calls runs no goroutine. Close it all the same: that closes the driver and ends leases
 // that were not released, which it would otherwise renew for as long as the process lives.
 type Client struct {
-	// driver, tier, set and chance never change after Open.
+	// driver, tier, set and chance never change after New.
 	driver backend.Driver
 	tier   Tier
 	set    settings
@@ -220,7 +220,7 @@ func (c *Client) zero() bool { return c == nil || c.driver == nil }
 
 // errZeroClient replaces the panic of a nil dereference.
 var errZeroClient = invalidOption("client", "the zero Client",
-	"make it with ForEfficiency, ForCorrectness, Open or OpenURL")
+	"make it with ForEfficiency, ForCorrectness, New or Open")
 
 // Describe returns the driver's description of its current configuration: TTL bounds, capabilities, token space. It
 // does no I/O. Fields that depend on the service, such as the token space, may be empty before the first exchange

@@ -284,24 +284,24 @@ func TestCloseReportsUnreleasedLocks(t *testing.T) {
 
 func TestTierGate(t *testing.T) {
 	type plain struct{ backend.Driver } // a wrapper that forgets the promise
-	_, err := fencelock.Open(plain{memory.New(nil)}, fencelock.Correctness, nil)
+	_, err := fencelock.New(plain{memory.New(nil)}, fencelock.Correctness, nil)
 	wantErr(t, err, fencelock.ErrTier)
 	capability := (*fencelock.CapabilityError)(nil)
 	if !errors.As(err, &capability) || capability.Driver != "memory" || capability.Tier != fencelock.Correctness {
 		t.Errorf("%v does not name driver and tier", err)
 	}
-	if _, err = fencelock.Open(plain{memory.New(nil)}, fencelock.Efficiency, nil); err != nil {
+	if _, err = fencelock.New(plain{memory.New(nil)}, fencelock.Efficiency, nil); err != nil {
 		t.Errorf("the efficiency tier takes any driver: %v", err)
 	}
-	_, err = fencelock.Open(memory.New(nil), 0, nil)
+	_, err = fencelock.New(memory.New(nil), 0, nil)
 	wantErr(t, err, fencelock.ErrInvalidOption)
-	_, err = fencelock.Open(nil, fencelock.Efficiency, nil)
+	_, err = fencelock.New(nil, fencelock.Efficiency, nil)
 	wantErr(t, err, fencelock.ErrInvalidOption)
 	_, err = fencelock.ForCorrectness(nil, nil)
 	wantErr(t, err, fencelock.ErrInvalidOption)
-	_, err = fencelock.OpenURL(t.Context(), "nosuch://here", fencelock.Efficiency, nil)
+	_, err = fencelock.Open(t.Context(), "nosuch://here", fencelock.Efficiency, nil)
 	wantErr(t, err, fencelock.ErrInvalidOption)
-	_, err = fencelock.OpenURL(t.Context(), "no scheme", fencelock.Efficiency, nil)
+	_, err = fencelock.Open(t.Context(), "no scheme", fencelock.Efficiency, nil)
 	wantErr(t, err, fencelock.ErrInvalidOption)
 }
 

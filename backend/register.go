@@ -1,6 +1,6 @@
 package backend
 
-// Drivers by URL scheme. A driver registers its opener from init, and fencelock.OpenURL finds it here, so that the root
+// Drivers by URL scheme. A driver registers its opener from init, and fencelock.Open finds it here, so that the root
 // package imports no driver, and a program contains the drivers that it imports and no others. The table is the only
 // global state of the package. Usually it is filled while the program initializes; the mutex is there because Register
 // may be called later.
@@ -26,7 +26,7 @@ var openers struct {
 	by map[string]Opener
 }
 
-// Register makes a driver known to fencelock.OpenURL under a URL scheme. Drivers call it from init, so that importing
+// Register makes a driver known to fencelock.Open under a URL scheme. Drivers call it from init, so that importing
 // a driver registers it. It panics on an empty or a repeated scheme: that is a mistake in the program.
 //
 //	func init() {

@@ -3,7 +3,7 @@
 //	fencelock serve                                  one durable server on this machine
 //
 //	locks, err := fencelock.ForCorrectness(builtin.New([]string{"127.0.0.1:7480"}, nil), nil)
-//	locks, err := fencelock.OpenURL(ctx, "fencelock://a:7480,b:7480,c:7480", fencelock.Correctness, nil)
+//	locks, err := fencelock.Open(ctx, "fencelock://a:7480,b:7480,c:7480", fencelock.Correctness, nil)
 //
 // Three servers survive the loss of any one. Package embedded runs one inside a program instead, without a socket.
 //
@@ -86,7 +86,7 @@
 // # Limits
 //
 // A server without a data directory (fencelock serve --dev) restarts its tokens with its process. Its holds have no
-// tokens, and the correctness tier refuses it: OpenURL and Open immediately, New at its first acquire.
+// tokens, and the correctness tier refuses it: Open immediately, New at its first acquire.
 //
 // Hierarchical permits and sets whose requests differ in TTL, Wait or Under are refused before anything is sent.
 //

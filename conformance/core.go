@@ -62,9 +62,9 @@ func (t *trial) core(d backend.Driver, change func(*fencelock.Options)) *fencelo
 		tier = fencelock.Correctness
 		o.AcceptAsyncReplica = true
 	}
-	c, err := fencelock.Open(d, tier, o)
+	c, err := fencelock.New(d, tier, o)
 	if err != nil {
-		t.Fatalf("fencelock.Open = %v", err)
+		t.Fatalf("fencelock.New = %v", err)
 	}
 	t.Cleanup(func() {
 		t.heal()

@@ -26,7 +26,7 @@ var tierClauses = []Clause{
 func correctnessNeedsFencing(t *trial) {
 	d := t.client()
 	t.warm(d)
-	c, err := fencelock.Open(d, fencelock.Correctness, &fencelock.Options{TTL: t.ttl})
+	c, err := fencelock.New(d, fencelock.Correctness, &fencelock.Options{TTL: t.ttl})
 	if !t.desc.Capabilities.Has(backend.CapFencing) {
 		var tier *fencelock.CapabilityError
 		if !errors.Is(err, fencelock.ErrTier) || !errors.As(err, &tier) {
@@ -91,7 +91,7 @@ func promiseIsNotInherited(t *trial) {
 		wrappers["that embeds one that embeds"] = struct{ *embedding }{&embedding{promise}}
 	}
 	for what, wrapper := range wrappers {
-		if _, err := fencelock.Open(wrapper, fencelock.Correctness, nil); !errors.Is(err, fencelock.ErrTier) {
+		if _, err := fencelock.New(wrapper, fencelock.Correctness, nil); !errors.Is(err, fencelock.ErrTier) {
 			t.Errorf("Open for correctness of a wrapper %s = %v, want ErrTier", what, err)
 		}
 	}

@@ -23,7 +23,7 @@ import (
 // quiet keeps Open's client from writing to standard error; callers get its errors.
 var quiet = zap.NewNop()
 
-// The schemes of fencelock.OpenURL.
+// The schemes of fencelock.Open.
 func init() { kit.Register(Open, "etcd", "etcds") }
 
 // Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the

@@ -27,7 +27,7 @@ var (
 	secure = []string{"rediss", "rediss+sentinel", "rediss+cluster"}
 )
 
-// init registers the schemes for fencelock.OpenURL.
+// init registers the schemes for fencelock.Open.
 func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 
 // Open connects to the server, Sentinels or cluster that rawURL names, probes it, and returns a driver. Its Close

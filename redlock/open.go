@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-// init registers the schemes for fencelock.OpenURL.
+// init registers the schemes for fencelock.Open.
 func init() { kit.Register(Open, "redlock", "redlocks") }
 
 // syntax lists the parts of a URL of this driver.

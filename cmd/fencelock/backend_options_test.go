@@ -217,7 +217,7 @@ func TestFilesOfURLsAreReadAgain(t *testing.T) {
 			}
 			url := fmt.Sprintf(c.url, strings.Join(addrs, ",")) + "timeout=20s&server-name=locks.example" +
 				"&ca=" + dir + "/ca.pem&cert=" + dir + "/cert.pem&key=" + dir + "/key.pem"
-			locks, err := fencelock.OpenURL(ctx, url, fencelock.Efficiency, nil)
+			locks, err := fencelock.Open(ctx, url, fencelock.Efficiency, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

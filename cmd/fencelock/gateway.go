@@ -448,7 +448,7 @@ func (s *gatewaySettings) open(ctx context.Context) (backend.Driver, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open %s: %w", backend.RedactURL(s.backend), err)
 	}
-	if s.locks, err = fencelock.Open(d, s.tier, nil); err != nil { // only for the tier's gate
+	if s.locks, err = fencelock.New(d, s.tier, nil); err != nil { // only for the tier's gate
 		closeQuietly(d.Close)
 		return nil, err
 	}

@@ -88,7 +88,7 @@ func hold(t *testing.T, url, owner, name string) *fencelock.Lease {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	locks, err := fencelock.OpenURL(ctx, url, fencelock.Correctness, &fencelock.Options{Owner: owner})
+	locks, err := fencelock.Open(ctx, url, fencelock.Correctness, &fencelock.Options{Owner: owner})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func (s *runSettings) connect(ctx context.Context) (*fencelock.Client, error) {
 func (s *runSettings) open(ctx context.Context, limit time.Duration) (*fencelock.Client, error) {
 	opening, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	locks, err := fencelock.OpenURL(opening, underURL(s.backend, os.Getenv(underVariable)), s.tier, &fencelock.Options{
+	locks, err := fencelock.Open(opening, underURL(s.backend, os.Getenv(underVariable)), s.tier, &fencelock.Options{
 		TTL: s.ttl, Owner: s.owner, Observer: fencelock.ObserverFunc(s.observe),
 		// The lease ends that much earlier, so that the time between TERM and KILL passes while nobody else can hold
 		// the lock. A lease that ends at the last moment would leave the command alive beside the next holder.

@@ -125,7 +125,7 @@ func TestRollingUpgrade(t *testing.T) {
 	u.leader()
 
 	const ttl = time.Minute // longer than anything here stands still
-	locks, err := fencelock.OpenURL(t.Context(), u.url(), fencelock.Correctness, &fencelock.Options{TTL: ttl})
+	locks, err := fencelock.Open(t.Context(), u.url(), fencelock.Correctness, &fencelock.Options{TTL: ttl})
 	if err != nil {
 		t.Fatal(err)
 	}

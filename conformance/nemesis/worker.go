@@ -131,7 +131,7 @@ func work(c config, opener func(context.Context, string) (backend.Driver, error)
 	if err != nil {
 		return err
 	}
-	client, err := fencelock.Open(driver, tierOf(driver), &fencelock.Options{TTL: c.TTL})
+	client, err := fencelock.New(driver, tierOf(driver), &fencelock.Options{TTL: c.TTL})
 	if err != nil {
 		return errors.Join(err, driver.Close(opening))
 	}

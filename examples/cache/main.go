@@ -19,7 +19,7 @@ func main() {
 	url := flag.String("backend", "memory://", "`URL` of the lock service, such as redis://127.0.0.1:6379")
 	flag.Parse()
 	ctx := context.Background()
-	locks, err := fencelock.OpenURL(ctx, *url, fencelock.Efficiency, nil)
+	locks, err := fencelock.Open(ctx, *url, fencelock.Efficiency, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	locks, err := fencelock.OpenURL(ctx, *url, fencelock.Correctness, nil)
+	locks, err := fencelock.Open(ctx, *url, fencelock.Correctness, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // Close works with an ended ctx
 	defer stop()
-	// A durable lock server in this process. Elsewhere: fencelock.OpenURL(ctx, "etcd://…", fencelock.Correctness, nil).
+	// A durable lock server in this process. Elsewhere: fencelock.Open(ctx, "etcd://…", fencelock.Correctness, nil).
 	server, err := embedded.Start(ctx, embedded.Options{DataDir: "locks"})
 	if err != nil {
 		log.Fatal(err)

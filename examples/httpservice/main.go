@@ -28,7 +28,7 @@ func main() {
 	defer service.Close()
 
 	// The client.
-	locks, err := fencelock.OpenURL(ctx, *url, fencelock.Correctness, nil)
+	locks, err := fencelock.Open(ctx, *url, fencelock.Correctness, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

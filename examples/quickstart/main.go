@@ -50,13 +50,13 @@ func run(ctx context.Context, out io.Writer, url string) error {
 	s := &story{out: out, start: time.Now()}
 	if url != "" {
 		return s.tellWith(ctx, func(tier fencelock.Tier, o *fencelock.Options) (*fencelock.Client, error) {
-			return fencelock.OpenURL(ctx, url, tier, o)
+			return fencelock.Open(ctx, url, tier, o)
 		})
 	}
 	return withServer(ctx, func(server *embedded.Server) error {
 		s.tell("a lock server runs in this process, and keeps its locks in a temporary folder")
 		return s.tellWith(ctx, func(tier fencelock.Tier, o *fencelock.Options) (*fencelock.Client, error) {
-			return fencelock.Open(server.Driver(nil), tier, o)
+			return fencelock.New(server.Driver(nil), tier, o)
 		})
 	})
 }

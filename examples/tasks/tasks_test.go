@@ -33,7 +33,7 @@ var (
 
 func readme(ctx context.Context, debit func(context.Context, int, fencing.Token) error) error {
 	// import _ "github.com/fencelock/fencelock/etcd", the driver of this URL
-	locks, err := fencelock.OpenURL(ctx, "etcd://127.0.0.1:2379", fencelock.Correctness, nil)
+	locks, err := fencelock.Open(ctx, "etcd://127.0.0.1:2379", fencelock.Correctness, nil)
 	if err != nil {
 		return err // wraps ErrTier for a backend without fencing tokens
 	}

@@ -44,7 +44,7 @@ func run(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	locks, err := fencelock.OpenURL(ctx, url, fencelock.Correctness, nil)
+	locks, err := fencelock.Open(ctx, url, fencelock.Correctness, nil)
 	if err != nil {
 		return err // wraps ErrTier for a backend without fencing tokens
 	}

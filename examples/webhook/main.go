@@ -21,7 +21,7 @@ func main() {
 	url := flag.String("backend", "memory://", "`URL` of the lock service, such as fencelock://127.0.0.1:7480")
 	flag.Parse()
 	ctx := context.Background()
-	locks, err := fencelock.OpenURL(ctx, *url, fencelock.Correctness, nil)
+	locks, err := fencelock.Open(ctx, *url, fencelock.Correctness, nil)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func client(in <-chan string, args []string) int {
 	go func() { <-in; stop() }()
 	var locks *fencelock.Client
 	for locks == nil && ctx.Err() == nil { // nobody may lead just now
-		locks, _ = fencelock.OpenURL(ctx, url, fencelock.Correctness, &fencelock.Options{TTL: soakTTL})
+		locks, _ = fencelock.Open(ctx, url, fencelock.Correctness, &fencelock.Options{TTL: soakTTL})
 	}
 	if ctx.Err() != nil {
 		return 0

@@ -1,6 +1,6 @@
 package story
 
-// Import the drivers that fencelock.OpenURL should know. A program that knows its backend imports that one alone and
+// Import the drivers that fencelock.Open should know. A program that knows its backend imports that one alone and
 // calls its New.
 import (
 	_ "github.com/fencelock/fencelock/backend/memory" // memory://name

@@ -88,7 +88,7 @@ type Story struct {
 // Open returns a client of the lock service that goes by the name owner. Each participant of a story has its own, as if
 // it were a separate process. It is closed when the story ends.
 func (s *Story) Open(ctx context.Context, tier fencelock.Tier, owner string) (*fencelock.Client, error) {
-	locks, err := fencelock.OpenURL(ctx, s.Backend, tier, &fencelock.Options{Owner: owner, Namespace: s.Namespace})
+	locks, err := fencelock.Open(ctx, s.Backend, tier, &fencelock.Options{Owner: owner, Namespace: s.Namespace})
 	if err != nil {
 		return nil, err
 	}

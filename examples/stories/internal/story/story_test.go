@@ -39,7 +39,7 @@ func TestNothingIsLeft(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder of the story: %v; want %v", err, os.ErrNotExist)
 	}
-	if _, err := fencelock.OpenURL(
+	if _, err := fencelock.Open(
 		t.Context(), backend, fencelock.Correctness, nil,
 	); !errors.Is(err, fencelock.ErrUnavailable) {
 		t.Errorf("the server of the story: %v; want %v", err, fencelock.ErrUnavailable)
