@@ -7,9 +7,10 @@ import (
 )
 
 // Batch sends steps together that a service carries out in one exchange, each with its own answer. Two exchanges may
-// be in progress before steps wait, so that one or two callers never wait for each other. Waiting steps are sent when
-// both are answered, or after batchPatience, in order, with one step of each name: services judge all steps of an
-// exchange before they carry out any, so that two steps of one name would both find it free.
+// be in progress before steps wait, so that one or two callers never wait for each other, and more if the service
+// allows fewer steps in an exchange. Waiting steps are sent when both are answered, or after batchPatience, in order,
+// with one step of each name: services judge all steps of an exchange before they carry out any, so that two steps of
+// one name would both find it free.
 type Batch[S, A any] struct {
 	most int
 	send func(steps []S) []A
@@ -27,7 +28,7 @@ type batched[S, A any] struct {
 }
 
 const (
-	// batchExchanges bounds the exchanges in progress before steps wait.
+	// batchExchanges bounds the exchanges of the service's most steps that are in progress before steps wait.
 	batchExchanges = 2
 	// batchPatience is the maximum time that steps wait for an exchange: one endpoint that does not answer delays no
 	// step that would go to another one.
@@ -44,7 +45,7 @@ func NewBatch[S, A any](most int, send func(steps []S) []A) *Batch[S, A] {
 func (b *Batch[S, A]) Do(name string, step S) A {
 	own := &batched[S, A]{name: name, step: step, answer: make(chan A, 1)}
 	b.mu.Lock()
-	if name == "" || len(b.waiting) == 0 && b.sending < batchExchanges {
+	if name == "" || len(b.waiting) == 0 && b.sending < batchExchanges*b.abreast() {
 		b.sending++
 		b.mu.Unlock()
 		b.exchange([]*batched[S, A]{own})
@@ -77,23 +78,25 @@ func (b *Batch[S, A]) exchange(together []*batched[S, A]) {
 	arrived()
 }
 
-// arrived sends what has waited for the last exchange: the first step of each name.
+// abreast is the number of exchanges that carry the steps which one exchange carries without the service's limit.
+// Batch.mu is held.
+func (b *Batch[S, A]) abreast() int { return max(1, b.most/b.fewer) }
+
+// arrived sends steps that have waited for the last exchange: the first step of each name.
 func (b *Batch[S, A]) arrived() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sending--; b.sending > 0 || len(b.waiting) == 0 {
-		return
+	for b.sending--; b.sending < b.abreast() && len(b.waiting) > 0; b.sending++ {
+		names := map[string]bool{}
+		var together []*batched[S, A]
+		b.waiting = slices.DeleteFunc(b.waiting, func(one *batched[S, A]) bool {
+			if names[one.name] || len(together) == b.fewer {
+				return false
+			}
+			names[one.name] = true
+			together = append(together, one)
+			return true
+		})
+		go b.exchange(together)
 	}
-	names := map[string]bool{}
-	var together []*batched[S, A]
-	b.waiting = slices.DeleteFunc(b.waiting, func(one *batched[S, A]) bool {
-		if names[one.name] || len(together) == b.fewer {
-			return false
-		}
-		names[one.name] = true
-		together = append(together, one)
-		return true
-	})
-	b.sending++
-	go b.exchange(together)
 }

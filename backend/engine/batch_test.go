@@ -48,3 +48,24 @@ func TestBatch(t *testing.T) {
 		all.Wait()
 	})
 }
+
+// A service that allows fewer steps in an exchange gets more exchanges.
+func TestBatchOfFewSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const steps = 64
+		b := engine.NewBatch(60, func(steps []string) []string {
+			time.Sleep(10 * time.Millisecond)
+			return steps
+		})
+		b.Limit(1)
+		began := time.Now()
+		var all sync.WaitGroup
+		for i := range steps {
+			all.Go(func() { b.Do(strconv.Itoa(i), "") })
+		}
+		all.Wait()
+		if took := time.Since(began); took > 100*time.Millisecond {
+			t.Errorf("%d steps took %v", steps, took)
+		}
+	})
+}

@@ -298,3 +298,66 @@ func TestWaiterWatchesItsPlace(t *testing.T) {
 		closed(t, d)
 	})
 }
+
+// taken is a service that grants every name, and has taken y away.
+type taken struct{ replicated }
+
+func (s *taken) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
+	if err := s.ask(ctx, "enter "+r.Name); err != nil {
+		return engine.Position{}, err
+	}
+	return engine.Position{Held: true, Incarnation: r.Name}, nil
+}
+
+func (*taken) Extend(_ context.Context, _ engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
+	out := make([]engine.Outcome, len(holds))
+	for i, h := range holds {
+		out[i].Gone = h.Name == "y"
+	}
+	return out, nil
+}
+
+func (s *taken) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	_, err := s.sessions.Leave(ctx, l)
+	return engine.Left{}, err
+}
+
+// A hold is lost, and an endpoint that did not answer may bring it back. A release names that attempt. Without a release
+// its session ends within a TTL and a half, although another hold of the session is renewed.
+func TestLostHoldThatMayComeBack(t *testing.T) {
+	for _, release := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &taken{replicated{silent: "enter y"}}
+			d, living := engine.New(s), request("x")
+			g, err := d.Acquire(t.Context(), living)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lost, err := d.Acquire(t.Context(), request("y"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Renew(t.Context(), []backend.Grant{lost})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("Renew = %v, want ErrNotHeld", err)
+			}
+			if release {
+				if err := d.Release(t.Context(), lost); !errors.Is(err, backend.ErrNotHeld) {
+					t.Errorf("Release = %v, want ErrNotHeld", err)
+				}
+			}
+			for began := time.Now(); time.Since(began) < living.TTL*3/2; time.Sleep(living.TTL / 4) {
+				if err := d.Renew(t.Context(), []backend.Grant{g})[0].Err; err != nil {
+					t.Fatalf("Renew = %v", err)
+				}
+			}
+			opened, ended := s.counts()
+			s.sessions.mu.Lock()
+			late := len(s.late)
+			s.sessions.mu.Unlock()
+			if release && (late != 1 || opened != 1) || !release && (opened != 2 || ended != 1) {
+				t.Errorf("released: %v, %d late attempts named, %d sessions opened, %d ended", release, late, opened, ended)
+			}
+			closed(t, d)
+		})
+	}
+}

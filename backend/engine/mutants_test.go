@@ -109,6 +109,14 @@ var mutants = []mutant{
 		text: "doubts && all.abandonDoubts(s); doubts", instead: "false; doubts",
 	},
 	{
+		what: "a lost hold that may come back is forgotten", file: "wait.go", test: "TestLostHoldThatMayComeBack",
+		text: "if !d.sessions.doubtLate(g) {", instead: "if true {",
+	},
+	{
+		what: "few steps in an exchange are no reason for more exchanges", file: "batch.go", test: "TestBatchOfFewSteps",
+		text: "return max(1, b.most/b.fewer)", instead: "return 1",
+	},
+	{
 		what: "an endpoint that does not answer is waited for", file: "hedge.go", test: "TestSilentEndpointIsPassedBy",
 		text: "\t\tcase <-timer.C:\n\t\t\tsend()\n", instead: "\t\tcase <-timer.C:\n",
 	},

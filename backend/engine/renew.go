@@ -193,12 +193,14 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		}
 		return err
 	case !left.Was && g.Incarnation == "":
-		return d.notHeld(g, left.Loss)
+		err = d.notHeld(g, left.Loss)
 	case !left.Was:
-		return d.gone(Holding{Grant: g}, left.Loss)
+		err = d.gone(Holding{Grant: g}, left.Loss)
+	default:
+		d.forget(g)
 	}
-	d.forget(g)
-	return nil
+	d.sessions.drop(g, false) // also a hold in doubt: the Leave forbids late Enters
+	return err
 }
 
 // leave is one Leave, after all Enters of the request.

@@ -448,6 +448,25 @@ func (all *sessions) drop(g backend.Grant, abandoned bool) {
 	h.s.Leave(1)
 }
 
+// doubtLate keeps a lost hold in doubt if an Enter of it may be carried out late. It reports whether that is so.
+func (all *sessions) doubtLate(g backend.Grant) bool {
+	if all == nil {
+		return false
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	h := all.holds[g.RequestID]
+	if h == nil || len(h.late) == 0 || h.s.Ended() ||
+		g.Incarnation != "" && h.incarnation != "" && h.incarnation != g.Incarnation {
+		return false
+	}
+	if h.incarnation != "" {
+		h.incarnation, h.doubted = "", all.d.clock.Now()
+		wake(h.s.doubted)
+	}
+	return true
+}
+
 // doubt notes that an attempt has ended with an unknown outcome. A possible grant is abandoned unless it is released
 // or acquired within a quarter of the TTL, which leaves the other holds time to move, and the session to end, within
 // about a TTL.

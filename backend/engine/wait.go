@@ -240,9 +240,11 @@ func (d *Driver) listen(rs []backend.Request) (cancel func()) {
 	}
 }
 
-// forget removes a lost hold from the engine's memory.
+// forget removes a lost hold from the engine's memory. One that an Enter may bring back stays in doubt.
 func (d *Driver) forget(g backend.Grant) {
-	d.sessions.drop(g, false)
+	if !d.sessions.doubtLate(g) {
+		d.sessions.drop(g, false)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.losses, g.RequestID)

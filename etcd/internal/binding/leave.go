@@ -55,6 +55,11 @@ func (e *Service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 	if err != nil || resp.Succeeded {
 		return engine.Left{Was: err == nil}, err
 	}
+	if len(marks) > 0 { // a late Enter may have been carried out before they stood
+		if _, err := e.leaveRequest(ctx, l, nil); err != nil {
+			return engine.Left{}, err
+		}
+	}
 	return engine.Left{Loss: e.loss(ctx, resp, 0, revision)}, nil
 }
 
