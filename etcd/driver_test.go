@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -71,10 +73,8 @@ func acquireLater(t testing.TB, d *Driver, r backend.Request) <-chan outcome {
 		done <- outcome{g, err}
 	}()
 	eventually(t, "the waiter stands in the queue", func() bool {
-		resp, err := d.client.Get(t.Context(), d.Key(r.Grant()))
-		// Another driver's request may stand there, and this one go elsewhere.
-		return err == nil && len(resp.Kvs) == 1 &&
-			strings.HasPrefix(string(resp.Kvs[0].Value), valueBegin+r.RequestID)
+		s, err := d.Look(t.Context(), r.Name)
+		return err == nil && slices.ContainsFunc(s.Queue, func(w backend.Waiter) bool { return w.HoldID == r.HoldID })
 	})
 	return done
 }
@@ -96,24 +96,58 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// leaseOf returns the etcd lease on which a request's key stands.
-func leaseOf(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
-	t.Helper()
-	resp, err := d.client.Get(t.Context(), d.Key(r.Grant()))
-	if err != nil || len(resp.Kvs) != 1 {
-		t.Fatalf("the key of the request: %v, %v", resp, err)
-	}
-	return clientv3.LeaseID(resp.Kvs[0].Lease)
-}
+// dirOf is where the keys of a name stand, below the default prefix.
+func dirOf(name string) string { return "fencelock/+locks/" + url.PathEscape(name) + "/" }
 
-// mustPut writes the key of a request, as a transaction does that nobody waits for any more.
-func mustPut(t testing.TB, d *Driver, r backend.Request, station string, lease clientv3.LeaseID) {
+// keyOf returns the key of a request, or nil.
+func keyOf(t testing.TB, d *Driver, r backend.Request) *mvccpb.KeyValue {
 	t.Helper()
-	c := use{r.Kind, r.Permits, r.Limit}
-	w := wish{r: r, use: c, dir: d.dir(r.Name), key: d.dir(r.Name) + c.part() + station}
-	if _, err := d.client.Do(t.Context(), w.put(lease)); err != nil {
+	resp, err := d.client.Get(t.Context(), dirOf(r.Name), clientv3.WithPrefix())
+	if err != nil {
 		t.Fatal(err)
 	}
+	for _, kv := range resp.Kvs {
+		if strings.HasPrefix(string(kv.Value), `{"fencelock":3,"request":"`+r.RequestID+`"`) {
+			return kv
+		}
+	}
+	return nil
+}
+
+// leaseUnder returns the etcd lease on which a request's key stands.
+func leaseUnder(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
+	t.Helper()
+	kv := keyOf(t, d, r)
+	if kv == nil {
+		t.Fatalf("the request %s has no key", r.RequestID)
+	}
+	return clientv3.LeaseID(kv.Lease)
+}
+
+// sameKeys returns n drivers which put their keys of a name first at the same place.
+func sameKeys(t testing.TB, n int, addr string) []*Driver {
+	t.Helper()
+	client, at := dial(t, addr), map[string][]*Driver{}
+	for {
+		d := New(client, nil)
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			_ = d.Close(ctx)
+		})
+		key := firstKey(t, d)
+		if at[key] = append(at[key], d); len(at[key]) == n {
+			return at[key]
+		}
+	}
+}
+
+// firstKey returns the last part of the keys that a driver writes first.
+func firstKey(t testing.TB, d *Driver) string {
+	t.Helper()
+	g := mustAcquire(t, d, request("first/"+backend.NewRequestID(), false))
+	defer mustRelease(t, d, g)
+	return path.Base(d.Key(g))
 }
 
 // The recipe of etcd's client: two mutexes of one session and one name both hold.
@@ -178,8 +212,7 @@ func TestTimedOutWaitLeavesNoPhantom(t *testing.T) {
 		t.Errorf("the wait = %v, want ErrUnknown and the context's error", err)
 	}
 	eventually(t, "the key stands", func() bool {
-		resp, err := rival.client.Get(t.Context(), d.Key(r.Grant()))
-		return err == nil && len(resp.Kvs) == 1
+		return keyOf(t, rival, r) != nil
 	})
 	link.Pass()
 	// The sweep of the session may be faster.
@@ -203,10 +236,7 @@ func TestCancelledWaitReturnsWithoutTheServer(t *testing.T) {
 		_, err := d.Acquire(ctx, r)
 		done <- err
 	}()
-	eventually(t, "it waits", func() bool {
-		resp, err := holder.client.Get(t.Context(), d.Key(r.Grant()))
-		return err == nil && len(resp.Kvs) == 1
-	})
+	eventually(t, "it waits", func() bool { return keyOf(t, holder, r) != nil })
 	link.Hold(fault.Both)
 	began := time.Now()
 	cancel()
@@ -237,7 +267,7 @@ func TestWaiterWhoseLeaseIsGoneHoldsNothing(t *testing.T) {
 	behind := request("x", true)
 	next := acquireLater(t, rival, behind)
 
-	if _, err := holder.client.Revoke(t.Context(), leaseOf(t, waiter, r)); err != nil {
+	if _, err := holder.client.Revoke(t.Context(), leaseUnder(t, waiter, r)); err != nil {
 		t.Fatal(err)
 	}
 	if err := holder.Release(t.Context(), g); err != nil {
@@ -272,18 +302,13 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	holder, waiter := newDriver(t, server.Addr()), newDriver(t, server.Addr())
-	waiter.station = (holder.station + 1) % stations // so that the waiter has its key from the first
 	g := mustAcquire(t, holder, request("x", false))
 	r := request("x", true)
 	done := acquireLater(t, waiter, r)
-	key := waiter.Key(r.Grant())
-	if _, err := holder.client.Delete(t.Context(), key); err != nil {
+	if _, err := holder.client.Delete(t.Context(), string(keyOf(t, holder, r).Key)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the waiter stands in the queue again", func() bool {
-		resp, err := holder.client.Get(t.Context(), key)
-		return err == nil && len(resp.Kvs) == 1
-	})
+	eventually(t, "the waiter stands in the queue again", func() bool { return keyOf(t, holder, r) != nil })
 	if err := holder.Release(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
@@ -376,13 +401,13 @@ func TestExtendMovesToAnotherLease(t *testing.T) {
 	d := newDriver(t, server.Addr())
 	r := request("x", false)
 	g := mustAcquire(t, d, r)
-	before := leaseOf(t, d, r)
+	before := leaseUnder(t, d, r)
 	g.TTL = 30 * time.Second
 	renewal := d.Renew(t.Context(), []backend.Grant{g})[0]
 	if renewal.Err != nil || renewal.TTL != 30*time.Second {
 		t.Fatalf("renewal = %+v", renewal)
 	}
-	if leaseOf(t, d, r) == before {
+	if leaseUnder(t, d, r) == before {
 		t.Error("the key still stands on the old lease")
 	}
 	if again := d.Renew(t.Context(), []backend.Grant{g})[0]; again.Err != nil {
@@ -447,7 +472,7 @@ func TestWatchReplaysAndTellsReasons(t *testing.T) {
 	third := newDriver(t, server.Addr())
 	r := request("x", false)
 	thirdGrant := mustAcquire(t, third, r)
-	if _, err := d.client.Revoke(t.Context(), leaseOf(t, third, r)); err != nil {
+	if _, err := d.client.Revoke(t.Context(), leaseUnder(t, third, r)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -506,9 +531,13 @@ func TestListReadsAllPages(t *testing.T) {
 		holder := request(name, false)
 		holder.TTL = time.Minute
 		mustAcquire(t, d, holder)
-		lease := leaseOf(t, d, holder)
+		lease := leaseUnder(t, d, holder)
 		for n := range 12 { // places in the queue are keys too
-			mustPut(t, d, request(name, true), fmt.Sprint("waits", n), lease)
+			text := `{"fencelock":3,"request":"` + backend.NewRequestID() + `","owner":"test"}`
+			if _, err := d.client.Put(
+				t.Context(), dirOf(name)+fmt.Sprint("waits", n), text, clientv3.WithLease(lease)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	mustAcquire(t, d, request("inventoryx", false))
@@ -549,30 +578,4 @@ func TestIdleSessionIsRevoked(t *testing.T) {
 	}
 	eventually(t, "the idle lease is revoked", func() bool { return leases() == 0 })
 	mustAcquire(t, d, request("x", false))
-}
-
-// TestLateDeleteSparesTheSameRequestSentAgain: the same request, sent again, overtakes a delete by request id. The
-// delete must not remove what the second request got.
-func TestLateDeleteSparesTheSameRequestSentAgain(t *testing.T) {
-	t.Parallel()
-	d := newDriver(t, containers.Etcd(t).Addr())
-	r := request("again", false)
-	first := mustAcquire(t, d, r)
-	r.Fresh = false
-	reads := 0
-	err := d.deleteAsRead(t.Context(), d.Key(r.Grant()), func(*mvccpb.KeyValue) bool {
-		if reads++; reads == 1 {
-			if again := mustAcquire(t, d, r); again.Token != first.Token {
-				t.Errorf("sent again it has token %v, not %v", again.Token, first.Token)
-			}
-			return true
-		}
-		return false
-	})
-	if !errors.Is(err, backend.ErrNotHeld) || reads != 2 {
-		t.Errorf("the delete = %v after %d readings", err, reads)
-	}
-	if renewed := d.Renew(t.Context(), []backend.Grant{first})[0]; renewed.Err != nil {
-		t.Errorf("the lock is gone: %v", renewed.Err)
-	}
 }

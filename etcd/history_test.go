@@ -103,7 +103,7 @@ func (s *survivor) wantAllLost(t *testing.T, what string) {
 // before.
 func (s *survivor) wantFreshSpace(t *testing.T, addr string) {
 	t.Helper()
-	resp, err := dial(t, addr).Get(t.Context(), s.d.spaceKey())
+	resp, err := dial(t, addr).Get(t.Context(), "fencelock/+space")
 	if err != nil || len(resp.Kvs) > 0 && strings.Contains(string(resp.Kvs[0].Value), s.space) {
 		t.Errorf("the old space stands in the new cluster: %v, %v", resp, err)
 	}

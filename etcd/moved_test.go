@@ -64,8 +64,9 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 			r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 			var g backend.Grant
 			begin := func() {
+				own := string(keyOf(t, d, r).Key)
 				mu.Lock()
-				key = d.Key(r.Grant())
+				key = own
 				mu.Unlock()
 				d.outgrow(d.current(ttl))
 			}
@@ -89,7 +90,7 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 			if err := deliver(); err != nil {
 				t.Fatal(err)
 			}
-			if lease, want := leaseOf(t, d, r), d.currentLease(ttl); lease != want {
+			if lease, want := leaseUnder(t, d, r), d.currentLease(ttl); lease != want {
 				t.Errorf("the key stands on the lease %x, and its holder believes in %x", lease, want)
 			}
 			if renewal := d.Renew(t.Context(), []backend.Grant{g})[0]; renewal.Err != nil {
@@ -121,7 +122,7 @@ func moved(t *testing.T, d *Driver, r backend.Request, mu *sync.Mutex, deliver *
 	mu.Lock()
 	late := *deliver != nil
 	mu.Unlock()
-	return late && leaseOf(t, d, r) == d.currentLease(r.TTL)
+	return late && leaseUnder(t, d, r) == d.currentLease(r.TTL)
 }
 
 // movesKey reports whether a transaction writes a key that stands.

@@ -29,6 +29,9 @@ func mustAcquireAll(t testing.TB, d *Driver, rs []backend.Request) []backend.Gra
 	return grants
 }
 
+// mostNames is the number of exclusive names that one transaction takes.
+const mostNames = 100
+
 func TestAcquireAll(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -71,7 +74,7 @@ func TestAcquireAll(t *testing.T) {
 	t.Run("every kind at once, beside others and foreign keys", func(t *testing.T) {
 		reader, permit := mustAcquire(t, rival, sharing().asks("all/b", false)),
 			mustAcquire(t, rival, taking(1, 3).asks("all/c", false))
-		if _, err := rival.client.Put(t.Context(), d.dir("all/d")+"foreign", "foreign"); err != nil {
+		if _, err := rival.client.Put(t.Context(), dirOf("all/d")+"foreign", "foreign"); err != nil {
 			t.Fatal(err)
 		}
 		rs := []backend.Request{
@@ -160,7 +163,7 @@ func TestAcquireAll(t *testing.T) {
 			want error
 		}{
 			"waiting":  {set(2, exclusively(), true), backend.ErrUnsupported},
-			"too many": {set(opsPerTxn/3+1, sharing(), false), backend.ErrUnsupported},
+			"too many": {set(mostNames/3+1, sharing(), false), backend.ErrUnsupported},
 			"none":     {nil, backend.ErrInvalidOption},
 			"twice": {
 				slices.Concat(set(1, exclusively(), false), set(1, exclusively(), false)), backend.ErrInvalidOption,
@@ -173,20 +176,23 @@ func TestAcquireAll(t *testing.T) {
 			}
 		}
 		wantFree(t, "set/0", "set/1")
-		mustRelease(t, d, mustAcquireAll(t, d, set(opsPerTxn, exclusively(), false))...)
-		mustRelease(t, d, mustAcquireAll(t, d, set(opsPerTxn/3, sharing(), false))...)
+		mustRelease(t, d, mustAcquireAll(t, d, set(mostNames, exclusively(), false))...)
+		mustRelease(t, d, mustAcquireAll(t, d, set(mostNames/3, sharing(), false))...)
 		mustRelease(t, d, mustAcquireAll(t, d, set(1, exclusively(), true))...)
 	})
 
 	t.Run("a server that allows fewer operations than the set has", func(t *testing.T) {
+		d := newDriver(t, containers.Etcd(t, containers.Args("--max-txn-ops", "9")).Addr())
 		var rs []backend.Request
-		for i := range 2 * opsPerTxn { // the usual limit is between
+		for i := range 20 {
 			rs = append(rs, exclusively().asks(fmt.Sprint("few/", i), false))
 		}
-		if _, err := d.acquire(t.Context(), rs); !errors.Is(err, backend.ErrUnsupported) {
+		if _, err := d.AcquireAll(t.Context(), rs); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("a set that the server refuses = %v, want ErrUnsupported", err)
 		}
-		wantFree(t, "few/0")
+		if keys := keysOf(t, d, "few/0"); len(keys) > 0 {
+			t.Errorf("left: %q", keys)
+		}
 		mustAcquire(t, d, rs[0])
 	})
 
@@ -198,7 +204,7 @@ func contentionOfSets(t *testing.T, server *containers.EtcdServer) {
 	const rounds = 40
 	for _, name := range []string{"x", "y"} { // keeps every set from being written at the first sight
 		d := newDriver(t, server.Addr())
-		if _, err := d.client.Put(t.Context(), d.dir(name)+"foreign", "foreign"); err != nil {
+		if _, err := d.client.Put(t.Context(), dirOf(name)+"foreign", "foreign"); err != nil {
 			t.Fatal(err)
 		}
 	}

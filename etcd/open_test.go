@@ -81,13 +81,13 @@ func FuzzKeysAreInjective(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string) {
 		d := New(nil, nil)
 		defer d.gate.Close()
-		if back, ok := d.nameOf(d.dir(a) + "request"); !ok || back != a {
+		if back, ok := d.nameOf(dirOf(a) + "request"); !ok || back != a {
 			t.Errorf("%q comes back as %q", a, back)
 		}
-		if a != b && (strings.HasPrefix(d.dir(b), d.dir(a)) || d.dir(a) == d.dir(b)) {
+		if a != b && (strings.HasPrefix(dirOf(b), dirOf(a)) || dirOf(a) == dirOf(b)) {
 			t.Errorf("the directory of %q lies in that of %q", b, a)
 		}
-		if strings.HasPrefix(b, a) && !strings.HasPrefix(d.dir(b), d.locksDir()+url.PathEscape(a)) {
+		if strings.HasPrefix(b, a) && !strings.HasPrefix(dirOf(b), d.locksDir()+url.PathEscape(a)) {
 			t.Errorf("List(%q) does not find %q", a, b)
 		}
 	})

