@@ -80,6 +80,11 @@ soak: ## break a service at random: BACKEND=redis, redlock, etcd, zookeeper, pos
 soak-server: ## break the bundled server as machines and operators do, in network namespaces: DURATION=10m, SEED= (else random). Root; apt-get install iproute2 strace
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) FENCELOCK_SEED=$(or $(SEED),random) go test -count=1 -v -timeout 0 -run 'TestServer$$' ./internal/soak
 
+.PHONY: versions
+versions: DURATION = 60s
+versions: ## let clients of the previous release and of this tree contend on each service, in both orders: DURATION=60s
+	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) go test -count=1 -v -timeout 0 -run 'TestVersions$$' ./internal/soak
+
 .PHONY: report
 report: ## break every driver for half an hour and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output, ONLY=soak-server one section
 	go run ./internal/reliability -o docs/RELIABILITY.md $(if $(ONLY),-only $(ONLY) -soak $(DURATION)) $(if $(FROM),-from $(FROM)) $(if $(KEEP),-keep $(KEEP))

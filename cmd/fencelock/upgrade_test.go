@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,36 +19,13 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/older"
 	"github.com/fencelock/fencelock/internal/port"
 )
 
 // olderVersion is the first commit whose servers speak the protocol of today's clients. It knows the first feature
 // level alone, and its log has no checksums.
 const olderVersion = "3ca1340c"
-
-// buildOlder builds the older program from the history with today's modules, so that it downloads no modules beyond
-// those of the other tests.
-func buildOlder(t *testing.T) string {
-	t.Helper()
-	run := func(in *bytes.Buffer, dir, name string, args ...string) *bytes.Buffer {
-		cmd := exec.CommandContext(t.Context(), name, args...)
-		var out, failure bytes.Buffer
-		cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &out, &failure
-		if in != nil {
-			cmd.Stdin = in
-		}
-		if err := cmd.Run(); err != nil {
-			t.Fatalf("%s %q: %v\n%s", name, args, err, failure.Bytes())
-		}
-		return &out
-	}
-	top := strings.TrimSpace(run(nil, "", "git", "rev-parse", "--show-toplevel").String())
-	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "fencelock")
-	run(run(nil, top, "git", "archive", olderVersion), dir, "tar", "-x")
-	run(nil, dir, "go", "build", "-buildvcs=false", "-modfile="+filepath.Join(top, "go.mod"),
-		"-o", program, "./cmd/fencelock")
-	return program
-}
 
 // upgrade is a cluster whose members run one version or the other.
 type upgrade struct {
@@ -116,7 +92,7 @@ func TestRollingUpgrade(t *testing.T) {
 	deep.Only(t)
 	addresses := port.Addresses(t, 6)
 	u := &upgrade{
-		t: t, older: buildOlder(t), clients: addresses[:3], peers: addresses[3:],
+		t: t, older: older.Build(t, older.Tree(t, olderVersion), "./cmd/fencelock"), clients: addresses[:3], peers: addresses[3:],
 		dirs: []string{t.TempDir(), t.TempDir(), t.TempDir()}, servers: make([]*fault.Child, 3), newer: make([]bool, 3),
 	}
 	for i := range u.servers {

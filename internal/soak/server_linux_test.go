@@ -18,6 +18,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/older"
 )
 
 const (
@@ -29,8 +30,6 @@ const (
 	hosts      = members + 2
 	// settleTime bounds the time from the end of a fault until the cluster is well.
 	settleTime = 90 * time.Second
-	// earlier is the version from which the members are upgraded. It knows a lower feature level.
-	earlier = "9d2c49a"
 )
 
 // soak is a cluster that is being broken.
@@ -39,7 +38,7 @@ type soak struct {
 	random  *rand.Rand
 	net     *network
 	dir     string
-	older   string // the program of the earlier version
+	older   string // the program of the previous release, which knows a lower feature level
 	newer   string
 	runs    []string // the program of each member
 	servers []*fault.Child
@@ -92,11 +91,8 @@ func newSoak(t *testing.T, seed uint64) *soak {
 		t: t, random: rand.New(rand.NewPCG(seed, 0)), net: newNetwork(t, hosts), dir: t.TempDir(),
 		servers: make([]*fault.Child, members), history: map[*fault.Child]string{}, faults: map[string]int{},
 	}
-	s.older, s.newer = filepath.Join(s.dir, "older"), filepath.Join(s.dir, "newer")
-	s.must("sh", "-c", fmt.Sprintf(`cd ../.. && go build -o %s ./cmd/fencelock`, s.newer))
-	source := filepath.Join(s.dir, "source")
-	s.must("sh", "-c", fmt.Sprintf(`cd ../.. && mkdir %[1]s && git archive %[2]s | tar -x -C %[1]s && cp go.mod go.sum %[1]s &&
-		cd %[1]s && go build -buildvcs=false -mod=mod -o %[3]s ./cmd/fencelock`, source, earlier, s.older))
+	s.older = older.Build(t, older.Tree(t, older.Release), "./cmd/fencelock")
+	s.newer = older.Build(t, filepath.Join("..", ".."), "./cmd/fencelock")
 	if err := os.WriteFile(s.key(), []byte("a key that all members share"), 0o600); err != nil {
 		t.Fatal(err)
 	}
