@@ -57,7 +57,7 @@ func TestAuditOfServer(t *testing.T) {
 	eventually(t, "the first rules are in force", func() bool { return succeed(t, "rules", "get", "--backend", url) != "" })
 	succeed(t, "run", "--name", "jobs/1", "--backend", url, "--", "true")
 	start(t, "run", "--name", "else", "--backend", url, "--", "true").expectExit(exitDenied, "denied")
-	resp, err := http.Get(door + "/v1/locks")
+	resp, err := http.Get(door + "/v1/locks/else")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,8 @@ func TestAuditOfServer(t *testing.T) {
 	if e := find(t, all, "acquire", audit.Denied); e.Name != "else" || e.Rules != "1" || e.Principal != "address:127.0.0.1" {
 		t.Errorf("%+v", e)
 	}
-	if e := find(t, all, "request", audit.Denied); e.Name != "GET /v1/locks" {
+	e := find(t, all, "get-holder", audit.Denied)
+	if e.Name != "else" || e.Principal != "address:127.0.0.1" || e.Via != "process:" {
 		t.Errorf("%+v", e)
 	}
 	for _, event := range []string{"backup", "set-rules"} {
