@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fencelock/fencelock"
+	"github.com/fencelock/fencelock/backend"
 	_ "github.com/fencelock/fencelock/builtin"
 	_ "github.com/fencelock/fencelock/etcd"
 	_ "github.com/fencelock/fencelock/postgres"
@@ -80,11 +81,14 @@ func main() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
-	tier := fencelock.Efficiency
-	if *tokens {
-		tier = fencelock.Correctness
+	driver, err := backend.Open(ctx, *url)
+	if err == nil { // by the constructors that both versions have
+		if fences, ok := driver.(backend.FencingDriver); ok && *tokens {
+			c.locks, err = fencelock.ForCorrectness(fences, &fencelock.Options{TTL: *ttl})
+		} else {
+			c.locks, err = fencelock.ForEfficiency(driver, &fencelock.Options{TTL: *ttl})
+		}
 	}
-	c.locks, err = fencelock.OpenURL(ctx, *url, tier, &fencelock.Options{TTL: *ttl})
 	if err != nil {
 		if ctx.Err() != nil {
 			return
