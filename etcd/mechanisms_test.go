@@ -137,7 +137,7 @@ func TestKeyInDoubtIsNotUsedAgain(t *testing.T) {
 	if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) {
 		t.Fatalf("Acquire = %v, want ErrUnknown", err)
 	}
-	key := string(keyOf(t, d, r).Key)
+	key := d.Key(r.Grant())
 	eventually(t, "the transaction is given up", func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -260,7 +260,7 @@ func TestLateDeleteSparesTheSameRequestSentAgain(t *testing.T) {
 	first := mustAcquire(t, d, r)
 	r.Fresh = false
 	reads := 0
-	err := d.deleteAsRead(t.Context(), string(keyOf(t, d, r).Key), func(*mvccpb.KeyValue) bool {
+	err := d.deleteAsRead(t.Context(), d.Key(r.Grant()), func(*mvccpb.KeyValue) bool {
 		if reads++; reads == 1 {
 			if again := mustAcquire(t, d, r); again.Token != first.Token {
 				t.Errorf("sent again it has token %v, not %v", again.Token, first.Token)
