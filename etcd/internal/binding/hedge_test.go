@@ -1,0 +1,178 @@
+package binding_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
+	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/conformance/containers"
+	"github.com/fencelock/fencelock/conformance/fault"
+	"github.com/fencelock/fencelock/etcd/internal/binding"
+)
+
+// slow keeps the first transaction that creates a key of a name, as a slow member does, until pass is closed.
+type slow struct {
+	name string
+	pass chan struct{}
+
+	mu   sync.Mutex // protects the following field
+	kept bool
+}
+
+func (s *slow) intercept(
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+	call grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	txn, ok := request.(*pb.TxnRequest)
+	s.mu.Lock()
+	keep := ok && !s.kept && creates(txn, plain.dir(s.name))
+	s.kept = s.kept || keep
+	s.mu.Unlock()
+	if keep {
+		<-s.pass
+		ctx = context.WithoutCancel(ctx)
+	}
+	return call(ctx, method, request, reply, conn, opts...)
+}
+
+// creates reports whether a transaction may create a key in a directory.
+func creates(txn *pb.TxnRequest, dir string) bool {
+	return slices.ContainsFunc(slices.Concat(txn.Success, txn.Failure), func(op *pb.RequestOp) bool {
+		put, inner := op.GetRequestPut(), op.GetRequestTxn()
+		return put != nil && len(put.Key) > len(dir) && string(put.Key[:len(dir)]) == dir && !put.IgnoreValue ||
+			inner != nil && creates(inner, dir)
+	})
+}
+
+func takeAway(t *testing.T, d driver, g backend.Grant) {
+	t.Helper()
+	if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: g.Name, Reason: "test"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A member keeps an acquire for long, and another member answers its repetition. When the first one is carried out, the
+// hold has been released, or was taken away and its holder knows: in neither case does it close the name, although the
+// client holds another name with the same TTL.
+func TestLateAcquireClosesNothing(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	const ttl = 4 * time.Second
+	for what, end := range map[string]func(t *testing.T, d, other driver, g backend.Grant, pass func()){
+		"released": func(t *testing.T, d, _ driver, g backend.Grant, _ func()) { mustRelease(t, d, g) },
+		"taken away": func(t *testing.T, d, other driver, g backend.Grant, _ func()) {
+			takeAway(t, other, g)
+			if err := d.Renew(t.Context(), []backend.Grant{g})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+				t.Fatalf("Renew of a hold that was taken away = %v", err)
+			}
+		},
+		"taken away, and released late": func(t *testing.T, d, other driver, g backend.Grant, pass func()) {
+			takeAway(t, other, g)
+			pass()
+			eventually(t, "the late acquire is carried out", func() bool {
+				s, err := other.Look(t.Context(), g.Name)
+				return err == nil && s.Held
+			})
+			if err := d.Release(t.Context(), g); !errors.Is(err, backend.ErrNotHeld) {
+				t.Errorf("Release of a hold that was taken away = %v", err)
+			}
+			if s, err := other.Look(t.Context(), g.Name); err != nil || s.Held {
+				t.Errorf("after the release there is %+v, %v", s, err)
+			}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			name := "late/" + what
+			s := &slow{name: name, pass: make(chan struct{})}
+			passed := sync.OnceFunc(func() { close(s.pass) })
+			t.Cleanup(passed)
+			second, err := fault.NewProxy(server.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = second.Close() })
+			client, err := clientv3.New(clientv3.Config{
+				Endpoints: []string{server.Addr(), second.Addr()}, Logger: zap.NewNop(), DialTimeout: 20 * time.Second,
+				DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.intercept)},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = client.Close() })
+			d, other := driver{engine.New(binding.New(client, options))}, plain.dial(t, server.Addr()).(driver)
+			t.Cleanup(func() { _ = d.Close(context.WithoutCancel(t.Context())) })
+			lives := mustAcquire(t, d, asking("lives/"+what, false, ttl))
+			g := mustAcquire(t, d, asking(name, false, ttl))
+			end(t, d, other, g, passed)
+			passed()
+			renewed := make(chan error, 1)
+			ctx, stop := context.WithCancel(t.Context())
+			go func() { // as the core does
+				defer close(renewed)
+				for kit.Sleep(ctx, ttl/8) == nil {
+					if err := d.Renew(ctx, []backend.Grant{lives})[0].Err; errors.Is(err, backend.ErrNotHeld) {
+						renewed <- err
+						return
+					}
+				}
+			}()
+			for range 3 { // the late acquire may come between any two
+				next := mustAcquire(t, other, asking(name, true, time.Minute))
+				mustRelease(t, other, next)
+			}
+			eventually(t, "nothing is left", func() bool {
+				s, err := other.Look(t.Context(), name)
+				return err == nil && !s.Held && s.Waiters == 0
+			})
+			stop()
+			if err := <-renewed; err != nil {
+				t.Errorf("Renew of another hold: %v", err)
+			}
+		})
+	}
+}
+
+func asking(name string, wait bool, ttl time.Duration) backend.Request {
+	r := request(name, ttl)
+	r.Wait = wait
+	return r
+}
+
+func mustAcquire(t *testing.T, d driver, r backend.Request) backend.Grant {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	g, err := d.Acquire(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func mustRelease(t *testing.T, d driver, g backend.Grant) {
+	t.Helper()
+	if err := d.Release(t.Context(), g); err != nil {
+		t.Error(err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("in a minute it did not come true that %s", what)
+		}
+	}
+}
