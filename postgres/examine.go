@@ -112,6 +112,9 @@ func examineSchema(ctx context.Context, conn *pgx.Conn, schema string, m *doctor
 	case errors.As(err, &refused) && (refused.Code == "42P01" || refused.Code == "3F000"): // no such table, no such schema
 		m.Problems = append(m.Problems, fmt.Sprintf("has no schema %s: run `fencelock postgres migrate`", schema))
 		return nil
+	case errors.As(err, &refused) && refused.Code == "42703": // no such column
+		m.Problems = append(m.Problems, fmt.Sprintf("has schema %s of an earlier version: run `fencelock postgres migrate`", schema))
+		return nil
 	case errors.As(err, &refused):
 		m.Facts = append(m.Facts, "schema not readable: "+refused.Message)
 		return nil

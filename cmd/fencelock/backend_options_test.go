@@ -78,6 +78,7 @@ func TestURLsTakeTheOptionsOfTheTable(t *testing.T) {
 		"allow-volatile-eviction": "true", "assume-version": "7.0", "assume-cluster": "true&assume-version=7.0",
 		"node-timeout": "50ms", "max-ttl": "30s", "trust-fresh": "true", "wait-for-all": "true", "tick": "2s",
 		"under": "AAAAAAAAAAAAAAAAAAAAAA", "schema": "locks", "no-listen": "true", "prefix": "test",
+		"ignore-standbys": "archive",
 		"credential": fileOf(t, "credential", principal.NewToken()) + "&server-name=locks.example",
 	}
 	all := map[string]bool{}

@@ -74,6 +74,9 @@ func TestServeHTTPOverTLS(t *testing.T) {
 				}
 				return resp.StatusCode == 200
 			})
+			if warned := strings.Contains(p.Stderr(), "the cluster has no rules"); warned != x.mutual {
+				t.Errorf("the leader warns of missing rules: %v, want %v", warned, x.mutual)
+			}
 			resp, err := client.Post(url+"/v1/locks/x/acquire", "application/json", strings.NewReader(acquireBody))
 			if err != nil {
 				t.Fatal(err)

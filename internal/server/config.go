@@ -199,6 +199,17 @@ func (c *Config) checkLimits() error {
 	return nil
 }
 
+// identified reports whether clients have principals.
+func (c *Config) identified() bool {
+	settings := c.TLS
+	if settings != nil && settings.GetConfigForClient != nil {
+		if now, err := settings.GetConfigForClient(&tls.ClientHelloInfo{}); err == nil && now != nil {
+			settings = now
+		}
+	}
+	return c.Proofs != nil || settings != nil && settings.ClientAuth >= tls.VerifyClientCertIfGiven
+}
+
 func (c *Config) checkRules() error {
 	if _, err := rules.Parse([]byte(c.Rules)); err != nil {
 		return mistake("Rules", "of so many bytes: "+fmt.Sprint(len(c.Rules)), err.Error())

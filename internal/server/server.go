@@ -89,7 +89,7 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 		lead.Watch(background, lead.Config{
 			Replica: s.replica, Limits: c.Limits, Rules: c.Rules, Now: c.now, Open: s.open, Shut: s.shut, Dismiss: s.dismiss,
 			Closed: s.restored.Store, CompareEvery: c.compareEvery, Log: c.Log, Meter: c.Meter,
-			Audit: c.Audit,
+			Audit: c.Audit, Identified: c.identified(),
 		})
 	})
 	s.watching.Go(func() {

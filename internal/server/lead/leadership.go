@@ -21,6 +21,8 @@ type Config struct {
 	Limits machine.Limits
 	// Rules are the first rules of a cluster that never had any. Empty: no rules.
 	Rules string
+	// Identified: clients have principals, to which rules could give different rights.
+	Identified bool
 	// Now is the clock that times sessions.
 	Now func() time.Time
 	// Open lets clients use a leadership, and Shut ends that, even if it did not begin. Dismiss disconnects clients.

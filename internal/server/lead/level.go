@@ -30,7 +30,13 @@ func (r *Leadership) levelUp(ctx context.Context, level uint32) error {
 			return err
 		}
 	}
-	return r.raiseTo(ctx, level)
+	if err := r.raiseTo(ctx, level); err != nil {
+		return err
+	}
+	if c := &r.config; c.Identified && c.Replica.State.Machine.Rules().Parsed() == nil {
+		c.Log.Warn("the cluster has no rules: every client may acquire, read and force-release every lock; see \"fencelock rules\"")
+	}
+	return nil
 }
 
 // raiseLevel raises the level to the highest one known to all members, and uses it. From the level at which the
