@@ -400,17 +400,25 @@ func (g *Gateway) renew(
 		}
 	case out.Err != nil:
 	case h == nil || h.ended:
-		if g.keeps && g.closing.Err() == nil {
-			next := &hold{key: holdKey{grant.Name, grant.RequestID}, grant: grant, minHold: minHold}
-			next.grant.SentAt = out.SentAt
-			g.holds[holdKey{grant.Name, grant.RequestID}] = next
-			g.watch(next, g.clock.Now().Add(out.TTL))
+		if !g.keeps || g.closing.Err() != nil {
+			break
 		}
+		key := holdKey{grant.Name, grant.RequestID}
+		if h = g.holds[key]; h == nil || h.ended || h.grant.Token != grant.Token || h.grant.Incarnation != grant.Incarnation {
+			h = &hold{key: key, grant: grant, minHold: minHold}
+			g.holds[key] = h
+		} // else another renewal was first
+		g.prolong(h, out)
 	default:
-		h.grant.SentAt, h.last = max(h.grant.SentAt, out.SentAt), out.Last
-		g.watch(h, g.clock.Now().Add(out.TTL))
+		g.prolong(h, out)
 	}
 	return out, g.whyLocked(&grant, out.Err)
+}
+
+// prolong notes a renewal of a hold. The caller holds g.mu.
+func (g *Gateway) prolong(h *hold, out backend.Renewal) {
+	h.grant.SentAt, h.last = max(h.grant.SentAt, out.SentAt), out.Last
+	g.watch(h, g.clock.Now().Add(out.TTL))
 }
 
 // free releases a hold. again means that this replica has done so before.

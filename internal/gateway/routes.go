@@ -242,7 +242,8 @@ func (g *Gateway) holdRoutes(api huma.API) {
 					return nil, err
 				}
 			}
-			ctx, cancel := context.WithTimeout(ctx, attemptTime)
+			// A client that hangs up leaves no renewal of which the driver does not know the outcome.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 			defer cancel()
 			out, err := g.renew(ctx, principalOf(requestOf(ctx)), grant, minHold, ttl)
 			if err != nil {

@@ -1,0 +1,64 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/memory"
+)
+
+// roaming is a service whose holds another replica can renew. Renewals wait until as many are under way as the test
+// wants.
+type roaming struct {
+	keeping
+	spares bool            // Expire leaves holds alone, since another replica has renewed them
+	under  *sync.WaitGroup // nil: renewals do not wait
+}
+
+func (r *roaming) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+	if r.under != nil {
+		r.under.Done()
+		r.under.Wait()
+	}
+	return r.keeping.Renew(ctx, grants)
+}
+
+func (r *roaming) Expire(ctx context.Context, g backend.Grant) error {
+	if r.spares {
+		return &backend.NotHeldError{Name: g.Name}
+	}
+	return r.Release(ctx, g)
+}
+
+// Two renewals at a time of a hold that is new to the replica are renewals of one hold: it lasts as long as it is renewed.
+func TestRenewalsSideBySide(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
+		first, second := &roaming{keeping{store.Driver()}, true, nil}, &roaming{keeping{store.Driver()}, false, nil}
+		one, two := newDoor(t, first), newDoor(t, second)
+		held := one.granted(one.post(acquireX, `{"ownerId":"a","ttlMillis":5000}`))
+		renew := func() {
+			if got := two.post("/v1/locks/x/renew", `{"lockToken":"`+held.LockToken+`"}`); got.status != http.StatusOK {
+				t.Errorf("a renewal: %d %s", got.status, got.text)
+			}
+		}
+		time.Sleep(time.Second)
+		second.under = &sync.WaitGroup{}
+		second.under.Add(2)
+		var both sync.WaitGroup
+		both.Go(renew)
+		both.Go(renew)
+		both.Wait()
+		second.under = nil
+		for range 5 {
+			time.Sleep(3 * time.Second)
+			renew()
+		}
+		two.refuses(two.post(acquireX, `{"ownerId":"b","ttlMillis":5000}`), http.StatusConflict, codeHeld)
+	})
+}
