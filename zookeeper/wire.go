@@ -101,16 +101,14 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 		return nil, err
 	}
 	timeout = min(timeout, max(s.asked/3, 100*time.Millisecond))
+	ctx, cancel := context.WithTimeout(s.dialing, timeout)
+	defer cancel()
 	if s.exists() {
-		ctx, cancel := context.WithTimeout(s.dialing, timeout)
-		defer cancel()
 		if err := s.examine(ctx, address); err != nil {
 			s.dialFailed(err)
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(s.dialing, timeout)
-	defer cancel()
 	// All that the greeting and the proof need is read before anything is sent.
 	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32][]byte{}}
 	if !s.probe {
