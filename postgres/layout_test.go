@@ -31,7 +31,7 @@ func TestLaterSchemaIsRefused(t *testing.T) {
 			execute format('drop function %s', f);
 		end loop;
 	end $$`)
-	execute(t, server, `insert into fencelock.migrations (version) values ($1)`, len(steps)+1)
+	execute(t, server, `insert into fencelock.migrations (version, least_program) values ($1, $1)`, len(steps)+1)
 	for _, name := range []string{"free", "held", "free"} {
 		if _, err := running.Acquire(soon(t, 20*time.Second), request(name, time.Minute)); !want(err) {
 			t.Errorf("a running driver: Acquire %q = %v", name, err)

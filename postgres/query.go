@@ -210,7 +210,8 @@ func (d *Driver) unsettled(err error) bool {
 	if !errors.As(err, &pg) || pg.Code != "08P01" || !strings.Contains(pg.Message, "startup parameter") {
 		return false
 	}
-	return d.unset.CompareAndSwap(false, true)
+	d.unset.Store(true)
+	return true
 }
 
 // once is the context key of calls that are not repeated: they first ask for a sign of life on their connection.
@@ -243,12 +244,17 @@ const callTime = 5 * time.Second
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after
 	// that.
+	settled := d.unset.Load()
 	for tries := int32(0); ; tries++ {
 		err := d.queryOnce(ctx, scan, sql, args...)
 		var dial *pgconn.ConnectError
 		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial)
 		more := ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
-		if ended && more || d.mixedUp(err) || d.unsettled(err) {
+		switch {
+		case !settled && d.unsettled(err):
+			settled = true // this call is retried once
+			continue
+		case ended && more, d.mixedUp(err):
 			continue
 		}
 		if code := sqlState(err); strings.HasPrefix(code, "42") && code != "42501" && ctx.Value(probing{}) == nil {
