@@ -94,9 +94,7 @@ func compareKeys(ctx context.Context, clients []*clientv3.Client, members []doct
 		if members[i].Err != nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(ctx, doctor.Timeout)
 		got, err := clients[i].HashKV(ctx, members[i].Address, common)
-		cancel()
 		if err != nil {
 			return nil
 		}

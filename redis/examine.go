@@ -56,7 +56,7 @@ func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
 func askSentinels(ctx context.Context, u *redisconn.URL) (sentinels []doctor.Member, masters []string) {
 	found := make([]string, len(u.Addresses))
 	sentinels = doctor.Ask(ctx, u.Addresses, func(ctx context.Context, i int) (m doctor.Member, err error) {
-		opt, err := u.Server(doctor.Timeout)
+		opt, err := u.Server(u.Timeout)
 		if err != nil {
 			return m, err
 		}

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
@@ -15,8 +17,7 @@ const doctorHelp = `Usage: fencelock doctor [options]
 
 Asks each address of --backend separately, compares the answers, and reports contradictions that no client sees: two
 leaders, servers of different clusters, one server under two addresses, a copied or restored disk with another token
-space, different session bounds, a schema of another version, settings that lose locks. Each address has three seconds.
-It changes nothing in the service.
+space, different session bounds, a schema of another version, settings that lose locks. It changes nothing in the service.
 
 What is compared depends on the service:
 
@@ -54,10 +55,17 @@ type patient struct {
 
 func defineDoctor(o *options) func([]string) error {
 	s := o.look("doctor")
-	return func(args []string) error { return s.run(s.parse(args), s.doctor) }
+	timeout := o.Duration("timeout", 3*time.Second, "maximum `DURATION` for the answers")
+	return func(args []string) error {
+		err := s.parse(args)
+		if err == nil && *timeout <= 0 {
+			err = fmt.Errorf("--timeout %v: want more than 0s", *timeout)
+		}
+		return s.run(err, func(ctx context.Context) error { return s.doctor(ctx, *timeout) })
+	}
 }
 
-func (s *lookSettings) doctor(ctx context.Context) error {
+func (s *lookSettings) doctor(ctx context.Context, timeout time.Duration) error {
 	if scheme, _, _ := strings.Cut(s.backend, "://"); scheme == "fencelock" || scheme == "fencelocks" {
 		admin, err := builtin.OpenAdmin(s.backend)
 		if err != nil {
@@ -65,7 +73,9 @@ func (s *lookSettings) doctor(ctx context.Context) error {
 		}
 		return s.status(ctx, admin, false)
 	}
-	report, err := doctor.Examine(ctx, s.backend)
+	asking, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	report, err := doctor.Examine(asking, s.backend)
 	if err != nil {
 		return err
 	}

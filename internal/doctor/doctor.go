@@ -10,13 +10,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
-
-// Timeout is the maximum time for the answers of one address.
-const Timeout = 3 * time.Second
 
 // The roles of a member.
 const (
@@ -58,7 +54,7 @@ type Report struct {
 	Problems []string
 }
 
-// Examiner asks every address of a URL. Its error is that of an invalid URL; a member that does not answer is no
+// Examiner asks every address of a URL until the context ends. Its error is that of an invalid URL; a member that does not answer is no
 // error. It changes nothing in the service.
 type Examiner func(ctx context.Context, rawURL string) (*Report, error)
 
@@ -88,14 +84,12 @@ func Examine(ctx context.Context, rawURL string) (*Report, error) {
 	return e(ctx, rawURL)
 }
 
-// Ask calls ask with the index of each address concurrently, each with Timeout, and returns the members in order.
+// Ask calls ask with the index of each address concurrently, and returns the members in order.
 func Ask(ctx context.Context, addresses []string, ask func(context.Context, int) (Member, error)) []Member {
 	members := make([]Member, len(addresses))
 	var all sync.WaitGroup
 	for i, address := range addresses {
 		all.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, Timeout)
-			defer cancel()
 			m, err := ask(ctx, i)
 			if err != nil {
 				m = Member{Err: err}

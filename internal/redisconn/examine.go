@@ -14,7 +14,7 @@ import (
 
 // ClientAt returns a client of one server of the URL. The caller closes it.
 func (u *URL) ClientAt(address string) (*goredis.Client, error) {
-	opt, err := u.Server(doctor.Timeout)
+	opt, err := u.Server(u.Timeout)
 	if err != nil {
 		return nil, err
 	}
