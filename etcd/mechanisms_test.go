@@ -138,7 +138,7 @@ func TestKeyInDoubtIsNotUsedAgain(t *testing.T) {
 		t.Fatalf("Acquire = %v, want ErrUnknown", err)
 	}
 	key := d.Key(r.Grant())
-	eventually(t, "the transaction is given up", func() bool {
+	eventually(t, "the transaction has ended", func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		return len(d.places[key].doubts) == 1

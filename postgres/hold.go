@@ -174,7 +174,6 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 			loss := backend.Loss{Reason: backend.Reason(a.reason), Text: a.why, By: a.by, Principal: a.principal}
 			return callError("release", g.Name, loss.NotHeld(g.Name))
 		case again(err) && d.pause(ctx, giveUpTime):
-			// A second answer "not held" is right too: the first may have been carried out.
 			continue // a second answer "not held" is right too: the first may have been carried out
 		case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
 			// The caller sees both, the end of its context and the error of the last try.

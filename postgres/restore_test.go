@@ -94,7 +94,7 @@ func TestDumpIsPutBack(t *testing.T) {
 					t.Errorf("the holder lost its hold as %q, want %q", loss.Reason, backend.ReasonHistoryLost)
 				}
 			case <-soon(t, time.Minute).Done():
-				t.Error("the holder is not told")
+				t.Error("the holder gets no loss")
 			}
 			if _, err := holder.Acquire(soon(t, time.Minute), request("y", ttl)); !errors.Is(err, backend.ErrHistoryLost) {
 				t.Errorf("the client that lived through it: %v, want ErrHistoryLost", err)

@@ -138,7 +138,7 @@ func (d *Driver) granted(ctx context.Context, address string, ask time.Duration)
 	case binary.BigEndian.Uint32(answer[:]) > maxHello:
 		return 0, errNoZooKeeper
 	}
-	// The server ends the session by itself if it does not get this.
+	// Without this request the session ends with its timeout.
 	_, _ = io.CopyN(io.Discard, conn, 4+int64(binary.BigEndian.Uint32(answer[:]))-headBytes)
 	end := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, 8), 1)
 	_, _ = conn.Write(binary.BigEndian.AppendUint32(end, closeSession&math.MaxUint32))

@@ -32,7 +32,7 @@ type feed struct {
 // feedKey identifies a feed.
 type feedKey struct {
 	name    string
-	sentFor principal.Principal // for whom the lock service is asked; empty if it is not told
+	sentFor principal.Principal // for whom the lock service is asked; empty: for the gateway
 }
 
 // anyRevision is the floor of a feed that knows no revision yet: it has no event for certain.

@@ -38,7 +38,7 @@ type wish struct {
 // ask is one acquire.
 type ask struct {
 	scope, principal string              // scopeOf and principalOf the request
-	sentFor          principal.Principal // for whom the lock service is asked; empty if it is not told
+	sentFor          principal.Principal // for whom the lock service is asked; empty: for the gateway
 	owner, requestID string
 	fresh            bool // requestID was generated here for it
 	ttl, minHold     time.Duration
