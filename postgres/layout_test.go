@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -40,5 +41,26 @@ func TestLaterSchemaIsRefused(t *testing.T) {
 	late := ways["New"](t, server.Addr())
 	if _, err := late.Acquire(soon(t, 20*time.Second), request("free", time.Minute)); !want(err) {
 		t.Errorf("a new driver: Acquire = %v", err)
+	}
+}
+
+// A schema of an earlier version is refused with both versions, although it lacks what this driver reads.
+func TestEarlierSchemaIsRefused(t *testing.T) {
+	t.Parallel()
+	steps, err := postgres.Migrations(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, known := range []int{2, len(steps) - 1} { // of the previous release, and the last one
+		server := containers.Postgres(t, containers.Args("-c", "fsync=on"))
+		for _, step := range steps[:known] {
+			execute(t, server, step.SQL)
+		}
+		d := ways["New"](t, server.Addr())
+		err := d.(backend.Pinger).Ping(soon(t, 20*time.Second))
+		if want := fmt.Sprintf(`"%d", must be %d`, known, len(steps)); !errors.Is(err, backend.ErrMisconfigured) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("a schema of version %d: %v, want %s", known, err, want)
+		}
 	}
 }

@@ -110,6 +110,13 @@ func (d *Driver) probe(ctx context.Context) error {
 		inSchema(`select coalesce(max(version), 0)::int,
 			coalesce((select incarnation::text from fencelock.cluster where xmin::text::bigint = written), '')
 			from fencelock.migrations`, d.sql.schema))
+	if strings.HasPrefix(sqlState(err), "42") { // an earlier schema, which lacks a column
+		read := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema) },
+			inSchema(`select coalesce(max(version), 0)::int from fencelock.migrations`, d.sql.schema))
+		if older := checkVersion(d.sql.schema, f.schema, 0); read == nil && older != nil {
+			err = older
+		}
+	}
 	if err == nil && f.schema > len(migrations()) {
 		err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.least) }, leastOf(d.sql.schema), len(migrations()))
 	}
