@@ -463,3 +463,40 @@ func TestClosedDriver(t *testing.T) {
 		t.Errorf("second close: %v", err)
 	}
 }
+
+// A call on a hold whose context has ended sends nothing, so that no answer can come before the end is seen.
+func TestCallsWithAnEndedContextSendNothing(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	d, admin := s.open(t), s.admin(t)
+	g := mustAcquire(t, d, request("n", time.Minute, false))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	scripts := func() string { // how often the server has run one
+		stats, err := admin.Info(within(t, 20*time.Second), "commandstats").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var calls []string
+		for line := range strings.Lines(stats) {
+			if name, rest, ok := strings.Cut(line, ":calls="); ok && (name == "cmdstat_evalsha" || name == "cmdstat_fcall") {
+				n, _, _ := strings.Cut(rest, ",")
+				calls = append(calls, name+" "+n)
+			}
+		}
+		return strings.Join(calls, ", ")
+	}
+	before := scripts()
+	for range 50 {
+		if r := d.Renew(ended, []backend.Grant{g})[0]; !errors.Is(r.Err, context.Canceled) {
+			t.Fatalf("Renew = %v, want context.Canceled", r.Err)
+		}
+		if err := d.Release(ended, g); !errors.Is(err, context.Canceled) {
+			t.Fatalf("Release = %v, want context.Canceled", err)
+		}
+	}
+	if after := scripts(); before == "" || after != before {
+		t.Errorf("scripts run: %q, want %q as before", after, before)
+	}
+	mustRelease(t, d, g)
+}

@@ -71,10 +71,7 @@ func (p *Probe) Passed() bool { return p.passed.Load() }
 // Gate.Leave follows. A look that is stale is made again beside the calls, and its result is for later
 // calls: calls do not wait for a question whose answer is nearly always the same.
 func (p *Probe) Begin(ctx context.Context) error {
-	return p.enter(func() error {
-		if err := ctx.Err(); err != nil {
-			return &Failure{Cause: err, Fatal: true}
-		}
+	return p.enter(ctx, func() error {
 		if !p.Passed() || p.found.Load() == misfit {
 			return p.join(ctx, p.Look)
 		}
@@ -98,7 +95,7 @@ func (p *Probe) BeginAcquire(ctx context.Context, d backend.Description, rs ...b
 // BeginKnown is Begin for a service that need only have been fit once: for calls on holds, which can be kept and
 // released whatever became of the service since.
 func (p *Probe) BeginKnown(ctx context.Context) error {
-	return p.enter(func() error {
+	return p.enter(ctx, func() error {
 		if p.Passed() {
 			return nil
 		}
@@ -106,13 +103,15 @@ func (p *Probe) BeginKnown(ctx context.Context) error {
 	})
 }
 
-// enter counts a call in if pass lets it.
-func (p *Probe) enter(pass func() error) error {
+// enter counts a call in if ctx has not ended and pass lets it.
+func (p *Probe) enter(ctx context.Context, pass func() error) error {
 	if err := p.Gate.Enter(); err != nil {
 		return err
 	}
 	err := p.Unfit
-	if err == nil {
+	if ended := ctx.Err(); err == nil && ended != nil {
+		err = &Failure{Cause: ended, Fatal: true} // otherwise an answer may come first, and have an effect
+	} else if err == nil {
 		err = pass()
 	}
 	if err != nil {
