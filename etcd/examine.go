@@ -89,7 +89,11 @@ func compareKeys(ctx context.Context, clients []*clientv3.Client, members []doct
 			common = revisions[i]
 		}
 	}
-	hashes := map[string][]string{}
+	type hash struct {
+		sum   uint32
+		since int64 // the compaction, before which keys do not count
+	}
+	hashes, since := map[hash][]string{}, map[int64]bool{}
 	for i := range members {
 		if members[i].Err != nil {
 			continue
@@ -98,13 +102,9 @@ func compareKeys(ctx context.Context, clients []*clientv3.Client, members []doct
 		if err != nil {
 			return nil
 		}
-		hash := fmt.Sprintf("%08x since revision %d", got.Hash, got.CompactRevision)
-		hashes[hash] = append(hashes[hash], members[i].Address)
-	}
-	since := map[string]bool{}
-	for hash := range hashes {
-		_, compacted, _ := strings.Cut(hash, " since ")
-		since[compacted] = true
+		h := hash{got.Hash, got.CompactRevision}
+		hashes[h] = append(hashes[h], members[i].Address)
+		since[h.since] = true
 	}
 	if len(hashes) < 2 || len(since) > 1 { // members that are compacted differently cannot be compared
 		return nil

@@ -54,8 +54,8 @@ type Report struct {
 	Problems []string
 }
 
-// Examiner asks every address of a URL until the context ends. Its error is that of an invalid URL; a member that does not answer is no
-// error. It changes nothing in the service.
+// Examiner asks every address of a URL until the context ends. Its error is that of an invalid URL; a member that does
+// not answer is no error. It changes nothing in the service.
 type Examiner func(ctx context.Context, rawURL string) (*Report, error)
 
 var (
