@@ -10,8 +10,8 @@ import (
 	"reflect"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/chance"
 	"github.com/fencelock/fencelock/internal/history"
+	"github.com/fencelock/fencelock/internal/randsource"
 )
 
 // Locker is the interface for code that needs a lock: accept it, so that tests can pass a fake. *Client implements it
@@ -117,7 +117,7 @@ func New(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
 		return nil, fmt.Errorf("fencelock: open: %w", err)
 	}
 	c := &Client{driver: driver, tier: tier, set: set, closed: make(chan struct{})}
-	c.chance = chance.Of(driver)
+	c.chance = randsource.Of(driver)
 	c.heart.init(c)
 	c.cleaner.init(c)
 	c.telling.to = set.Observer

@@ -13,9 +13,9 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/race"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // cut returns a driver of which a test can make every renewal fail.
@@ -305,12 +305,12 @@ func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 // The stated bound: of n leases that end at one instant, while the service refuses every renewal, all are told
 // before the service can give the first of their names to somebody else.
 func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	for _, n := range []int{1, 1_000, 10_000, 100_000} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			if n > 10_000 {
-				deep.Only(t)
+				testtier.Only(t)
 			} else {
 				t.Parallel()
 			}
@@ -318,7 +318,7 @@ func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 				n = max(1, n/10) // the detector makes each ten times as dear
 			}
 			var worst time.Duration
-			excused, err := stall.Fairly(50*time.Millisecond, func() error {
+			excused, err := stallmeter.Fairly(50*time.Millisecond, func() error {
 				if worst = lossesAtOnce(t, n); worst >= 0 {
 					return fmt.Errorf("of %d holders the last was told %v after its TTL had ended in the service",
 						n, worst)
@@ -326,7 +326,7 @@ func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 				return nil
 			})
 			t.Logf("%d losses at once: the last was told %v before its TTL ended in the service", n, -worst)
-			stall.Report(t, "losses at once", excused, err)
+			stallmeter.Report(t, "losses at once", excused, err)
 		})
 	}
 }
@@ -398,7 +398,7 @@ func TestRenewalsComeInChunks(t *testing.T) {
 // While a hundred thousand leases are renewed, Err of one of them takes no longer than a millisecond, but for the few
 // calls in which the scheduler takes the processor away.
 func TestErrIsNotHeldUpByARenewalRound(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	const n = 100_000
 	d := &counted{}
 	c := opened(t, d, fencelock.Options{TTL: 3 * time.Second})
@@ -407,7 +407,7 @@ func TestErrIsNotHeldUpByARenewalRound(t *testing.T) {
 	for i := range n {
 		lease = mustAcquire(t, c, fmt.Sprint("lock-", i))
 	}
-	excused, err := stall.Fairly(time.Millisecond, func() error {
+	excused, err := stallmeter.Fairly(time.Millisecond, func() error {
 		before := d.renewed.Load()
 		for d.renewed.Load() == before {
 			time.Sleep(time.Millisecond)
@@ -416,7 +416,7 @@ func TestErrIsNotHeldUpByARenewalRound(t *testing.T) {
 		for d.renewed.Load() < before+n/2 {
 			at := time.Now()
 			if err := lease.Err(); err != nil {
-				return stall.Conclusive(err)
+				return stallmeter.Conclusive(err)
 			}
 			calls++
 			if time.Since(at) > time.Millisecond {
@@ -429,7 +429,7 @@ func TestErrIsNotHeldUpByARenewalRound(t *testing.T) {
 		}
 		return nil
 	})
-	stall.Report(t, "Err beside a round", excused, err)
+	stallmeter.Report(t, "Err beside a round", excused, err)
 }
 
 // counted counts what is renewed.

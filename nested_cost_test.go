@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/race"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // heapInUse returns the bytes that are reachable.
@@ -62,7 +62,7 @@ func TestAHeldLeasePinsNoOther(t *testing.T) {
 // 65,536 names. The figures are logged.
 func TestLeaseMemory(t *testing.T) {
 	cycles := 100_000
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		cycles = 1_000_000
 	}
 	n := 100_000

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // process is a server that was started here, with its files in its own folder. It can be ended and restarted with them.
@@ -58,7 +58,7 @@ func (s *scope) folder() string {
 // addrs reserves addresses of the loopback interface for servers that are ended and restarted.
 func (s *scope) addrs(n int) (all []string) {
 	for range n {
-		p, err := port.Reserve()
+		p, err := freeport.Reserve()
 		s.must(err)
 		s.later(p.Close)
 		p.Lend()

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -18,7 +18,7 @@ import (
 // startMembers starts a cluster of n servers in this process.
 func startMembers(t *testing.T, n int) []*server.Server {
 	t.Helper()
-	peers := port.Addresses(t, n)
+	peers := freeport.Addresses(t, n)
 	all := make([]*server.Server, n)
 	for i := range all {
 		all[i] = startMember(t, peers[i], peers, n)
@@ -119,7 +119,7 @@ func TestAdminChangesMembers(t *testing.T) {
 	}
 
 	// A new one takes its place.
-	peer := port.Addresses(t, 1)[0]
+	peer := freeport.Addresses(t, 1)[0]
 	startMember(t, peer, []string{peer}, 0)
 	added, err := admin.AddMember(ctx, peer)
 	if err != nil || added.PeerAddress != peer {

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/conformance/cluster"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 const (
@@ -31,7 +31,7 @@ const (
 // TestAvailability keeps asking for free names while a random fault breaks the cluster once a minute. It prints the
 // share of calls that got their lock in time, and the longest time without any grant.
 func TestAvailability(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	length := 3 * time.Minute
 	if text := os.Getenv(availabilityEnv); text != "" {
 		var err error
@@ -41,7 +41,7 @@ func TestAvailability(t *testing.T) {
 	}
 	p := startProcesses(t, 3)
 	calls := askAlways(t, p.addrs(), 50)
-	window := stall.Begin()
+	window := stallmeter.Begin()
 	began := time.Now()
 	var faults []struck
 	for n := 0; time.Duration(n) < length/faultEvery; n++ {
@@ -241,7 +241,7 @@ func (all askedAll) took(share float64) time.Duration {
 	return times[min(int(share*float64(len(times))), len(times)-1)]
 }
 
-func (all askedAll) print(t *testing.T, length time.Duration, lost stall.Lost, faults []struck) {
+func (all askedAll) print(t *testing.T, length time.Duration, lost stallmeter.Lost, faults []struck) {
 	worst := map[string]time.Duration{}
 	count := map[string]int{}
 	for i, f := range faults {

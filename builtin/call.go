@@ -147,7 +147,7 @@ func (d *Driver) want() {
 		d.running = true
 		d.lines.Go(d.maintain)
 	}
-	d.wake.Ring()
+	d.wake.Notify()
 }
 
 // finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in

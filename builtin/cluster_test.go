@@ -7,13 +7,13 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/cluster"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestClusterFaults breaks three members, the machines they run on, and the paths to and between them, under contending
 // clients.
 func TestClusterFaults(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	cluster.RunAll(t, func(t testing.TB, f cluster.Fault) cluster.Harness {
 		var like []member
 		if f.Slug == "far-behind" { // a log that is soon compacted

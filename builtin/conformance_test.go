@@ -15,15 +15,15 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/server"
 	"github.com/fencelock/fencelock/internal/testcert"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket.
 // Clients behind a link have a socket.
 func TestConformanceInProcess(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	n := startNode(t)
 	h := harness(newAdmin(t, n.addr()))
@@ -35,7 +35,7 @@ func TestConformanceInProcess(t *testing.T) {
 	h.Server.Restart = func(t testing.TB) { n.stop(t); n.start(t) }
 	h.Server.Stop, h.Server.Start = n.stop, n.start
 	h.Server.Pause, h.Server.Resume = n.freeze, n.thaw
-	conformance.Run(t, h, deep.Some(t, "waiting", "cancellation", "capabilities")...)
+	conformance.Run(t, h, testtier.Some(t, "waiting", "cancellation", "capabilities")...)
 }
 
 // TestConformanceWithCertificates runs what has to do with who calls on a server that asks for certificates.
@@ -75,7 +75,7 @@ func TestConformanceWithCertificates(t *testing.T) {
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3))
 }
@@ -89,7 +89,7 @@ func TestConformanceProcess(t *testing.T) {
 // TestConformanceCluster runs it on three members, which fail all at once where the suite stops the service. What
 // happens when single ones fail is in TestClusterFaults.
 func TestConformanceCluster(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, harnessOf(t, startProcesses(t, 3)))
 }

@@ -18,7 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into
@@ -43,7 +43,7 @@ type conn struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	// wake rings when a call is queued; write ends with ctx.
-	wake bell.Bell
+	wake notify.Signal
 
 	// The following fields are protected by Driver.mu.
 
@@ -74,7 +74,7 @@ const (
 // It does not search the queue, so a caller that gives up and asks again takes two places for a moment.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
-	c.wake.Ring()
+	c.wake.Notify()
 }
 
 // write sends the queued calls, all ready ones in one message. It needs no timer for that: while one message is
@@ -151,7 +151,7 @@ func (c *conn) take() *lockpb.ClientMessage {
 	if c.queue = c.queue[n:]; len(c.queue) == 0 {
 		c.queue = nil
 	} else {
-		c.wake.Ring()
+		c.wake.Notify()
 	}
 	if len(m.Requests) == 0 {
 		return nil

@@ -25,7 +25,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 const driverName = "builtin"
@@ -112,7 +112,7 @@ type Driver struct {
 	// lines counts the goroutines that end with lineCtx: maintain, and greetings.
 	lines sync.WaitGroup
 	// wake rings when a connection is wanted.
-	wake bell.Bell
+	wake notify.Signal
 
 	mu      sync.Mutex // protects the following fields, and the fields of sessions, calls and attempts
 	running bool       // maintain runs
@@ -218,7 +218,7 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), dialer: dial, addresses: addrs,
 		clock: cmp.Or(o.Clock, backend.SystemClock()), log: cmp.Or(o.Logger, slog.Default()),
-		wake:  bell.New(),
+		wake:  notify.New(),
 		calls: map[uint64]*call{}, byID: map[string]*session{},
 		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
 		under: slices.Clone(o.Under), unfit: cmp.Or(checkUnder(o.Under), checkToken(o)),

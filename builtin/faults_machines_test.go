@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/cluster"
-	"github.com/fencelock/fencelock/internal/rig"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // What can be done to the machines of processes. The child has a disk and a clock that its parent breaks by lines on
@@ -33,18 +33,18 @@ const (
 )
 
 // disks are how the child's disk behaves.
-var disks = map[cluster.Disk]rig.Ailment{
+var disks = map[cluster.Disk]serverfault.Ailment{
 	cluster.DiskWorks: {},
-	cluster.DiskLies:  rig.FailingFsync,
-	cluster.DiskFull:  rig.Full,
+	cluster.DiskLies:  serverfault.FailingFsync,
+	cluster.DiskFull:  serverfault.Full,
 	cluster.DiskSlow:  {Delay: 100 * time.Millisecond},
 	cluster.DiskStuck: {Delay: 3 * time.Second},
 }
 
 // machine returns the rig of the child.
-func machine(m *member, in <-chan string) *rig.Rig {
-	disk := &rig.Disk{Hit: func() { fmt.Println(lineHit) }}
-	clock := &rig.Clock{Noticed: func() { fmt.Println(lineLooked) }}
+func machine(m *member, in <-chan string) *serverfault.Rig {
+	disk := &serverfault.Disk{Hit: func() { fmt.Println(lineHit) }}
+	clock := &serverfault.Clock{Noticed: func() { fmt.Println(lineLooked) }}
 	go func() {
 		for line := range in {
 			if how, ok := strings.CutPrefix(line, lineDisk); ok {
@@ -59,7 +59,7 @@ func machine(m *member, in <-chan string) *rig.Rig {
 			}
 		}
 	}()
-	return &rig.Rig{
+	return &serverfault.Rig{
 		Files: disk.Files, Stable: disk.Stable, Now: clock.Now, SegmentBytes: m.SegmentBytes,
 		SnapshotEntries: m.SnapshotEntries, TrailingEntries: m.TrailingEntries, SnapshotInterval: m.SnapshotInterval,
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/cluster"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // smallDisk is the size of a file system that a test fills quickly, in bytes.
@@ -19,7 +19,7 @@ const smallDisk = 4 << 20
 // TestClusterFaultsOnAFullFileSystem is the fault full-disk on a real full file system. To mount one needs
 // privileges; TestClusterFaults needs none and simulates the full disk.
 func TestClusterFaultsOnAFullFileSystem(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	if err := mountSmall(t, t.TempDir()); errors.Is(err, syscall.EPERM) {
 		t.Log("not run: no permission to mount a file system")
 		return

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // protocol is the version of the protocol that this driver speaks: see Welcome in lock.proto.
@@ -274,7 +274,7 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 	}
 	return greeting{conn: &conn{
 		d: d, stream: stream, address: address, welcome: welcome,
-		ctx: ctx, cancel: cancel, wake: bell.New(),
+		ctx: ctx, cancel: cancel, wake: notify.New(),
 	}}
 }
 

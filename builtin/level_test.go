@@ -12,11 +12,11 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/internal/freeport"
 	state "github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/principal"
-	"github.com/fencelock/fencelock/internal/rig"
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // Members that know rules replace members that do not, one by one and under load. Until the last one is replaced rules are
@@ -24,14 +24,14 @@ import (
 // rules are set, and no hold is lost.
 func TestMembersAreReplacedThroughTheLevelOfRules(t *testing.T) {
 	t.Parallel()
-	addresses := port.Addresses(t, 6)
+	addresses := freeport.Addresses(t, 6)
 	nodes := make([]*node, 3)
 	var starting sync.WaitGroup
 	for i := range nodes {
 		n := &node{running: make(chan struct{}), config: server.Config{
 			DataDir: t.TempDir(), Listen: addresses[i], PeerListen: addresses[3+i], Join: addresses[3:], BootstrapExpect: 3,
 			JoinKey: []byte("a key of the members"), MinTTL: 100 * time.Millisecond, Log: quiet(t),
-			Rig: &rig.Rig{Level: state.LevelRules - 1},
+			Rig: &serverfault.Rig{Level: state.LevelRules - 1},
 		}}
 		close(n.running)
 		nodes[i] = n

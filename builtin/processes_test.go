@@ -20,9 +20,9 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // serverRole is a server in a separate process. Its argument is a member in JSON.
@@ -30,7 +30,7 @@ const serverRole = "server"
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{serverRole: serve, nemesis.Role: nemesis.Client(openSoak)})
-	deep.Wide(8)
+	testtier.Wide(8)
 	goleak.VerifyTestMain(m)
 }
 
@@ -109,7 +109,7 @@ func startProcesses(t testing.TB, n int, like ...member) *processes {
 	p := &processes{
 		t: t, members: make([]member, n), children: make([]*fault.Child, n), news: make(chan struct{}), felt: make([]felt, n),
 	}
-	addrs := port.Addresses(t, 2*n)
+	addrs := freeport.Addresses(t, 2*n)
 	clients, peers := addrs[:n], addrs[n:]
 	for from := range n {
 		for _, m := range like {

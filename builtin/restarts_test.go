@@ -7,19 +7,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // After any number of members die and start again, one of them leads.
 func TestRestartsAreNeverLeaderless(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	for _, c := range []struct{ killed, members int }{{1, 3}, {2, 3}, {3, 3}, {1, 1}} {
 		t.Run(fmt.Sprintf("%d of %d", c.killed, c.members), func(t *testing.T) {
 			t.Parallel()
 			p := startProcesses(t, c.members)
 			longest := time.Duration(0)
-			rounds := deep.Rounds(3, 50)
+			rounds := testtier.Rounds(3, 50)
 			for range rounds {
 				p.mu.Lock()
 				before := p.term

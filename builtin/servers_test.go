@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -43,7 +43,7 @@ func startNode(t testing.TB) *node {
 func startNodeIn(t testing.TB, dir string) *node {
 	t.Helper()
 	n := &node{running: make(chan struct{}), config: server.Config{
-		DataDir: dir, Listen: port.Addresses(t, 1)[0], MinTTL: 100 * time.Millisecond, Log: quiet(t),
+		DataDir: dir, Listen: freeport.Addresses(t, 1)[0], MinTTL: 100 * time.Millisecond, Log: quiet(t),
 	}}
 	close(n.running)
 	n.start(t)
@@ -58,7 +58,7 @@ func (n *node) start(t testing.TB) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var s *server.Server
-	err := port.Again(func() (err error) {
+	err := freeport.Again(func() (err error) {
 		s, err = server.Start(ctx, n.config)
 		return err
 	})

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/cluster"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // soakTarget is how a client of TestSoak connects: the members, and the proxy for each advertised address.
@@ -42,7 +42,7 @@ func openSoak(ctx context.Context, target string) (backend.Driver, error) {
 
 // TestSoak breaks three members, the paths to and between them, and the processes of their clients, at random.
 func TestSoak(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		p := startProcesses(t, 3)
 		admin := newAdmin(t, p.addrs()...)

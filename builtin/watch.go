@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // watch follows one name across connections: each connection continues where the last one ended.
@@ -23,7 +23,7 @@ type watch struct {
 	name string
 	ctx  context.Context // of the caller: see onBehalf
 	// wake rings when there are events, or an end, or the caller is to check its state.
-	wake bell.Bell
+	wake notify.Signal
 
 	// The following fields are protected by Driver.mu.
 
@@ -91,7 +91,7 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		return err
 	}
 	d.gate.Leave()
-	w := &watch{d: d, name: name, ctx: ctx, since: since, wake: bell.New()}
+	w := &watch{d: d, name: name, ctx: ctx, since: since, wake: notify.New()}
 	d.mu.Lock()
 	d.watches[w] = struct{}{}
 	w.start()
@@ -187,7 +187,7 @@ func (w *watch) end(err error) {
 	w.err = err
 	delete(w.d.watches, w)
 	delete(w.d.followed, w.call.number)
-	w.wake.Ring()
+	w.wake.Notify()
 }
 
 // happened handles the events of one push. Events up to since are repetitions, from the previous connection. A slow
@@ -218,7 +218,7 @@ func (w *watch) happened(m *lockpb.Events) {
 		w.paused = true
 		w.unwatch()
 	}
-	w.wake.Ring()
+	w.wake.Notify()
 }
 
 // unwatch ends the watch in the service. Nobody waits for the answer; events that were on their way find no watch.
@@ -249,7 +249,7 @@ func (w *watch) take() ([]backend.Change, error) {
 		w.start()
 	}
 	if w.paused {
-		w.wake.Ring()
+		w.wake.Notify()
 	}
 	return events, w.err
 }

@@ -9,13 +9,13 @@ import (
 
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestZones has 64 callers, each of which takes and releases a private name, while a message between members takes 5
 // or 10 ms; then it kills the leader's process again and again. It prints the figures.
 func TestZones(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	for _, away := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond} {
 		t.Run(away.String(), func(t *testing.T) {
 			p := startProcesses(t, 3)

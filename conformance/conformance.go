@@ -11,9 +11,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // Harness describes one configuration of a driver and its service to the suite.
@@ -53,7 +53,7 @@ type Harness struct {
 // RefusesLong returns h with a clause U1 that refuses releases for a TTL and two minutes, if is and if everything is to
 // run. A quarter of a TTL is enough otherwise.
 func (h Harness) RefusesLong(is bool) Harness {
-	if is && deep.Wanted() {
+	if is && testtier.Wanted() {
 		h.longRefusal = 2 * time.Minute
 	}
 	return h
@@ -230,7 +230,7 @@ func Run(t *testing.T, h Harness, groups ...string) {
 	t.Helper()
 	clauses := inGroups(t, groups)
 	s := newSuite(t, h, clauses)
-	defer stall.Begin().End() // one meter for all clauses
+	defer stallmeter.Begin().End() // one meter for all clauses
 	s.startParallel(func(c *Clause) bool { return selected(t.Name() + "/" + c.Group + "/" + c.Slug) })
 	cases := map[string]*oneCase{}
 	for _, c := range s.cases {
@@ -238,7 +238,7 @@ func Run(t *testing.T, h Harness, groups ...string) {
 	}
 	run(t, clauses, func(t *testing.T, c Clause) Result {
 		if c.serial {
-			deep.NotShort(t)
+			testtier.NotShort(t)
 		}
 		return s.result(cases[c.ID])
 	})
@@ -279,7 +279,7 @@ func run(t *testing.T, clauses []Clause, try func(*testing.T, Clause) Result) {
 		})
 		clauses = clauses[end:]
 	}
-	facts.Write(t, facts.Clauses{
+	testfacts.Write(t, testfacts.Clauses{
 		Passed: report.Count(Passed), Failed: report.Count(Failed), Inconclusive: report.Count(Inconclusive),
 		Skipped: report.Count(Skipped), NotApplicable: report.Count(NotApplicable),
 	})
@@ -304,7 +304,7 @@ func tellAll(t testing.TB, report Report) {
 		}
 	}
 	ran := report.Count(Passed) + report.Count(Failed) + report.Count(KnownFailure) + report.Count(Inconclusive)
-	if n := report.Count(Inconclusive); stall.TooMany(n, ran) {
+	if n := report.Count(Inconclusive); stallmeter.TooMany(n, ran) {
 		t.Errorf("%d of %d clauses are inconclusive: the machine is too busy to tell", n, ran)
 	}
 }
@@ -323,7 +323,7 @@ func tell(t testing.TB, r Result) {
 		}
 		t.Skipf("not tried, %s\n    %s  %s", r.Messages[0], r.Clause.ID, r.Clause.Rule)
 	case Inconclusive:
-		t.Skipf("%s%s  %s\n    %s", stall.Mark, r.Clause.ID, r.Clause.Rule, strings.Join(r.Messages, "\n    "))
+		t.Skipf("%s%s  %s\n    %s", stallmeter.Mark, r.Clause.ID, r.Clause.Rule, strings.Join(r.Messages, "\n    "))
 	case Passed:
 		said := ""
 		if n := len(r.Messages); n > 0 {
@@ -342,7 +342,7 @@ func tell(t testing.TB, r Result) {
 func Check(tb testing.TB, h Harness, only ...string) Report {
 	tb.Helper()
 	s := newSuite(tb, h, chosen(tb, only))
-	defer stall.Begin().End() // one meter for all clauses
+	defer stallmeter.Begin().End() // one meter for all clauses
 	s.startParallel(func(*Clause) bool { return true })
 	report := make(Report, 0, len(s.cases))
 	for _, c := range s.cases {

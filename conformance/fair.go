@@ -5,19 +5,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // fairly runs attempt as stall.FairlyAfter says. A clause that never had a fair attempt is inconclusive.
 func fairly(slack time.Duration, before func(), attempt func() (r Result, verdict bool)) (r Result) {
-	excused, err := stall.FairlyAfter(slack, before, func() error {
+	excused, err := stallmeter.FairlyAfter(slack, before, func() error {
 		var verdict bool
 		if r, verdict = attempt(); r.Outcome != Failed {
 			return nil
 		}
 		err := errors.New(r.Messages[0])
 		if verdict {
-			return stall.Conclusive(err)
+			return stallmeter.Conclusive(err)
 		}
 		return err
 	})
@@ -25,7 +25,7 @@ func fairly(slack time.Duration, before func(), attempt func() (r Result, verdic
 		r.Messages = append(r.Messages,
 			"attempts that failed while the machine stood still: "+strings.Join(excused, "; "))
 	}
-	if errors.As(err, new(*stall.InconclusiveError)) {
+	if errors.As(err, new(*stallmeter.InconclusiveError)) {
 		r.Outcome = Inconclusive
 	}
 	return r

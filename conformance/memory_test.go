@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestMain(m *testing.M) {
@@ -66,8 +66,8 @@ func TestMemory(t *testing.T) { conformance.RunSimulated(t, memoryHarness) }
 
 // TestMemoryInRealTime is how a driver of a real service runs the suite.
 func TestMemoryInRealTime(t *testing.T) {
-	deep.NotShort(t)
-	conformance.Run(t, memoryHarness(t), deep.Some(t, "exclusion", "lease", "waiting", "cancellation")...)
+	testtier.NotShort(t)
+	conformance.Run(t, memoryHarness(t), testtier.Some(t, "exclusion", "lease", "waiting", "cancellation")...)
 }
 
 // The suite runs through permits too: one of one, and two of three, of which no two fit at once.

@@ -18,10 +18,10 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/race"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestMutants breaks the in-process driver in one way at a time and wants the suite to see each of them, on the clauses
@@ -34,9 +34,9 @@ func TestMutants(t *testing.T) {
 
 // TestMutantsInRealTime shows that the suite sees them with the clocks that real services have, too.
 func TestMutantsInRealTime(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	if race.Enabled {
-		t.Skip(deep.Mark + "make deep runs it without the race detector too, under which too much is inconclusive")
+		t.Skip(testtier.Mark + "make deep runs it without the race detector too, under which too much is inconclusive")
 	}
 	// They mostly wait, so some run side by side: not so many that they wait for each other.
 	reports := map[string]chan conformance.Report{}
@@ -75,10 +75,10 @@ func killAll(t *testing.T, check func(*testing.T, mutant) conformance.Report) {
 			if len(killers)+len(unknown) == 0 {
 				t.Error("this mutant survives")
 			}
-			facts.Write(t, facts.Mutant{What: m.name, Killers: strings.Join(killers, " ")})
+			testfacts.Write(t, testfacts.Mutant{What: m.name, Killers: strings.Join(killers, " ")})
 			rows = append(rows, fmt.Sprintf("%-56s killed by %s", m.name, strings.Join(killers, " ")))
 			if len(unknown) > 0 && !t.Failed() {
-				t.Skipf("%s%v: the machine stood still", stall.Mark, unknown)
+				t.Skipf("%s%v: the machine stood still", stallmeter.Mark, unknown)
 			}
 		})
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // suite runs clauses against one harness.
@@ -156,7 +156,7 @@ func (s *suite) try(c Clause, first func()) Result {
 			again.Lock()
 			locked = true
 		}
-		stall.Calm(5 * time.Second)
+		stallmeter.Calm(5 * time.Second)
 	}, func() (Result, bool) { return s.attempt(c) })
 }
 

@@ -9,19 +9,19 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/etcd"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestClusterFaults breaks three nodes, and the paths to and between them, under contending clients.
 func TestClusterFaults(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	cluster.Run(t, func(t testing.TB) cluster.Harness { return newCluster(t, false) })
 }
 
 // TestAuthUnderClusterFaults does some of it with clients that have a password, whose check keeps a server busy for a
 // tenth of a second.
 func TestAuthUnderClusterFaults(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	cluster.RunAll(t, func(t testing.TB, _ cluster.Fault) cluster.Harness {
 		return newCluster(t, true)
 	}, "leader-kill", "leader-pause", "overtaken-leader", "rolling-restart")

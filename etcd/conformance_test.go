@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/etcd"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // dialer makes a driver in one of the ways that the package offers.
@@ -65,7 +65,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceOfOtherWays runs the suite over every other way to make a driver, each on its own server. The
 // subtests are not parallel: parallel ones would begin only after all other tests of the package have begun.
 func TestConformanceOfOtherWays(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	for name, way := range dialers {
 		if name != "New" {
@@ -88,12 +88,12 @@ func (w dialer) some(t *testing.T) []string {
 	if w.groups == nil {
 		return nil
 	}
-	return deep.Some(t, w.groups...)
+	return testtier.Some(t, w.groups...)
 }
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOfOne(t, dialers["New"]), 2, 3))
 }
@@ -101,7 +101,7 @@ func TestConformanceAsPermits(t *testing.T) {
 // TestConformanceCluster runs it on three nodes, which fail all at once where the suite stops the service. What happens
 // when single ones fail is in TestClusterFaults.
 func TestConformanceCluster(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	cluster := containers.EtcdCluster(t)
 	conformance.Run(t,

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // sameCluster gives two servers the same cluster id, as if an operator had wiped a cluster and made it again with the
@@ -155,7 +155,7 @@ func TestOtherClusterIsNoticed(t *testing.T) {
 // A cluster that was wiped and has grown beyond all that the driver saw of the old one has the same id, and its
 // revision and term are not below: the token space tells.
 func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	for name, used := range map[string]bool{"and is in use": true, "and was not used": false} {
 		t.Run(name, func(t *testing.T) {

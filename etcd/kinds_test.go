@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // asks returns a request of the kind of u.
@@ -313,7 +313,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 			}
 			rand.Shuffle(limit, func(i, j int) { held[i], held[j] = held[j], held[i] })
 			const waiters, look = 12, 500 * time.Millisecond // the look of a waiter that was not woken comes later
-			end := stall.Late(t)
+			end := stallmeter.Late(t)
 			var waiting []<-chan outcome
 			for i := range waiters {
 				waiting = append(waiting,

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // startMember starts a member of a cluster that the arguments name.
@@ -29,7 +29,7 @@ func startMember(t testing.TB, name, client, peer, cluster, state string) *fault
 func TestLearnerAmongTheMembers(t *testing.T) {
 	t.Parallel()
 	containers.Etcd(t, containers.AsProcess()) // skips where there is no etcd to run
-	addrs := port.Addresses(t, 4)
+	addrs := freeport.Addresses(t, 4)
 	cluster := "voter=http://" + addrs[1]
 	startMember(t, "voter", addrs[0], addrs[1], cluster, "new")
 	admin := dial(t, addrs[0])

@@ -12,8 +12,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestEndpointsFollowMembers(t *testing.T) {
@@ -62,10 +62,10 @@ func TestEndpointsFollowMembers(t *testing.T) {
 
 // The only member of the URL is replaced by two others: the client goes on with these.
 func TestClientOutlivesTheMembersOfItsURL(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	containers.Etcd(t, containers.AsProcess()) // skips where there is no etcd to run
-	addrs := port.Addresses(t, 6)
+	addrs := freeport.Addresses(t, 6)
 	cluster := "m0=http://" + addrs[1]
 	first := startMember(t, "m0", addrs[0], addrs[1], cluster, "new")
 	d, err := Open(t.Context(), "etcd://"+addrs[0]+"?timeout=30s")

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 func TestParseURL(t *testing.T) {
@@ -96,7 +96,7 @@ func FuzzKeysAreInjective(f *testing.F) {
 // The error says what is wrong with the address or its port.
 func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
 	t.Parallel()
-	closed := port.Addresses(t, 1)[0]
+	closed := freeport.Addresses(t, 1)[0]
 	plain, secure := httptest.NewServer(http.NotFoundHandler()), httptest.NewUnstartedServer(http.NotFoundHandler())
 	t.Cleanup(plain.Close) // after the parallel subtests
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -128,7 +128,7 @@ func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
 func TestProxyIsRefused(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t, containers.AsProcess())
-	addr := port.Addresses(t, 1)[0]
+	addr := freeport.Addresses(t, 1)[0]
 	fault.Start(t, exec.Command("etcd", "grpc-proxy", "start", "--endpoints", server.Addr(), "--listen-addr", addr,
 		"--data-dir", t.TempDir()))
 	direct := dial(t, server.Addr())

@@ -13,14 +13,14 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // A leader that stood still while another one was elected answers keepalives until it hears of that, for etcd asks
 // nobody else about them: it prolongs a lease that the new leader ends in its own time. A holder that can reach no
 // other node must not believe it.
 func TestOvertakenLeaderProvesNothing(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	const ttl = 10 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -112,7 +112,7 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 // only asks whether the clock ticks, and it forwards the revocations to the current leader. A lease that the new
 // leader has prolonged may so end at any moment. A hold must therefore be on a lease that the old leader never knew.
 func TestOvertakenLeaderEndsNoHold(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	const ttl = 5 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

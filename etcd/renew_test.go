@@ -8,7 +8,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // A renewal for less leaves the hold where it is, until what was promised before has passed: then it moves.
@@ -51,7 +51,7 @@ func TestRenewalForLessCutsNothingShort(t *testing.T) {
 // fit.
 func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 	t.Parallel()
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	const holds = 70
 	c := containers.EtcdCluster(t, containers.Args("--max-txn-ops", "9"))
 	d := newDriver(t, c.Endpoints()...)

@@ -19,8 +19,8 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/testcert"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // open is Open with a time limit; the test closes the driver.
@@ -110,7 +110,7 @@ func EnableAuth(t testing.TB, c *clientv3.Client) {
 
 // TestAuthTokenExpires: a hold and a waiter outlive every token that the client gets for its password.
 func TestAuthTokenExpires(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	server := secured(t)
 	d, err := open(t, "etcd://ann:secret@"+server.Addr())
@@ -148,7 +148,7 @@ func TestAuthTokenExpires(t *testing.T) {
 
 // TestServerForgetsAuthTokens: a restarted server knows no token that it gave out, and everybody goes on.
 func TestServerForgetsAuthTokens(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	server := secured(t)
 	d, err := open(t, "etcd://ann:secret@"+server.Addr())

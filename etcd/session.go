@@ -16,7 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // A session is an etcd lease with its keepalive loop. It is made for the first user of a TTL (sessionFor, create),
@@ -60,7 +60,7 @@ type session struct {
 	outgrowing sync.Once // closes it
 	// Tells the loop that a request on this lease went unanswered, so that a key may appear on it that nobody knows:
 	// see sweep. It has room for one signal and is never closed.
-	doubted bell.Bell
+	doubted notify.Signal
 
 	mu sync.Mutex // protects the following fields
 	// Just before the last confirmed request was sent: the validity of every hold counts from it.
@@ -89,7 +89,7 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	return d.sessions.Join(ctx, ttl, func() *session {
 		return &session{
 			Session: d.sessions.New(), d: d, id: clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64)), asked: ttl,
-			keepAlives: newKeepAlives(d), outgrown: make(chan struct{}), doubted: bell.New(),
+			keepAlives: newKeepAlives(d), outgrown: make(chan struct{}), doubted: notify.New(),
 		}
 	}, func(s *session) {
 		// Under no mutex, once for each session. If this fails, everybody who waits for the session gets the error;

@@ -8,14 +8,14 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // A stalled server accepts connections and requests but does not answer. gRPC notices after 13 s; until then every
 // third request and every watch through this server would hang.
 func TestSilentServerIsLeft(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	c := containers.EtcdCluster(t)
 	for what, which := range map[string]int{"follower": 1, "leader": 0} {
@@ -61,7 +61,7 @@ func TestSilentServerIsLeft(t *testing.T) {
 			if err := c.Node(silent).Pause(ctx); err != nil {
 				t.Fatal(err)
 			}
-			end := stall.Late(t)
+			end := stallmeter.Late(t)
 			for range 2 * containers.Nodes {
 				handOver(a, b)
 				handOver(b, a)

@@ -10,12 +10,12 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
 	"github.com/fencelock/fencelock/etcd"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
-	deep.Wide(8)
+	testtier.Wide(8)
 	os.Exit(m.Run())
 }
 
@@ -30,7 +30,7 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 
 // TestSoak breaks three nodes, the paths to and between them, and the processes of their clients, at random.
 func TestSoak(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		c := containers.EtcdCluster(t)
 		admin := newClient(t, c.Endpoints()...)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // Compaction costs waiters and watchers nothing: both follow future revisions only.
@@ -147,7 +147,7 @@ func disarm(t *testing.T, c *clientv3.Client) {
 // than the previous leader has granted; the key stays, and the hold continues with its token when there is room in
 // time.
 func TestFullClusterAfterAnElection(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	c := containers.EtcdCluster(t, containers.Args("--quota-backend-bytes", "1048576"))
 	d := newDriver(t, c.Endpoints()...)

@@ -27,7 +27,7 @@ const firstSweep = 50 * time.Millisecond
 
 // doubt tells the loop that a request on the session was not answered. One pending signal is enough.
 func (s *session) doubt() {
-	s.doubted.Ring()
+	s.doubted.Notify()
 }
 
 // sweep deletes the keys on the lease that nobody here knows. The next keepalive retries failures. It

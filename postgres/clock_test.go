@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -108,7 +108,7 @@ func TestClockJumpsUnderAHolder(t *testing.T) {
 		clockJumps(t, newStepping(t))
 	})
 	t.Run("machine", func(t *testing.T) {
-		deep.Only(t)
+		testtier.Only(t)
 		t.Parallel()
 		clockJumps(t, newFaked(t))
 	})
@@ -120,7 +120,7 @@ func clockJumps(t *testing.T, server jumping) {
 	for _, d := range []*postgres.Driver{holder, waiting, idle} {
 		defer closeDriver(t, d)
 	}
-	window := stall.Begin()
+	window := stallmeter.Begin()
 	defer window.End()
 	acquire := func(d *postgres.Driver, name string) (backend.Grant, error) {
 		return d.Acquire(soon(t, time.Minute), request(name, ttl))
@@ -148,7 +148,7 @@ func clockJumps(t *testing.T, server jumping) {
 		queued = st.Waiters
 	}
 	jumps := []string{"1h", "-3h"}
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		jumps = append(jumps, "1h", "1h", "24h", "10s", "-24h")
 	}
 	for _, by := range jumps {
@@ -186,7 +186,7 @@ func TestClockJumpsAndTheHolderIsGone(t *testing.T) {
 		for who, same := range map[string]bool{"one client": true, "a new client each time": false} {
 			t.Run(name+"/"+who, func(t *testing.T) {
 				if (name == "back") != same {
-					deep.Only(t) // the other ways are as one of these
+					testtier.Only(t) // the other ways are as one of these
 				}
 				t.Parallel()
 				server := newStepping(t)
@@ -202,7 +202,7 @@ func TestClockJumpsAndTheHolderIsGone(t *testing.T) {
 				}
 				link.Hold(fault.Both)
 				server.jump(by)
-				window := stall.Begin()
+				window := stallmeter.Begin()
 				defer window.End()
 				began := time.Now()
 				for ctx := soon(t, time.Minute); ; sleepFor(ctx, 50*time.Millisecond) {

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -72,7 +72,7 @@ func TestConformance(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			if name != "New" {
-				deep.Only(t)
+				testtier.Only(t)
 			}
 			conformance.Run(t, harness(migrated(t), way).RefusesLong(name == "New"))
 		})
@@ -82,7 +82,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once. It runs
 // beside no other test, as TestConformance does.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
 }
 

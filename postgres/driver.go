@@ -27,7 +27,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 const driverName = "postgres"
@@ -102,9 +102,9 @@ type Driver struct {
 
 	// Whether notifications arrive. unheard: the last try to listen failed, or has ended. hears: a loop listens, and
 	// has heard its own notification. Both are false before the first try.
-	unheard atomic.Bool // notifications do not arrive
-	hears   atomic.Bool // they do, now
-	polls   bell.Bell   // asks for a look at all who wait
+	unheard atomic.Bool   // notifications do not arrive
+	hears   atomic.Bool   // they do, now
+	polls   notify.Signal // asks for a look at all who wait
 
 	// mu protects the fields below it, and some of each session and hold.
 	mu sync.Mutex
@@ -168,7 +168,7 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 		o = &Options{}
 	}
 	d := &Driver{
-		gate: kit.NewGate(), clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: bell.New(),
+		gate: kit.NewGate(), clock: o.Clock, log: o.Logger, noListen: o.NoListen, polls: notify.New(),
 		id:    backend.NewRequestID()[:16],
 		holds: map[key]*hold{}, waiters: map[string]map[*waiter]struct{}{},
 		calls: map[string]int{}, asking: map[key]chan struct{}{},

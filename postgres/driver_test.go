@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/port"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -49,7 +49,7 @@ func TestURLs(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	closed := port.Addresses(t, 1)[0]
+	closed := freeport.Addresses(t, 1)[0]
 	for url, want := range map[string]struct {
 		class error
 		text  string
@@ -411,7 +411,7 @@ func TestPollIntervalGrowsWithTheQueue(t *testing.T) {
 			return turn{}
 		}
 	}
-	window := stall.Begin()
+	window := stallmeter.Begin()
 	defer window.End()
 	before, near := far(), int64(0) // bytes
 	last := release(holder, g)

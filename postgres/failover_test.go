@@ -11,8 +11,8 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/conformance/check"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -24,7 +24,7 @@ var forgetting = []check.Kind{check.EarlyLoss, check.Early, check.Overlap, check
 // standby that has everything but the last moment, with one that lags, and with one that every commit waits for. Tokens
 // rise in all of them. Beliefs overlap never with a quorum; how often without one is printed.
 func TestFailoversUnderLoad(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	const rounds = 20
 	for kind, f := range map[string]struct{ quorum, lags bool }{
 		"quorum": {quorum: true}, "asynchronous": {}, "asynchronous and lagging": {lags: true},
@@ -54,7 +54,7 @@ func TestFailoversUnderLoad(t *testing.T) {
 			t.Logf("%s: %d failovers, %d grants, %d losses, %d tokens out of order, %d holders beside whom somebody else was granted "+
 				"(for %v at most), violations but those of tokens: %v", kind, rounds, grants, losses, disorder, doubled,
 				overrun.Round(time.Millisecond), others)
-			facts.Write(t, facts.Failover{
+			testfacts.Write(t, testfacts.Failover{
 				Standby: kind, Rounds: rounds, Grants: grants, Losses: losses, Disorder: disorder,
 				Doubled: doubled, Overrun: overrun,
 			})

@@ -24,10 +24,10 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
-	"github.com/fencelock/fencelock/internal/port"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -53,7 +53,7 @@ func newLocal(t testing.TB) *local {
 		}
 		t.Skip("a primary with a standby needs the programs of PostgreSQL: install Debian's package postgresql")
 	}
-	_, number, _ := net.SplitHostPort(port.Addresses(t, 1)[0])
+	_, number, _ := net.SplitHostPort(freeport.Addresses(t, 1)[0])
 	n := &local{bin: filepath.Dir(found[len(found)-1])}
 	n.port, _ = strconv.Atoi(number)
 	parent, err := os.MkdirTemp("", "fencelock-postgres")
@@ -453,7 +453,7 @@ func TestHoldSurvivesQuorumFailover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "containers" {
-				deep.Only(t) // on a slow disk they take a minute to begin
+				testtier.Only(t) // on a slow disk they take a minute to begin
 			}
 			t.Parallel()
 			primary, standby := pair(t, true)
@@ -529,7 +529,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	waits := func(n int) string {
 		return fmt.Sprintf("select count(*) >= %d from pg_stat_activity where wait_event = 'SyncRep' and query like '%%acquire%%'", n)
 	}
-	window := stall.Begin()
+	window := stallmeter.Begin()
 	defer window.End()
 	unknown, believed := ask(d, "x"), ask(believer, "y")
 	primary.until("their commits wait", 20*time.Second, waits(2))
@@ -541,7 +541,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	if err := <-believed; err != nil {
 		window.Errorf(t, 3*time.Second, "a driver that ignores notices: %v; does the notice still come?", err)
 	}
-	facts.Write(t, facts.Mutant{What: "postgres: notices of a commit are ignored", Killers: t.Name()})
+	testfacts.Write(t, testfacts.Mutant{What: "postgres: notices of a commit are ignored", Killers: t.Name()})
 
 	go func() {
 		_, _ = dying.Exec(context.WithoutCancel(ctx), `select fencelock.acquire(row('z', 'request-by-hand', 'h', 'dying', 'hand', 0, 0, 0, 0,
@@ -609,7 +609,7 @@ func TestDiskIsRolledBack(t *testing.T) {
 
 // TestConformanceOnAQuorum runs the suite on a primary whose commits wait for a standby.
 func TestConformanceOnAQuorum(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	primary, _ := pair(t, true)
 	migrate(t, newPool(t, primary.URL()))
 	conformance.Run(t, harness(primary, ways["New"]))

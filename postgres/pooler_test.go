@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -204,7 +204,7 @@ func linkTo(t testing.TB, addr string) (string, fault.Link) {
 // TestConformanceBehindAPooler runs the suite through PgBouncer. In transaction mode the driver declares that its
 // waiters poll, and not that losses are pushed; all else is as without a pooler.
 func TestConformanceBehindAPooler(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	for mode, o := range map[string]*postgres.Options{"session": nil, "transaction": {NoListen: true}} {
 		t.Run(mode, func(t *testing.T) {
 			server := migrated(t)

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -150,11 +150,11 @@ func (d *Driver) listenOnce(ctx context.Context) error {
 		}
 	}
 	// An empty payload is the listener's own.
-	arrived := bell.New()
+	arrived := notify.New()
 	// Called by WaitForNotification and Ping, in this goroutine.
 	config.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) {
 		if n.Payload == "" {
-			arrived.Ring()
+			arrived.Notify()
 			return
 		}
 		d.notified(n.Payload)

@@ -8,13 +8,13 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
-	deep.Wide(4) // each connection is a process of the server's
+	testtier.Wide(4) // each connection is a process of the server's
 	os.Exit(m.Run())
 }
 
@@ -28,7 +28,7 @@ func openSoak(ctx context.Context, addr string) (backend.Driver, error) {
 
 // TestSoak breaks a server, and the links and processes of its clients, as chance wills.
 func TestSoak(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		server := migrated(t)
 		pool := newPool(t, server.URL())

@@ -23,7 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // waiter is an acquire that waits for its turn. It has no goroutine but its caller's. turn has room for one wake-up,
@@ -31,8 +31,8 @@ import (
 type waiter struct {
 	d       *Driver
 	r       *backend.Request
-	session *session  // protected by Driver.mu
-	turn    bell.Bell // asks for a look at this one
+	session *session      // protected by Driver.mu
+	turn    notify.Signal // asks for a look at this one
 }
 
 // errGone: the request no longer has a hold or a place. It is repeated.
@@ -41,7 +41,7 @@ var errGone = errors.New("the place in the queue is gone")
 // waitFor enters a waiter, before its request is sent: the notification may be faster than the answer. It starts the
 // loops that look and listen, unless they run. stop follows.
 func (d *Driver) waitFor(r *backend.Request) *waiter {
-	w := &waiter{d: d, r: r, turn: bell.New()}
+	w := &waiter{d: d, r: r, turn: notify.New()}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// Several waiters may have one hold id: it names the holder for people and is not the key of the request.
@@ -88,7 +88,7 @@ func (d *Driver) waitersOf(s *session) (all []*waiter) {
 
 // look makes the waiter ask how it stands. It does not block, and may be called with d.mu held.
 func (w *waiter) look() {
-	w.turn.Ring()
+	w.turn.Notify()
 }
 
 // wait returns the answer to a request that was granted, or an error: errGone if it has no place any more, the
@@ -227,7 +227,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 
 // lookAtAll makes the loop look now. It does not block.
 func (d *Driver) lookAtAll() {
-	d.polls.Ring()
+	d.polls.Notify()
 }
 
 const (

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // set returns requests for a writer, a reader, and permits.
@@ -181,7 +181,7 @@ func TestAcquireAllWithFaults(t *testing.T) {
 			mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false))) // the connection is open
 			breakIt()
 			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-			end := stall.Late(t)
+			end := stallmeter.Late(t)
 			_, err := d.AcquireAll(ctx, set("w", "r", "p"))
 			cancel()
 			if !errors.Is(err, context.DeadlineExceeded) {

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/redis/internal/binding"
 )
 
@@ -101,7 +101,7 @@ func TestBindingSendsOnce(t *testing.T) {
 
 // A push that was late is not taken for a hold that began when it arrived.
 func TestBindingDatesPushes(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	holder, admin := s.open(t), s.admin(t)
@@ -136,7 +136,7 @@ func TestBindingDatesPushes(t *testing.T) {
 // A master that was demoted keeps the connections of its subscribers, and passes on what the new master publishes,
 // however late. The hold that such a push brings is dated by the waiter's own last sign of life, so it is over.
 func TestBindingDatesHandovers(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	const soon = "--repl-diskless-sync-delay"
 	old, next := startServer(t, soon, "0"), startServer(t, soon, "0")

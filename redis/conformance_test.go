@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/redis"
 	"github.com/fencelock/fencelock/redis/internal/binding"
 )
@@ -45,8 +45,8 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var groups []string
 			if name != "New" {
-				deep.NotShort(t)
-				groups = deep.Some(t, "ownership", "waiting", "errors")
+				testtier.NotShort(t)
+				groups = testtier.Some(t, "ownership", "waiting", "errors")
 			}
 			t.Parallel()
 			conformance.Run(t, harness(t, dial).RefusesLong(name == "New"), groups...)
@@ -56,22 +56,22 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceAsPermits runs the suite with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harness(t, func(t testing.TB, addr string) backend.Driver {
 		return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
-	}), 2, 3), deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
+	}), 2, 3), testtier.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 // TestConformanceOfBinding runs the suite over the engine's binding, which shares the keys of the driver. Only make deep
 // runs its group ambiguity: on a busy machine clause A5 fails in a quarter of the runs. A release beside another exchange
 // needs a new connection, and no server answers its handshake there.
 func TestConformanceOfBinding(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	conformance.Run(t, harness(t, func(t testing.TB, addr string) backend.Driver {
 		return newBinding(t, addr)
-	}), deep.Some(t, "exclusion", "ownership", "waiting", "capabilities")...)
+	}), testtier.Some(t, "exclusion", "ownership", "waiting", "capabilities")...)
 }
 
 func newBinding(t testing.TB, addr string) backend.Driver {

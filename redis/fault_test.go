@@ -13,10 +13,10 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
@@ -38,7 +38,7 @@ const slack = 2 * time.Second
 // A server that hangs does not keep a call beyond its context, ended by a deadline or by a cancellation, and what it
 // does when it wakes up does not stay.
 func TestHungServer(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	d, admin := s.open(t), s.admin(t)
@@ -68,7 +68,7 @@ func TestHungServer(t *testing.T) {
 				ctx, cancel = context.WithTimeout(context.Background(), 100*time.Millisecond)
 				want = context.DeadlineExceeded
 			}
-			end := stall.Late(t)
+			end := stallmeter.Late(t)
 			err := call(ctx)
 			end(100*time.Millisecond+slack, fmt.Sprintf("%s, cancelled %v,", name, cancelled))
 			if !errors.Is(err, want) || !errors.Is(err, backend.ErrUnknown) && !errors.Is(err, backend.ErrUnavailable) {
@@ -171,7 +171,7 @@ func TestServerIsDown(t *testing.T) {
 	if _, err := Open(ctx, "redis://"+s.addr); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("open: %v", err)
 	}
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	short, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
 	_, err := d.Acquire(short, request("n", time.Minute, true))

@@ -11,8 +11,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
@@ -237,7 +237,7 @@ func calls(t *testing.T, c *goredis.Client, command string) int {
 }
 
 func TestMinimumHold(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	a, b, admin := s.open(t), s.open(t), s.admin(t)

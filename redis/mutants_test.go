@@ -9,8 +9,8 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 // TestMutants shows that what is checked of offers and of the queue's order fails with scripts that do one thing wrong.
@@ -59,7 +59,7 @@ func TestMutants(t *testing.T) {
 		case m.text != "" && killers == nil:
 			t.Errorf("%s: nothing shows it", m.what)
 		case m.text != "":
-			facts.Write(t, facts.Mutant{What: "redis: " + m.what, Killers: strings.Join(killers, " ")})
+			testfacts.Write(t, testfacts.Mutant{What: "redis: " + m.what, Killers: strings.Join(killers, " ")})
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // deadBound is how long a waiter may stand behind waiters that are dead, however many.
@@ -92,7 +92,7 @@ func TestDeadHeadOfTheQueue(t *testing.T) {
 						g := mustAcquire(t, a, first)
 						ghosts(t, admin, r, 20, of)
 						next := inLine(t, a, b, r, 21)
-						end := stall.Late(t)
+						end := stallmeter.Late(t)
 						mustRelease(t, a, g)
 						got := <-next
 						t.Logf("handed over after %v", end(deadBound, "the hand-over"))
@@ -105,7 +105,7 @@ func TestDeadHeadOfTheQueue(t *testing.T) {
 					mustAcquire(t, a, request(r.Name, time.Second, true)) // and never renewed
 					ghosts(t, admin, r, 20, of)
 					next := inLine(t, a, b, r, 21)
-					end := stall.Late(t)
+					end := stallmeter.Late(t)
 					got := <-next
 					t.Logf("handed over after %v", end(time.Second+deadBound, "the hand-over"))
 					mustRelease(t, b, got)
@@ -137,7 +137,7 @@ func TestLiveWaitersBehindADeadOne(t *testing.T) {
 		line = append(line, waitInLine(t, s, drivers[i], request("n", time.Minute, true), int64(i+2)))
 	}
 	link.Drop(fault.Both)
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	mustRelease(t, holder, g)
 	got := <-line[0]
 	end(deadBound, "the hand-over")

@@ -13,7 +13,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -138,12 +138,12 @@ func TestWrongURLs(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)
 	cert, key := authority.Sign(t, "localhost")
-	tlsPort := port.Addresses(t, 1)[0]
+	tlsPort := freeport.Addresses(t, 1)[0]
 	_, tlsNumber, _ := net.SplitHostPort(tlsPort)
 	plain := startServer(t, "--tls-port", tlsNumber, "--tls-cert-file", cert, "--tls-key-file", key,
 		"--tls-ca-cert-file", authority.File, "--tls-auth-clients", "no")
 	locked := startServer(t, "--requirepass", "secret")
-	closed := port.Addresses(t, 1)[0]
+	closed := freeport.Addresses(t, 1)[0]
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // which nobody accepts from
 	if err != nil {
 		t.Fatal(err)

@@ -14,8 +14,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // contention is many who want few names, and what came of it.
@@ -128,7 +128,7 @@ func (c *contention) print(t *testing.T, what string, times int) {
 
 // moves and failovers are how often these faults are repeated.
 func moves() int {
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		return 50
 	}
 	return 2
@@ -138,7 +138,7 @@ const failovers = 10
 
 // A slot whose keys move from node to node under load loses nothing: no two hold a name at once, and no hold is lost.
 func TestOverlapsInSlotMigration(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	nodes := startCluster(t)
 	ctx := within(t, 5*time.Minute)
@@ -199,7 +199,7 @@ func TestOverlapsInSlotMigration(t *testing.T) {
 // What failovers cost that Sentinel makes when it is asked to: replication is asynchronous, so a hold may be lost and
 // two may hold one name at once: how often is what doc.go tells. Nothing else goes wrong, and the locks go on.
 func TestOverlapsInSentinelFailover(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	servers := []*testServer{startServer(t)}
 	servers = append(servers, startServer(t, "--replicaof", strings.Replace(servers[0].addr, ":", " ", 1)))
@@ -245,10 +245,10 @@ func TestOverlapsInSentinelFailover(t *testing.T) {
 
 // Drivers of this package and of the engine's binding share keys: they wait in one queue, and never both hold.
 func TestOverlapsWithBinding(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	d := 2 * time.Second
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		d = time.Minute
 	}
 	for name, as := range map[string]func(*backend.Request){

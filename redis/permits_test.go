@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // So many permits as there are, and the first who waits is served first, however much it wants.
@@ -58,7 +58,7 @@ func TestPermits(t *testing.T) {
 
 // The permits of a holder that died come back after its TTL, to one who waits and to one who tries.
 func TestHolderOfPermitsDies(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	a, b := s.open(t), s.open(t)

@@ -15,7 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
@@ -357,7 +357,7 @@ func TestTLSWithBothProtocols(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)
 	cert, key := authority.Sign(t, "localhost")
-	addr := port.Addresses(t, 1)[0]
+	addr := freeport.Addresses(t, 1)[0]
 	_, secure, _ := net.SplitHostPort(addr)
 	s := startServer(t, "--tls-port", secure, "--tls-cert-file", cert, "--tls-key-file", key,
 		"--tls-ca-cert-file", authority.File, "--tls-auth-clients", "no")

@@ -13,10 +13,10 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // startReplica starts a server that has what master has.
@@ -129,11 +129,11 @@ func TestReplicas(t *testing.T) {
 
 // On a cluster the replicas of the name's own master count.
 func TestReplicasOfACluster(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	nodes := startCluster(t)
 	ctx := within(t, 30*time.Second)
-	_, bus, _ := net.SplitHostPort(port.Addresses(t, 1)[0])
+	_, bus, _ := net.SplitHostPort(freeport.Addresses(t, 1)[0])
 	replica := startServer(t, "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-port", bus)
 	host, at, _ := net.SplitHostPort(replica.addr)
 	if err := nodes[0].admin(t).Do(ctx, "cluster", "meet", host, at, bus).Err(); err != nil {

@@ -16,7 +16,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // server is one redis-server of a test's own.
@@ -35,7 +35,7 @@ func startServer(t testing.TB, args ...string) *testServer {
 		}
 		t.Skip("SKIP: install redis-server or Docker")
 	}
-	s := &testServer{addr: port.Addresses(t, 1)[0]}
+	s := &testServer{addr: freeport.Addresses(t, 1)[0]}
 	_, port, _ := net.SplitHostPort(s.addr)
 	s.args = append([]string{
 		"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir(),

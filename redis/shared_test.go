@@ -10,9 +10,9 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // reading turns r into a request for a shared hold.
@@ -183,7 +183,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 			g := w.groups[redisscript.KeysOf("fencelock:", "n").Lock]
 			return g != nil && !g.busy && time.Until(g.look) > time.Second
 		})
-		end := stall.Late(t)
+		end := stallmeter.Late(t)
 		leave(writer, w, cancel)
 		mustRelease(t, other, <-reader)
 		end(time.Second, what+": the reader's entry") // its own look would come later
@@ -197,7 +197,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 
 // A reader dies beside one that lives: the writer has to wait for the living one, and only for that.
 func TestReaderDies(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	d, other := s.open(t), s.open(t)
@@ -226,7 +226,7 @@ func TestReaderDies(t *testing.T) {
 
 	// All readers die; the writer's own client notices.
 	mustRelease(t, other, g)
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	mustAcquire(t, other, reading(request("n", ttl, false)))
 	mustAcquire(t, other, reading(request("n", ttl+100*time.Millisecond, false)))
 	g = mustAcquire(t, d, request("n", time.Minute, true))
@@ -387,7 +387,7 @@ func placeOf(t *testing.T, s *testServer, r backend.Request) redisscript.Hold {
 
 // The minimum of a shared hold keeps writers out and lets readers in; that of permits keeps these permits.
 func TestMinimumOfShares(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
@@ -425,7 +425,7 @@ func TestMinimumOfShares(t *testing.T) {
 
 // The reply or the push is lost: the caller gets its share all the same, and one of it.
 func TestLostMessagesOfShares(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	d, link := s.linked(t)

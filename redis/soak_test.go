@@ -14,13 +14,13 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
-	deep.Wide(8)
+	testtier.Wide(8)
 	goleak.VerifyTestMain(m)
 }
 
@@ -34,13 +34,13 @@ func openSoak(ctx context.Context, addr string) (backend.Driver, error) {
 
 // TestSoak breaks a server that keeps what it was given, and the links and processes of its clients, at random.
 func TestSoak(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.Run(t, soakService)
 }
 
 // TestSoakReported deletes what clients hold behind their backs, and counts what comes of it.
 func TestSoakReported(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.RunReported(t, soakService)
 }
 

@@ -18,9 +18,9 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // startCluster starts three masters that share the slots.
@@ -31,7 +31,7 @@ func startCluster(t *testing.T) []*testServer {
 	var buses [3]string
 	for i := range buses {
 		// Without this it would be 10,000 above the other port, among those that outgoing connections take.
-		_, buses[i], _ = net.SplitHostPort(port.Addresses(t, 1)[0])
+		_, buses[i], _ = net.SplitHostPort(freeport.Addresses(t, 1)[0])
 		s := startServer(t, "--cluster-enabled", "yes",
 			"--cluster-config-file", fmt.Sprint("nodes-", i, ".conf"), "--cluster-port", buses[i])
 		nodes = append(nodes, s)
@@ -73,7 +73,7 @@ func openCluster(t *testing.T, nodes []*testServer) *Driver {
 }
 
 func TestCluster(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	nodes := startCluster(t)
 	ctx := within(t, 2*time.Minute)
@@ -237,7 +237,7 @@ func TestSlotMigration(t *testing.T) {
 // startSentinel starts one Sentinel that watches s under the name "mymaster".
 func startSentinel(t *testing.T, s *testServer) string {
 	t.Helper()
-	addr := port.Addresses(t, 1)[0]
+	addr := freeport.Addresses(t, 1)[0]
 	host, port, _ := net.SplitHostPort(s.addr)
 	_, own, _ := net.SplitHostPort(addr)
 	file := filepath.Join(t.TempDir(), "sentinel.conf")

@@ -13,9 +13,9 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // waitInLine starts an Acquire and returns when it has its place, the n-th.
@@ -94,7 +94,7 @@ func TestCommandsPerGrant(t *testing.T) {
 
 	// What a waiter asks when it has waited for long is no part of the price, and on a busy machine all wait for long.
 	least := math.Inf(1)
-	w, began := stall.Begin(), time.Now()
+	w, began := stallmeter.Begin(), time.Now()
 	defer w.End()
 	for round := range 5 {
 		if round > 0 && time.Since(began) > 20*time.Second {
@@ -136,7 +136,7 @@ func contend(t *testing.T, drivers []*Driver, rounds int) {
 
 // 200 waiters of one client cost the server next to nothing, and a renewal wakes none of them.
 func TestIdleWaiters(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	holder, d, admin := s.open(t), s.open(t), s.admin(t)
@@ -182,7 +182,7 @@ func TestIdleWaiters(t *testing.T) {
 
 // Waiters of one client, each for a name of its own, cost the server little, on a cluster as well.
 func TestIdleWaitersOnManyNames(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	idleOnManyNames(t, 200, 40, 5*time.Second, s.open(t), s.open(t), s.admin(t))
@@ -190,7 +190,7 @@ func TestIdleWaitersOnManyNames(t *testing.T) {
 
 // The same for longer than a hold lasts.
 func TestIdleWaitersForLong(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	const window = time.Minute
 	t.Run("200", func(t *testing.T) {
 		t.Parallel()
@@ -281,7 +281,7 @@ func TestCancelledWaiterLeaves(t *testing.T) {
 	awaitQueue(t, s.admin(t), "n", 1)
 	next := waitInLine(t, s, d, request("n", 20*time.Second, true), 2)
 	cancel()
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	if err := <-gone; !errors.Is(err, context.Canceled) || errors.Is(err, backend.ErrUnknown) {
 		t.Error(err)
 	}
@@ -293,13 +293,13 @@ func TestCancelledWaiterLeaves(t *testing.T) {
 
 // The holder dies: the next one has the lock soon after the TTL, and not before.
 func TestHolderDies(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	d := s.open(t)
 	const ttl = time.Second
 	g := mustAcquire(t, s.open(t), request("n", ttl, true))
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	next := mustAcquire(t, d, request("n", 10*time.Second, true))
 	end(ttl+300*time.Millisecond+slack, "the next grant after the last sign of the holder")
 	if now := backend.SystemClock().Now(); now < g.SentAt.Add(ttl) {
@@ -310,7 +310,7 @@ func TestHolderDies(t *testing.T) {
 
 // A waiter whose process is gone, with its connections, is passed by.
 func TestCrashedWaiterIsPassedBy(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
 	holder, d := s.open(t), s.open(t)
@@ -331,7 +331,7 @@ func TestCrashedWaiterIsPassedBy(t *testing.T) {
 		n, err := s.admin(t).PubSubNumSub(context.Background(), channel).Result()
 		return err == nil && n[channel] == 0
 	})
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	mustRelease(t, holder, g)
 	got := <-next
 	end(slack, "the hand-over")
@@ -466,7 +466,7 @@ func TestDeadQueue(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		end := stall.Late(t)
+		end := stallmeter.Late(t)
 		mustRelease(t, d, mustAcquire(t, d, request("n", 10*time.Second, wait)))
 		took := end(slack, fmt.Sprintf("an acquire with wait %v", wait))
 		t.Logf("wait %v: acquired after %v", wait, took)
@@ -486,7 +486,7 @@ func TestFreeLockNeedsNoSubscription(t *testing.T) {
 		for _, kind := range []func(backend.Request) backend.Request{
 			func(r backend.Request) backend.Request { return r }, reading,
 		} {
-			end := stall.Late(t)
+			end := stallmeter.Late(t)
 			mustRelease(t, d, mustAcquire(t, d, kind(request(what, 10*time.Second, true))))
 			end(2*time.Second, what+": an acquire")
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/redisscript"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/redlock"
 )
 
@@ -50,8 +50,8 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var groups []string
 			if name != "New" {
-				deep.NotShort(t)
-				groups = deep.Some(t, "ownership", "errors")
+				testtier.NotShort(t)
+				groups = testtier.Some(t, "ownership", "errors")
 			}
 			t.Parallel()
 			conformance.Run(t, harness(t, dial).RefusesLong(name == "New"), groups...)

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // TestSickMinority shows for each way in which one or two of five servers can be of no use that calls go on and do not
@@ -93,7 +93,7 @@ func sickMinority(t *testing.T, s servers, swallows bool, act func(fault.Links) 
 		t.Fatal(err)
 	}
 	defer client.Close(context.Background())
-	w := stall.Begin()
+	w := stallmeter.Begin()
 	defer w.End()
 	kept := t.Name() + " kept"
 	lease, err := client.Acquire(within(t, 30*time.Second), kept)
@@ -136,7 +136,7 @@ func timed(t *testing.T, bound time.Duration, what string, act func(context.Cont
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	w, end := stall.Begin(), stall.Late(t)
+	w, end := stallmeter.Begin(), stallmeter.Late(t)
 	defer w.End()
 	if err := act(ctx); err != nil {
 		w.Errorf(t, bound/10, "%s: %v", what, err)
@@ -406,7 +406,7 @@ func splitAttempts(t *testing.T, s servers) {
 	}
 	none := 0
 	const rounds = 50
-	w := stall.Begin() // a server that stands still answers nobody in time
+	w := stallmeter.Begin() // a server that stands still answers nobody in time
 	defer w.End()
 	for round := range rounds {
 		var granted atomic.Int32

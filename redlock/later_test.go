@@ -13,7 +13,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // patient returns a driver of which the servers that no poll has asked follow after d.
@@ -146,7 +146,7 @@ func TestReleaseOfAFirstMajority(t *testing.T) {
 	g := take(t, d, age("hung"))
 	s.pause(t, 1)
 	d.hedgeTime = hedgeTime
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	if err := d.Release(within(t, 30*time.Second), g); err != nil {
 		t.Error(err)
 	}
@@ -178,7 +178,7 @@ func TestHungFirstMajority(t *testing.T) {
 	defer s.resume(t, 0, 1)
 	var took []time.Duration
 	for range 50 {
-		began, end := time.Now(), stall.Late(t)
+		began, end := time.Now(), stallmeter.Late(t)
 		if err := d.Release(within(t, 30*time.Second), take(t, d, request("name"))); err != nil {
 			t.Error(err)
 		}

@@ -9,7 +9,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // Waiters whose client is gone without a word, first in the queue, cost those behind them an offer and a look, and not
@@ -57,7 +57,7 @@ func TestDeadWaiters(t *testing.T) {
 		state, err := d.Look(within(t, 30*time.Second), r.Name)
 		return err == nil && state.Waiters == 21
 	})
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	if err := d.Release(within(t, 30*time.Second), g); err != nil {
 		t.Error(err)
 	}

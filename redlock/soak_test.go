@@ -14,12 +14,12 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
-	deep.Wide(8)
+	testtier.Wide(8)
 	os.Exit(m.Run())
 }
 
@@ -50,7 +50,7 @@ func RefuseWrites(admins []*goredis.Client) func(testing.TB, string) func() {
 // TestSoak breaks five servers that keep what they were given, and the links and processes of their clients, as chance
 // wills; never more than two servers at once.
 func TestSoak(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		nodes := start(t, 5, "--appendonly", "yes", "--appendfsync", "always")
 		var admins []*goredis.Client

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 var violationRounds = flag.Int("violations", 0,
@@ -31,7 +31,7 @@ var violationRounds = flag.Int("violations", 0,
 func TestViolationRate(t *testing.T) {
 	t.Parallel()
 	if *violationRounds == 0 {
-		if *violationRounds = 3; deep.Wanted() {
+		if *violationRounds = 3; testtier.Wanted() {
 			*violationRounds = 12
 		}
 	}
@@ -97,7 +97,7 @@ func (v violation) run(t *testing.T, s servers) {
 			both++
 		}
 	}
-	facts.Write(t, facts.Rate{Fault: strings.Join(strings.Fields(v.fault), " "), Times: both, Rounds: rounds})
+	testfacts.Write(t, testfacts.Rate{Fault: strings.Join(strings.Fields(v.fault), " "), Times: both, Rounds: rounds})
 	t.Logf("%-60s %4d of %d   (%.0f %%)", v.fault, both, rounds, 100*float64(both)/float64(rounds))
 	switch {
 	case v.want == never && both > 0, v.want == always && both < rounds:

@@ -21,7 +21,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // tries is the maximum of tries of an attempt without Wait if answers get lost. A waiter is bounded by its context
@@ -113,7 +113,7 @@ type attempt struct {
 
 	// The state of the wait in queue.go and refuse.go between its turns.
 	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
-	wake    bell.Bell       // says that an entry before ours has changed
+	wake    notify.Signal   // says that an entry before ours has changed
 	heard   []string        // the paths that wake it, or did
 	passBy  backend.Instant // see letPass
 	held    error           // why a try stepped back last

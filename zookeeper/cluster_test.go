@@ -11,13 +11,13 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestConformanceCluster runs the suite on three nodes, which fail all at once where the suite stops the service.
 func TestConformanceCluster(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t)
 	conformance.Run(t,
@@ -28,7 +28,7 @@ func TestConformanceCluster(t *testing.T) {
 
 // TestClusterFaults breaks three nodes, and the paths to and between them, under contending clients.
 func TestClusterFaults(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	cluster.Run(t, func(t testing.TB) cluster.Harness {
 		c := containers.ZooKeeperCluster(t)
 		admin := newAdmin(t, c.Endpoints()...)
@@ -60,7 +60,7 @@ func TestLeaderDies(t *testing.T) {
 	holder, next := driver(t, ensemble.Endpoints()...), driver(t, ensemble.Endpoints()...)
 	var last fencing.Token
 	rounds := 2
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		rounds = containers.Nodes
 	}
 	for round := range rounds {
@@ -91,7 +91,7 @@ func TestLeaderDies(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		election := stall.Begin()
+		election := stallmeter.Begin()
 		containers.Within(ensemble.Node(leader).Stop)(t)
 		for ctx := soon(t, 30*time.Second); ; {
 			renewal := holder.Renew(ctx, []backend.Grant{g})[0]

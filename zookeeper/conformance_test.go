@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -67,13 +67,13 @@ func TestConformance(t *testing.T) {
 // TestConformanceOfOtherWays runs it over every other way to make a driver, each on a server of its own. They are no
 // parallel subtests: those would begin when all other tests of the package have begun.
 func TestConformanceOfOtherWays(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	for name, way := range dialers {
 		if name != "New" {
 			t.Run(name, func(t *testing.T) {
 				conformance.Run(t, harnessOfOne(t, way),
-					deep.Some(t, "ownership", "names", "errors")...)
+					testtier.Some(t, "ownership", "names", "errors")...)
 			})
 		}
 	}
@@ -90,7 +90,7 @@ func harnessOfOne(t *testing.T, way dialer) conformance.Harness {
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOfOne(t, dialers["New"]), 2, 3))
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -43,7 +43,7 @@ func peer(t testing.TB, do func(net.Conn)) (addr string) {
 func TestWrongPeer(t *testing.T) {
 	t.Parallel()
 	closed := peer(t, func(c net.Conn) { c.Close() })
-	refusing := port.Addresses(t, 1)[0]
+	refusing := freeport.Addresses(t, 1)[0]
 	says := func(text string) func(net.Conn) {
 		return func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
@@ -78,7 +78,7 @@ func TestWrongPeer(t *testing.T) {
 // TestOpenWaitsForASlowServer has a server that accepts connections and answers after more time than one Ping takes:
 // Open waits for it until its timeout.
 func TestOpenWaitsForASlowServer(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	addr, link := sharedServer(t).NewLink(t)
 	link.Hold(fault.Both)
@@ -116,7 +116,7 @@ func TestServersThatStart(t *testing.T) {
 			}()
 			_, _ = io.Copy(s, c)
 		})
-		return append(port.Addresses(t, 1), starting)
+		return append(freeport.Addresses(t, 1), starting)
 	}
 	t.Run("Open", func(t *testing.T) {
 		t.Parallel()

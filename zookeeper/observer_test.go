@@ -7,13 +7,13 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestObserver: a client of a server without a vote keeps its locks and hands them over; when that server is cut off
 // from the others, it believes no longer than its session lasts.
 func TestObserver(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t, containers.LastObserves())
 	const observer = containers.Nodes - 1

@@ -18,7 +18,7 @@ import (
 	"github.com/go-zookeeper/zk"
 
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // How often a waiter looks for itself: the first time after about a second, then after pauses that double up to half a
@@ -62,7 +62,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 		return h, a.vanished(err)
 	}
 	// One wake-up may wait here. More would only repeat it: a full read follows.
-	a.wake, a.heard = bell.New(), nil
+	a.wake, a.heard = notify.New(), nil
 	defer func() { s.unlisten(a.heard, a.wake) }()
 	nodes := b.queue
 	b.queue = nil // a waiter's memory does not grow with the queue

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		runWaiter(args)
 		return
 	}
-	deep.Wide(8)
+	testtier.Wide(8)
 	code := m.Run()
 	shared.owner.end()
 	os.Exit(code)

@@ -28,7 +28,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // session is one ZooKeeper session on its own connection. All holds and waiters of one slot share it.
@@ -91,7 +91,7 @@ type session struct {
 	renewing backend.Instant
 
 	// Who waits for a change of a node, by its path.
-	watched map[string][]bell.Bell
+	watched map[string][]notify.Signal
 }
 
 // errSessionLost: the session is gone, and with it every node on it.
@@ -211,7 +211,7 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, shook: make(chan struct{}), up: make(chan struct{}),
 		proof: proof{tick: d.o.Tick}, missing: map[string]bool{},
-		watched: map[string][]bell.Bell{}, any: ttl == 0,
+		watched: map[string][]notify.Signal{}, any: ttl == 0,
 	}
 	s.asked = cmp.Or(ttl, anyTTL)
 	s.dialing, s.stopDial = context.WithCancel(context.Background())

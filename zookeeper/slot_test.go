@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -35,7 +35,7 @@ func TestSessionsOfABusyClient(t *testing.T) {
 			t.Errorf("Close = %v", err)
 		}
 	})
-	w := stall.Begin() // a connection that is slow to come is made again
+	w := stallmeter.Begin() // a connection that is slow to come is made again
 	defer w.End()
 	for n := range 20 {
 		release(t, d, take(t, d, request(fmt.Sprint("idle/", n), false)))

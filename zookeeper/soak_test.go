@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -27,7 +27,7 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 
 // TestSoak breaks three nodes, the paths to and between them, and the processes of their clients, at random.
 func TestSoak(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
 		c := containers.ZooKeeperCluster(t)
 		admin := newAdmin(t, c.Endpoints()...)

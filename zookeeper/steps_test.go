@@ -13,7 +13,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -290,7 +290,7 @@ func TestConnectionLossAtEveryStep(t *testing.T) {
 	}
 	run := func(t *testing.T, s scene, kind backend.Kind, step string, how loss) (steps []string) {
 		n := 0
-		excused, err := stall.Fairly(500*time.Millisecond, func() (err error) {
+		excused, err := stallmeter.Fairly(500*time.Millisecond, func() (err error) {
 			n++
 			name := fmt.Sprintf("%s (%v), %s: %s, %d", s.name, kind, step, how, n)
 			r := request(strings.ReplaceAll(name, "'", ""), false)
@@ -305,7 +305,7 @@ func TestConnectionLossAtEveryStep(t *testing.T) {
 			}
 			return err
 		})
-		stall.Report(t, fmt.Sprintf("where at %q %s", step, how), excused, err)
+		stallmeter.Report(t, fmt.Sprintf("where at %q %s", step, how), excused, err)
 		return steps
 	}
 	play := func(s scene, kind backend.Kind) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 	"github.com/fencelock/fencelock/internal/testcert"
 	"github.com/fencelock/fencelock/zookeeper"
 )
@@ -64,7 +64,7 @@ func TestTLSWithoutHandshake(t *testing.T) {
 	defer l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	end := stall.Late(t)
+	end := stallmeter.Late(t)
 	_, err = zookeeper.Open(ctx, "zks://"+l.Addr().String())
 	if !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("Open = %v, want ErrUnavailable", err)

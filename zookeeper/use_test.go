@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
@@ -519,7 +519,7 @@ func forceReleaseEndsAllHolds(t *testing.T, server *containers.ZooKeeperServer) 
 				next <- g
 			}()
 			stands(t, drivers[1], name, test.holders, 1)
-			w := stall.Begin() // a holder waits half a second for the reason
+			w := stallmeter.Begin() // a holder waits half a second for the reason
 			var wrong []backend.Reason
 			if err := drivers[1].ForceRelease(soon(t, 20*time.Second), backend.ForceRequest{Name: name, Reason: "test"}); err != nil {
 				t.Fatalf("ForceRelease = %v", err)
@@ -593,7 +593,7 @@ func forceReleaseAmidChange(t *testing.T, server *containers.ZooKeeperServer) {
 func anyOfThePermitsWakes(t *testing.T, server *containers.ZooKeeperServer) {
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
 	var took []time.Duration
-	w := stall.Begin()
+	w := stallmeter.Begin()
 	defer w.End()
 	for round := range 8 {
 		var holds []backend.Grant

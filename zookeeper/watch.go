@@ -18,7 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // watchAfter is the time from a grant until its node is watched. An earlier loss is reported after
@@ -140,7 +140,7 @@ func (d *Driver) keepDoingLocked(running *bool, pause time.Duration, take func()
 // listen lets a change of a node wake somebody, once. The caller sets the watch after that: the other way round, a
 // notification could come before anybody listens. It is false if the same channel listens to the node already. wake
 // must have a buffer of one.
-func (s *session) listen(path string, wake bell.Bell) bool {
+func (s *session) listen(path string, wake notify.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(s.watched[path], wake) {
@@ -152,11 +152,11 @@ func (s *session) listen(path string, wake bell.Bell) bool {
 
 // unlisten takes a listener back from some nodes. A wake-up that has been sent stays in the channel. The watches at the
 // server stay until they fire; their events then find no listener.
-func (s *session) unlisten(paths []string, wake bell.Bell) {
+func (s *session) unlisten(paths []string, wake notify.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, path := range paths {
-		all := slices.DeleteFunc(s.watched[path], func(other bell.Bell) bool { return other == wake })
+		all := slices.DeleteFunc(s.watched[path], func(other notify.Signal) bool { return other == wake })
 		if s.watched[path] = all; len(all) == 0 {
 			delete(s.watched, path)
 		}
@@ -169,7 +169,7 @@ func (s *session) wake(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, wake := range s.watched[path] {
-		wake.Ring()
+		wake.Notify()
 	}
 	delete(s.watched, path)
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/internal/chance"
+	"github.com/fencelock/fencelock/internal/randsource"
 )
 
 // verb is the call that an error names.
@@ -65,7 +65,7 @@ type flight struct {
 // New returns a driver over s.
 func New(s Service) *Driver {
 	d := &Driver{
-		service: s, clock: s.Describe().Clock, gate: kit.NewGate(), chance: chance.Of(s),
+		service: s, clock: s.Describe().Clock, gate: kit.NewGate(), chance: randsource.Of(s),
 		flights: map[string]flight{}, waiters: map[string]*waiter{}, losses: map[string]*loss{},
 		probing: make(chan struct{}, 1), queues: map[string]*queue{}, checkNow: make(chan struct{}, 1),
 		settling: map[string]*time.Timer{},

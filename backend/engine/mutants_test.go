@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // mutant is one way to break the engine: a text that occurs once in a file, and what stands there instead.
@@ -202,7 +202,7 @@ func TestMutants(t *testing.T) {
 			if n := strings.Count(string(source), m.text); n != 1 {
 				t.Fatalf("%s has the text %q %d times, want once", m.file, m.text, n)
 			}
-			deep.Only(t)
+			testtier.Only(t)
 			out := m.run(t, strings.Replace(string(source), m.text, m.instead, 1))
 			for _, id := range strings.Fields(m.clauses) {
 				if !strings.Contains(out, "failed: "+id+" ") {

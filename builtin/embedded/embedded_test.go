@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/embedded"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -88,7 +88,7 @@ func TestLeaseOutlivesARestart(t *testing.T) {
 // cluster returns the options of three members that know each other.
 func cluster(t *testing.T) []embedded.Options {
 	t.Helper()
-	addresses := port.Addresses(t, 6)
+	addresses := freeport.Addresses(t, 6)
 	authority := testcert.New(t)
 	var all []embedded.Options
 	for i := range 3 {

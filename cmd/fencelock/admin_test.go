@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -47,7 +47,7 @@ func TestChangesAreForOperators(t *testing.T) {
 	succeed(t, "status", "--backend", byClient)
 	start(t, "backup", file, "--backend", byClient).expectExit(exitRefused, "--admin-listen")
 
-	at := port.Addresses(t, 1)[0]
+	at := freeport.Addresses(t, 1)[0]
 	byClient = asClient(serve(filepath.Join(t.TempDir(), "tcp"), "--admin-listen", at, "--admin-client-ca", operators.File))
 	start(t, "backup", file, "--backend", byClient).expectExit(exitUnavailable)
 	cert, key = operators.Sign(t, "operator")

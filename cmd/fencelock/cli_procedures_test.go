@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -36,7 +36,7 @@ func TestProceduresOfTheCommandLine(t *testing.T) {
 			p := start(t, "serve", "--data-dir", filepath.Join(t.TempDir(), "data"), "--listen", "127.0.0.1:0",
 				"--peer-listen", "127.0.0.1:0")
 			replaced := []string{"127.0.0.1:7480", p.await("fencelock: serving clients at ")}
-			for i, addr := range port.Addresses(t, 3) {
+			for i, addr := range freeport.Addresses(t, 3) {
 				_, to, _ := strings.Cut(addr, ":")
 				replaced = append(replaced, fmt.Sprintf(":%d", 7481+i), ":"+to)
 			}

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // deaths is the table of docs/CLI.md: what each death and each stop leaves, and the test that shows it.
@@ -131,7 +131,7 @@ type box struct {
 // boxed starts fencelock with a script in a container.
 func boxed(t *testing.T, addr, script string, limits, options []string) *box {
 	t.Helper()
-	deep.Only(t)
+	testtier.Only(t)
 	image := os.Getenv("FENCELOCK_IMAGE_REDIS")
 	if image == "" {
 		image = "redis:8"
@@ -203,7 +203,7 @@ const writer = `trap '' TERM; setsid sh -c "trap '' TERM; while echo x >>FILE; d
 // The stop of a container ends in a release if there is time to kill the command. If not, the TTL decides.
 func TestStopOfAContainer(t *testing.T) {
 	t.Parallel()
-	deep.Only(t)
+	testtier.Only(t)
 	for name, c := range map[string]struct {
 		ttl, stop string
 		within    string
@@ -228,7 +228,7 @@ func TestStopOfAContainer(t *testing.T) {
 // A command whose child exceeds the memory of the container lives on, and so does the lock.
 func TestMemoryLimitOfAContainer(t *testing.T) {
 	t.Parallel()
-	deep.Only(t)
+	testtier.Only(t)
 	addr := containers.Redis(t).Addr()
 	b := boxed(t, addr, "tail /dev/zero; echo $? >>FILE; until [ -e FILE.end ]; do sleep 0.05; done; exit 3",
 		[]string{"--memory", "96m", "--memory-swap", "96m"}, []string{"--ttl", "1h"})

@@ -11,7 +11,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // Two services that know nothing of each other under one URL contradict each other, and a lone one does not.
@@ -69,7 +69,7 @@ func TestDoctor(t *testing.T) {
 			}
 			_, number, _ := strings.Cut(one, ":")
 			diagnose(t, c.url(one+","+other+",localhost:"+number), exitUnavailable, c.twice)
-			misses(t, c.url(one+","+other+","+port.Addresses(t, 1)[0]))
+			misses(t, c.url(one+","+other+","+freeport.Addresses(t, 1)[0]))
 		})
 	}
 }
@@ -123,7 +123,7 @@ func TestDoctorOfRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	diagnose(t, url, exitUnavailable, "is unfit: ", "maxmemory-policy", "a client cannot use the service: ")
-	misses(t, "redis://"+port.Addresses(t, 1)[0])
+	misses(t, "redis://"+freeport.Addresses(t, 1)[0])
 }
 
 // The members of a bundled server are judged as status does.

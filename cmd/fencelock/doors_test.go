@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // doorCase is a backend, with what a gateway before it can do.
@@ -54,7 +54,7 @@ func doorCases() []doorCase {
 // Every call before backends of each sort, through two replicas, and what a client sees when the replica dies that was
 // granted its lock.
 func TestDoors(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	for _, c := range doorCases() {
 		t.Run(c.name, func(t *testing.T) {

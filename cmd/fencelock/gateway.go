@@ -21,8 +21,8 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
-	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
@@ -391,9 +391,9 @@ func (s *gatewaySettings) serve() error {
 	defer endOps()
 	s.audit.export(s.ops.metrics)
 	admit := func(l net.Listener, trusted []netip.Prefix) net.Listener {
-		clients, _ := front.Connections(front.FileLimit())
+		clients, _ := listeners.Connections(listeners.FileLimit())
 		most, share := s.door.limits.Connections, s.door.limits.ClientConnections
-		return front.NewGate(clients, cmp.Or(share, max(clients/4, 1)), s.log).
+		return listeners.NewGate(clients, cmp.Or(share, max(clients/4, 1)), s.log).
 			Admit(l, cmp.Or(most, clients), "HTTP clients", trusted...)
 	}
 	s.log.Info("gateway starts", "version", version(), "backend", backend.RedactURL(s.backend),
@@ -468,7 +468,7 @@ type admission func(l net.Listener, trusted []netip.Prefix) net.Listener
 // Until connect returns, the process is live and not ready; connect reports why. serve returns the number of holds that
 // the driver keeps alive at the end.
 func (d *door) serve(
-	ctx context.Context, o gateway.Options, certificates *front.TLS, admit admission,
+	ctx context.Context, o gateway.Options, certificates *listeners.TLS, admit admission,
 	connect func(ctx context.Context, failed func(error)) (backend.Driver, error),
 	p *ops, ready func(),
 ) (held int, err error) {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // call sends one request over HTTP.
@@ -189,7 +189,7 @@ func TestGatewayUsage(t *testing.T) {
 // A gateway that starts before its lock service is live, and becomes ready when the service is there.
 func TestGatewayWaitsForItsBackend(t *testing.T) {
 	t.Parallel()
-	addrs := port.Addresses(t, 2)
+	addrs := freeport.Addresses(t, 2)
 	door := "http://" + addrs[0]
 	p := start(t, "gateway", "--backend", "fencelock://"+addrs[1], "--http-listen", addrs[0])
 	eventually(t, "the gateway listens", func() bool {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // guard checks its command line before it does anything.
@@ -59,7 +59,7 @@ func TestGuardOnStores(t *testing.T) {
 	for name, start := range map[string]func(t *testing.T) string{
 		"redis": func(t *testing.T) string { return "redis://" + containers.Redis(t).Addr() },
 		"mysql": func(t *testing.T) string {
-			deep.NotShort(t)
+			testtier.NotShort(t)
 			return "mysql://root@" + containers.MariaDB(t).Addr() + "/test?timeout=10s"
 		},
 	} {
@@ -155,7 +155,7 @@ func TestMySQLAddress(t *testing.T) {
 // In a PostgreSQL database guard finds the table that postgres migrate makes.
 func TestGuardOnPostgres(t *testing.T) {
 	t.Parallel()
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	store := containers.Postgres(t).URL()
 	p := start(t, "postgres", "migrate", "--backend", store)
 	p.output()

@@ -10,14 +10,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/testcert"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // The image of deploy/Dockerfile becomes healthy as a user without rights, on a file system that it cannot write.
 func TestImage(t *testing.T) {
 	t.Parallel()
-	deep.Only(t)
+	testtier.Only(t)
 	docker := func(args ...string) string {
 		t.Helper()
 		out, err := exec.Command("docker", args...).CombinedOutput()
@@ -50,7 +50,7 @@ func TestImage(t *testing.T) {
 // The members of deploy/compose-tls.yaml become healthy: the health check speaks TLS with its certificate.
 func TestComposeWithTLS(t *testing.T) {
 	t.Parallel()
-	deep.Only(t)
+	testtier.Only(t)
 	if _, err := exec.LookPath("docker-compose"); err != nil {
 		t.Skip("COMPOSE IS NOT TESTED: install docker-compose")
 	}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
-	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -87,7 +87,7 @@ func (s *lookSettings) parseSome(args []string) (err error) {
 	}
 	switch {
 	case s.dataDir != "":
-		s.backend = front.UnixPrefix + filepath.Join(s.dataDir, server.AdminSocket)
+		s.backend = listeners.UnixPrefix + filepath.Join(s.dataDir, server.AdminSocket)
 	case s.backend == "":
 		s.backend = localServer
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // asProgram, in the environment, makes the test binary the program itself, so that the race detector watches it too.
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}
-	deep.Wide(8)
+	testtier.Wide(8)
 	os.Exit(m.Run())
 }
 

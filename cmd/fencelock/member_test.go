@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -68,7 +68,7 @@ func TestStatus(t *testing.T) {
 // A member that no cluster has admitted answers, but fails the health check.
 func TestStatusOfALeaderlessMember(t *testing.T) {
 	t.Parallel()
-	peer := port.Addresses(t, 1)[0]
+	peer := freeport.Addresses(t, 1)[0]
 	s := startMember(t, peer, peer)
 	p := start(t, "status", "--backend", "fencelock://"+s.Addr().String())
 	if text := p.output(); !strings.Contains(text, roleLeaderless) {
@@ -78,7 +78,7 @@ func TestStatusOfALeaderlessMember(t *testing.T) {
 }
 
 func TestMembers(t *testing.T) {
-	peers := port.Addresses(t, 2)
+	peers := freeport.Addresses(t, 2)
 	first := startMember(t, peers[0])
 	second := startMember(t, peers[1], peers[1])
 	t.Setenv("FENCELOCK_BACKEND", "fencelock://"+first.Addr().String())
@@ -95,7 +95,7 @@ func TestMembers(t *testing.T) {
 	start(t, "member", "add", "127.0.0.1:1").expectExit(exitRefused, "127.0.0.1:1")
 	start(t, "member", "add", "nonsense").expectExit(exitUsage, "nonsense")
 
-	third := startMember(t, port.Addresses(t, 1)[0], peers[0])
+	third := startMember(t, freeport.Addresses(t, 1)[0], peers[0])
 	eventually(t, "one that asks waits for approval", func() bool {
 		all := list()
 		return len(all) == 2 && !all[1].Voter && all[1].Waits && strings.Contains(succeed(t, "member", "list"), "waits")

@@ -14,15 +14,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // Every member answers over HTTP, whoever leads; when the leader is killed holds stay, and waits are served.
 func TestMembersAnswer(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
-	peers, key := port.Addresses(t, 3), keyFile(t)
+	peers, key := freeport.Addresses(t, 3), keyFile(t)
 	var members []*program
 	var clients, doors []string
 	for _, peer := range peers {

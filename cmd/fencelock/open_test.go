@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // A restored cluster says everywhere until when it is closed, and an operator can open it.
@@ -27,7 +27,7 @@ func TestClosedUntil(t *testing.T) {
 		t.Errorf("restore prints:\n%s", text)
 	}
 
-	ops := port.Addresses(t, 1)[0]
+	ops := freeport.Addresses(t, 1)[0]
 	p, url = serving(t, "--data-dir", dir, "--http-listen", "127.0.0.1:0", "--ops-listen", ops)
 	door, watched := p.await("fencelock: serving HTTP at "), "http://"+ops
 	var closed []member

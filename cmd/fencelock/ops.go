@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/metrics"
 )
 
@@ -58,11 +58,11 @@ func (p *ops) serve(log *slog.Logger) (end func(), err error) {
 		return nil, fmt.Errorf("--ops-listen: %w", err)
 	}
 	p.metrics = metrics.New(version())
-	p.probes.set(front.Probes(func(context.Context) error { return errStarting }))
+	p.probes.set(listeners.Probes(func(context.Context) error { return errStarting }))
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := front.ServeOps(ctx, l, front.Ops(&p.probes, p.metrics.Handler()), log); err != nil {
+		if err := listeners.ServeOps(ctx, l, listeners.Ops(&p.probes, p.metrics.Handler()), log); err != nil {
 			log.Error("--ops-listen is not served any more", "err", err)
 		}
 	})

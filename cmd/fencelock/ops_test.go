@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -47,7 +47,7 @@ func TestOpsListenerNeedsNoCertificate(t *testing.T) {
 // From INT or TERM on a process is not ready, and serves until the drain period is over; the next signal ends it.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	addrs := port.Addresses(t, 2)
+	addrs := freeport.Addresses(t, 2)
 	p := start(t, "serve", "--dev", "--listen", "127.0.0.1:0", "--http-listen", addrs[0], "--ops-listen", addrs[1],
 		"--drain", "10m")
 	url := "fencelock://" + p.await("fencelock: serving clients at ")

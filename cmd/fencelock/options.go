@@ -12,7 +12,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // This file has the common part of the options of all subcommands.
@@ -166,7 +166,7 @@ func completeHelp(*cobra.Command, []string, string) ([]cobra.Completion, cobra.S
 
 // checkPassword refuses the URL of an option on the command line if it has a password.
 func checkPassword(option, text string) error {
-	if _, socket := front.UnixPath(text); socket || !backend.URLHasPassword(text) {
+	if _, socket := listeners.UnixPath(text); socket || !backend.URLHasPassword(text) {
 		return nil
 	}
 	return fmt.Errorf("--%s %s: every user of this machine can read a password on the command line; give --%s-file or "+

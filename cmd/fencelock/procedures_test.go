@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // procedure is a section of docs/SERVER.md below Procedures, with its blocks of commands.
@@ -87,7 +87,7 @@ func (m *machines) here(host, text string) string {
 
 // move gives all members new addresses.
 func (m *machines) move() {
-	all := port.Addresses(m.t, 2*len(machineNames))
+	all := freeport.Addresses(m.t, 2*len(machineNames))
 	for i, host := range machineNames {
 		for j, number := range []string{":7480", ":7482"} {
 			_, p, _ := strings.Cut(all[2*i+j], ":")
@@ -250,7 +250,7 @@ func (m *machines) serial(host string) string {
 
 // Each procedure of docs/SERVER.md does what it says, with the commands in the text.
 func TestProcedures(t *testing.T) {
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	t.Parallel()
 	prelude, all := proceduresOf(t)
 	m := newMachines(t, prelude)

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -42,7 +42,7 @@ func TestRecover(t *testing.T) {
 // server.
 func TestRestoreBesideAServerThatRuns(t *testing.T) {
 	t.Parallel()
-	at := port.Addresses(t, 2)
+	at := freeport.Addresses(t, 2)
 	s, err := server.Start(t.Context(), server.Config{
 		DataDir: t.TempDir(), PeerListen: at[0], Log: slog.New(slog.DiscardHandler),
 	})

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // balancer sends each request to the next replica, and to the one after that if it cannot be reached, as a load
@@ -116,7 +116,7 @@ func TestReplicasThatAreKilled(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			between, rounds := 700*time.Millisecond, 4
-			if deep.Wanted() {
+			if testtier.Wanted() {
 				between, rounds = 5*time.Second, 24
 			}
 			endReplicas(t, c.backend(t), c.ttl, between, rounds, func(p *program) error { return p.Kill() })
@@ -127,7 +127,7 @@ func TestReplicasThatAreKilled(t *testing.T) {
 // Rolling restarts in front of services where only the replica that was granted a hold renews it: a repeated request that
 // reaches another replica gets no second hold, any replica releases, and all clients go on.
 func TestReplicasThatAreRestarted(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	for _, c := range doorCases() {
 		if c.outlives || c.name == "postgres" { // its container answers too late on a busy machine: see TestDoors
@@ -146,7 +146,7 @@ func TestReplicasThatAreRestarted(t *testing.T) {
 // endReplicas has clients contend through two replicas, and ends and restarts one replica at a time.
 func endReplicas(t *testing.T, backend string, ttl, between time.Duration, rounds int, endOne func(*program) error) {
 	key := keyFile(t)
-	addrs := port.Addresses(t, 2)
+	addrs := freeport.Addresses(t, 2)
 	replica := func(i int) *program {
 		p := start(t, "gateway", "--backend", backend, "--http-listen", addrs[i], "--http-key", key)
 		p.await("fencelock: serving HTTP at ")

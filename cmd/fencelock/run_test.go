@@ -11,12 +11,12 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 func TestWaitCoversTheFirstConnection(t *testing.T) {
 	t.Parallel()
-	addr := port.Addresses(t, 1)[0]
+	addr := freeport.Addresses(t, 1)[0]
 	args := []string{"run", "--backend", "fencelock://" + addr, "--name", "x"}
 	start(t, append(args, "--wait", "1ms", "true")...).expectExit(exitUnavailable)
 	p := start(t, append(args, "--wait", patience.String(), "--", "echo", "in")...)

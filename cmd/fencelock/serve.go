@@ -18,8 +18,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
 	"github.com/fencelock/fencelock/internal/audit"
-	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/gateway"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/rules"
@@ -117,10 +117,10 @@ type serveSettings struct {
 	peerCA  string
 	adminCA string
 	cluster clusterClient
-	tls     *front.TLS // for clients
-	peerTLS *front.TLS
-	admins  *front.TLS // for operators over TCP
-	door    door       // absent if its listen is empty
+	tls     *listeners.TLS // for clients
+	peerTLS *listeners.TLS
+	admins  *listeners.TLS // for operators over TCP
+	door    door           // absent if its listen is empty
 	ops     ops
 	audit   auditing
 	keys    keys
@@ -329,7 +329,7 @@ func (s *serveSettings) serve() error {
 	if s.ops.metrics != nil {
 		s.ops.metrics.Server(srv)
 	}
-	s.ops.probes.set(front.Probes(func(context.Context) error {
+	s.ops.probes.set(listeners.Probes(func(context.Context) error {
 		select {
 		case <-s.ops.draining:
 			return errStopping

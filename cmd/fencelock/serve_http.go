@@ -8,15 +8,15 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // clusterClient has the client settings with which a member that serves HTTP speaks to the leader.
 type clusterClient struct {
 	certificates
 	ca     string
-	tls    *front.TLS  // nil without --cluster-cert
-	config *tls.Config // nil without TLS
+	tls    *listeners.TLS // nil without --cluster-cert
+	config *tls.Config    // nil without TLS
 }
 
 func (c *clusterClient) define(o *options) {
@@ -95,7 +95,7 @@ func (s *serveSettings) checkAdvertised() error {
 }
 
 // verify returns an error if the certificate of t is unfit for one purpose.
-func verify(t *front.TLS, roots *x509.CertPool, host string, purpose x509.ExtKeyUsage) error {
+func verify(t *listeners.TLS, roots *x509.CertPool, host string, purpose x509.ExtKeyUsage) error {
 	between := x509.NewCertPool()
 	for _, der := range t.Current().Certificates[0].Certificate[1:] {
 		if c, err := x509.ParseCertificate(der); err == nil {

@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // certificates are a certificate and its key, as files in PEM.
@@ -28,7 +28,7 @@ func (c *certificates) definePeer(o *options, ca *string) {
 
 // forClients returns the TLS settings for clients, nil without certificates. With ca, clients need a certificate of
 // that authority.
-func (c certificates) forClients(ca string, log *slog.Logger) (*front.TLS, error) {
+func (c certificates) forClients(ca string, log *slog.Logger) (*listeners.TLS, error) {
 	if c == (certificates{}) && ca == "" {
 		return nil, nil
 	}
@@ -36,7 +36,7 @@ func (c certificates) forClients(ca string, log *slog.Logger) (*front.TLS, error
 }
 
 // forPeers returns the TLS settings for members, in both directions; nil without certificates.
-func (c certificates) forPeers(ca string, log *slog.Logger) (*front.TLS, error) {
+func (c certificates) forPeers(ca string, log *slog.Logger) (*listeners.TLS, error) {
 	if c == (certificates{}) && ca == "" {
 		return nil, nil
 	}
@@ -47,7 +47,7 @@ func (c certificates) forPeers(ca string, log *slog.Logger) (*front.TLS, error) 
 }
 
 // load reads the files of the options. ca may be empty.
-func (c certificates) load(cert, key, authorityOption, ca string, log *slog.Logger) (*front.TLS, error) {
+func (c certificates) load(cert, key, authorityOption, ca string, log *slog.Logger) (*listeners.TLS, error) {
 	if c.cert == "" || c.key == "" {
 		return nil, fmt.Errorf("%s and %s belong together", cert, key)
 	}
@@ -55,8 +55,8 @@ func (c certificates) load(cert, key, authorityOption, ca string, log *slog.Logg
 	if ca != "" {
 		paths = append(paths, ca)
 	}
-	return front.NewTLS(func() (m *front.Material, err error) {
-		m = &front.Material{}
+	return listeners.NewTLS(func() (m *listeners.Material, err error) {
+		m = &listeners.Material{}
 		if m.Pair, err = tls.LoadX509KeyPair(c.cert, c.key); err != nil {
 			return nil, fmt.Errorf("%s: %w", cert, err)
 		}

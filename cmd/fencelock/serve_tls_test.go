@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -94,7 +94,7 @@ func TestServeHTTPOverTLS(t *testing.T) {
 func TestServeHTTPRefusesWhatCannotServe(t *testing.T) {
 	t.Parallel()
 	a, other := testcert.New(t), testcert.New(t)
-	peers := port.Addresses(t, 2)
+	peers := freeport.Addresses(t, 2)
 	server, serverKey := a.Sign(t, "localhost", x509.ExtKeyUsageServerAuth)
 	both, bothKey := a.Sign(t, "localhost")
 	own := " --tls-cert " + server + " --tls-key " + serverKey

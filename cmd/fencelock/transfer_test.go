@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -19,7 +19,7 @@ import (
 // waits until one leads that the others follow.
 func startMembers(t *testing.T) (url string, members map[string]*server.Server, all []member) {
 	t.Helper()
-	peers := port.Addresses(t, 3)
+	peers := freeport.Addresses(t, 3)
 	members = map[string]*server.Server{}
 	var clients []string
 	for _, peer := range peers {

@@ -18,9 +18,9 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/older"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // olderVersion is the first commit whose servers speak the protocol of today's clients. It knows the first feature
@@ -89,8 +89,8 @@ func giveRules(t *testing.T, u *upgrade, file string) (out string, err error) {
 // each. Clients of today and of the older version are at work. Their work is a file: it shows whether two had the lock
 // at a time, and whether tokens fell.
 func TestRollingUpgrade(t *testing.T) {
-	deep.Only(t)
-	addresses := port.Addresses(t, 6)
+	testtier.Only(t)
+	addresses := freeport.Addresses(t, 6)
 	u := &upgrade{
 		t: t, older: older.Build(t, older.Tree(t, olderVersion), "./cmd/fencelock"), clients: addresses[:3], peers: addresses[3:],
 		dirs: []string{t.TempDir(), t.TempDir(), t.TempDir()}, servers: make([]*fault.Child, 3), newer: make([]bool, 3),

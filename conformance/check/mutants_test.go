@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 // mutants are ways to get a lock wrong, each with a play that shows it whatever the schedule, and the kinds of
@@ -539,7 +539,7 @@ func TestMutants(t *testing.T) {
 					t.Errorf("this mutant survives the %q checker: %v\n%s", want, kinds, script(p.History))
 				}
 			}
-			facts.Write(t, facts.Mutant{What: m.name, Killers: strings.Trim(fmt.Sprint(kinds), "[]")})
+			testfacts.Write(t, testfacts.Mutant{What: m.name, Killers: strings.Trim(fmt.Sprint(kinds), "[]")})
 			rows[i] = fmt.Sprintf("%-56s %v", m.name, kinds)
 		})
 	}

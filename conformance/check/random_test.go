@@ -12,8 +12,8 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend/memory"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/race"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // randomly plays for a minute of simulated time: clients take, hold and release names of all kinds, while links and the
@@ -139,7 +139,7 @@ func TestRandom(t *testing.T) {
 	switch {
 	case testing.Short() || race.Enabled:
 		seeds = 20
-	case deep.Wanted():
+	case testtier.Wanted():
 		seeds = 400
 	}
 	first := uint64(0)

@@ -44,8 +44,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/internal/artifacts"
-	"github.com/fencelock/fencelock/internal/facts"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 // Harness is one fresh cluster. All fields but Leftovers and Machines must be set. Nodes are numbered from 0.
@@ -193,7 +193,7 @@ func (b *bench) client() (rival, fault.Links) {
 func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 	report := b.rivals.verify(b.t.Context())
 	b.t.Logf("%s: %d rounds in %v, %v", f.Slug, rounds, took.Round(time.Second), report)
-	fact := facts.ClusterFault{
+	fact := testfacts.ClusterFault{
 		Slug: f.Slug, Rounds: rounds, Grants: report.Grants, Losses: report.Losses, Confirmed: report.confirmed,
 		Violations: len(report.Violations), Overlap: report.Overlapped, Recoveries: len(b.recoveries),
 	}
@@ -206,7 +206,7 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 		b.t.Logf("%s: the locks went on after %.2f s in the median of %d, %.2f s in 95 of 100, %.2f s at most", f.Slug,
 			b.recoveries[n/2].Seconds(), n, b.recoveries[(n*95+99)/100-1].Seconds(), b.recoveries[n-1].Seconds())
 	}
-	facts.Write(b.t, fact)
+	testfacts.Write(b.t, fact)
 	if len(report.Violations) > 0 {
 		b.t.Error(report.Text())
 	}
@@ -226,8 +226,8 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 // stood still it does so again, twice at most. Findings of the register or the history are never excused.
 func (b *bench) round(f Fault) {
 	begin := time.Now()
-	excused, err := stall.Fairly(b.TTL/2, func() error { return b.attempt(f) })
-	stall.Report(b.t, fmt.Sprintf("%s, round %d, after %v", f.Slug, b.n, time.Since(begin).Round(time.Millisecond)),
+	excused, err := stallmeter.Fairly(b.TTL/2, func() error { return b.attempt(f) })
+	stallmeter.Report(b.t, fmt.Sprintf("%s, round %d, after %v", f.Slug, b.n, time.Since(begin).Round(time.Millisecond)),
 		excused, err)
 }
 
@@ -248,7 +248,7 @@ func (b *bench) attempt(f Fault) error {
 			err = fmt.Errorf("%w\n%s", err, b.kept())
 		}
 	}
-	return errors.Join(err, stall.Conclusive(b.rivals.register.alarm()))
+	return errors.Join(err, stallmeter.Conclusive(b.rivals.register.alarm()))
 }
 
 // healAll ends the faults that a failed round may have left.

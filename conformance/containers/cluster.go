@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // Nodes is the number of nodes of a cluster, which survives the loss of one.
@@ -21,7 +21,7 @@ type cluster struct{ nodes [Nodes]*Server }
 // startNodes starts a node of each spec that specOf makes, which gets the ports of all of them for clients. They end
 // with the test t, and then the network between them, if there is one.
 func startNodes(t testing.TB, create create, peers *peerNet,
-	specOf func(i int, clients []*port.Port) spec) (cluster, error) {
+	specOf func(i int, clients []*freeport.Port) spec) (cluster, error) {
 	t.Helper()
 	begin := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout+pullTimeout)
@@ -57,9 +57,9 @@ func startNodes(t testing.TB, create create, peers *peerNet,
 	return c, nil
 }
 
-func reservePorts(n int) (all []*port.Port, err error) {
+func reservePorts(n int) (all []*freeport.Port, err error) {
 	for range n {
-		p, err := port.Reserve()
+		p, err := freeport.Reserve()
 		if err != nil {
 			closePorts(all)
 			return nil, err
@@ -69,7 +69,7 @@ func reservePorts(n int) (all []*port.Port, err error) {
 	return all, nil
 }
 
-func closePorts(all []*port.Port) {
+func closePorts(all []*freeport.Port) {
 	for _, p := range all {
 		p.Close()
 	}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // PostgresServer is one PostgreSQL. Commits survive Restart. The user postgres needs no password.
@@ -44,7 +44,7 @@ func PostgresPair(t testing.TB, opts ...Option) (primary, standby *PostgresServe
 			return err
 		}
 		t.Cleanup(func() { closePorts(ports) })
-		start := func(role string, at *port.Port, environ ...string) (*PostgresServer, error) {
+		start := func(role string, at *freeport.Port, environ ...string) (*PostgresServer, error) {
 			sp := sp
 			sp.name, sp.fixed, sp.environ = "PostgreSQL, "+role, at, environ
 			_, number, _ := strings.Cut(at.Addr(), ":")

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // EtcdNodes is a cluster of three etcd nodes, in which every path can be broken: from a client to a node (NewLinks),
@@ -38,11 +38,11 @@ func EtcdCluster(t testing.TB, opts ...Option) *EtcdNodes {
 
 func tryCluster(t testing.TB, sp spec, create create) (*EtcdNodes, error) {
 	t.Helper()
-	peers, err := newPeerNet(1, func(i int, _ *port.Port) string { return peerHost(i) })
+	peers, err := newPeerNet(1, func(i int, _ *freeport.Port) string { return peerHost(i) })
 	if err != nil {
 		return nil, err
 	}
-	c, err := startNodes(t, create, peers, func(i int, clients []*port.Port) spec {
+	c, err := startNodes(t, create, peers, func(i int, clients []*freeport.Port) spec {
 		return nodeSpec(sp, peers, i, clients[i])
 	})
 	return &EtcdNodes{c, peers}, err
@@ -66,7 +66,7 @@ func socksEnviron(addr string) []string {
 func (c *EtcdNodes) PeerLink(from, to int) fault.Link { return c.links[from][to][0] }
 
 // nodeSpec returns the spec of node i.
-func nodeSpec(sp spec, peers *peerNet, i int, client *port.Port) spec {
+func nodeSpec(sp spec, peers *peerNet, i int, client *freeport.Port) spec {
 	var all []string
 	for j := range Nodes {
 		all = append(all, fmt.Sprintf("node%d=%s", j, peerURL(j)))

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // FencelockNodes is a cluster of three bundled lock servers, in which every path from a client to a node can be broken
@@ -38,14 +38,14 @@ func tryFencelockCluster(t testing.TB, sp spec, create create) (*FencelockNodes,
 		return nil, err
 	}
 	t.Cleanup(func() { closePorts(peers) }) // after the nodes
-	c, err := startNodes(t, create, nil, func(i int, clients []*port.Port) spec {
+	c, err := startNodes(t, create, nil, func(i int, clients []*freeport.Port) spec {
 		return fencelockNodeSpec(sp, i, clients[i], peers)
 	})
 	return &FencelockNodes{c}, err
 }
 
 // fencelockNodeSpec returns the spec of node i, which listens for clients at client and for the others at peers[i].
-func fencelockNodeSpec(sp spec, i int, client *port.Port, peers []*port.Port) spec {
+func fencelockNodeSpec(sp spec, i int, client *freeport.Port, peers []*freeport.Port) spec {
 	var all []string
 	for _, p := range peers {
 		all = append(all, p.Addr())

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // peerNet is the network between the nodes of a cluster, made so that each ordered pair of nodes has its own links.
@@ -27,7 +27,7 @@ import (
 // connection. The links of one port are all that a service with one port for peers has. Methods are safe for concurrent
 // use.
 type peerNet struct {
-	ports   [Nodes][]*port.Port          // where the nodes listen for their peers
+	ports   [Nodes][]*freeport.Port      // where the nodes listen for their peers
 	named   map[string]peerPort          // by the address that the nodes dial, host:port
 	links   [Nodes][Nodes][]*fault.Proxy // by dialler and dialled, one for each port; nil from a node to itself
 	dialers [Nodes]*net.TCPListener      // the SOCKS proxy of each node
@@ -43,7 +43,7 @@ type peerPort struct{ node, number int }
 
 // newPeerNet makes the network of nodes that listen on so many ports each. Name returns the address that the others
 // dial for a port.
-func newPeerNet(ports int, name func(node int, p *port.Port) string) (*peerNet, error) {
+func newPeerNet(ports int, name func(node int, p *freeport.Port) string) (*peerNet, error) {
 	n := &peerNet{conns: map[net.Conn]struct{}{}, named: map[string]peerPort{}}
 	if err := n.open(ports, name); err != nil {
 		n.close()
@@ -55,13 +55,13 @@ func newPeerNet(ports int, name func(node int, p *port.Port) string) (*peerNet, 
 	return n, nil
 }
 
-func (n *peerNet) open(ports int, name func(int, *port.Port) string) (err error) {
+func (n *peerNet) open(ports int, name func(int, *freeport.Port) string) (err error) {
 	for i := range n.dialers {
 		if n.dialers[i], err = net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}); err != nil {
 			return err
 		}
 		for number := range ports {
-			p, err := port.Reserve()
+			p, err := freeport.Reserve()
 			if err != nil {
 				return err
 			}

@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // process is a server that runs as a child, with its files in its own folder.
@@ -19,7 +19,7 @@ type process struct {
 	spec   spec
 	binary string
 	dir    string
-	port   *port.Port
+	port   *freeport.Port
 	child  *fault.Child
 	lines  sync.WaitGroup // the reader of the child's output
 
@@ -38,7 +38,7 @@ func newProcess(_ context.Context, sp spec) (node, string, error) {
 	}
 	reserved := sp.fixed
 	if reserved == nil {
-		if reserved, err = port.Reserve(); err != nil {
+		if reserved, err = freeport.Reserve(); err != nil {
 			return nil, "", errors.Join(err, os.RemoveAll(dir))
 		}
 	}

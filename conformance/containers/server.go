@@ -32,7 +32,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // startTimeout bounds one start, without the pull of an image.
@@ -67,8 +67,8 @@ type spec struct {
 	entrypoint []string // of the container; nil: the image's
 	user       string   // as which the container runs; empty: as the image says
 
-	fixed   *port.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
-	environ []string   // in both ways, KEY=value
+	fixed   *freeport.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
+	environ []string       // in both ways, KEY=value
 
 	observer bool              // see LastObserves
 	settings []string          // see Settings

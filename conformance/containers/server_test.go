@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // recorder is a test that records how it ended.
@@ -21,7 +21,7 @@ type recorder struct {
 }
 
 func TestMain(m *testing.M) {
-	deep.Wide(8)
+	testtier.Wide(8)
 	os.Exit(m.Run())
 }
 

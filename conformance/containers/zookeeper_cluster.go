@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // ZooKeeperNodes is an ensemble of three ZooKeepers, in which every path can be broken: from a client to a node
@@ -46,11 +46,11 @@ func ZooKeeperCluster(t testing.TB, opts ...Option) *ZooKeeperNodes {
 
 func tryEnsemble(t testing.TB, sp spec, create create) (*ZooKeeperNodes, error) {
 	t.Helper()
-	peers, err := newPeerNet(peerPorts, func(_ int, p *port.Port) string { return p.Addr() })
+	peers, err := newPeerNet(peerPorts, func(_ int, p *freeport.Port) string { return p.Addr() })
 	if err != nil {
 		return nil, err
 	}
-	c, err := startNodes(t, create, peers, func(i int, clients []*port.Port) spec {
+	c, err := startNodes(t, create, peers, func(i int, clients []*freeport.Port) spec {
 		for _, p := range peers.ports[i] {
 			p.Lend()
 		}
@@ -60,7 +60,7 @@ func tryEnsemble(t testing.TB, sp spec, create create) (*ZooKeeperNodes, error) 
 }
 
 // ensembleSpec returns the spec of node i.
-func ensembleSpec(sp spec, peers *peerNet, i int, ports []*port.Port) spec {
+func ensembleSpec(sp spec, peers *peerNet, i int, ports []*freeport.Port) spec {
 	var all []string
 	for j := range Nodes {
 		host, leader, _ := strings.Cut(peers.ports[j][toLeader].Addr(), ":")

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // Proxy is a Link made of TCP: it listens on a free port of the loopback interface, and each connection that it accepts
@@ -46,7 +46,7 @@ type Proxy struct {
 	conns    map[*conn]struct{}
 	severed  int64        // connections that resetAll has closed
 	listener net.Listener // nil while connections are refused
-	port     *port.Port
+	port     *freeport.Port
 
 	wg sync.WaitGroup // all goroutines
 }
@@ -69,7 +69,7 @@ const (
 // NewProxy starts a proxy in front of upstream, a TCP address host:port. It does not connect before a client does, so
 // the server need not run yet. With an empty upstream connections are refused until SetUpstream. The caller owes Close.
 func NewProxy(upstream string) (*Proxy, error) {
-	reserved, err := port.Reserve()
+	reserved, err := freeport.Reserve()
 	if err != nil {
 		return nil, fmt.Errorf("fault: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 var _ fault.Link = (*fault.Proxy)(nil)
@@ -416,7 +416,7 @@ func TestProxyFollowsARestartedServer(t *testing.T) {
 
 func TestProxyTellsADeadServerAsReset(t *testing.T) {
 	t.Parallel()
-	p := newProxy(t, port.Addresses(t, 1)[0])
+	p := newProxy(t, freeport.Addresses(t, 1)[0])
 	c, err := net.Dial("tcp", p.Addr())
 	if err == nil {
 		defer c.Close()

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/conformance/internal/artifacts"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // stepsPerEpoch is after how many steps the clients go on to other names: the search for an order of operations grows
@@ -129,7 +129,7 @@ func (r *run) steps(ctx context.Context, begin time.Time) {
 			return
 		}
 		pause(ctx, time.Until(begin.Add(s.At)))
-		excused, err := stall.Fairly(r.TTL/2, func() error { return r.step(ctx, s) })
+		excused, err := stallmeter.Fairly(r.TTL/2, func() error { return r.step(ctx, s) })
 		for _, text := range excused {
 			r.t.Logf("step %d, %v failed while the machine stood still: %s", i, s, text)
 		}

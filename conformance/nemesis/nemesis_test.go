@@ -22,15 +22,15 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/nemesis"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(dial)})
-	deep.Wide(8)
+	testtier.Wide(8)
 	os.Exit(m.Run())
 }
 
@@ -138,7 +138,7 @@ func passed(t *testing.T, r nemesis.Result) {
 	}
 	for _, v := range r.Violations {
 		if v.Kind == nemesis.Inconclusive && !t.Failed() {
-			t.Skipf("%s%v", stall.Mark, v)
+			t.Skipf("%s%v", stallmeter.Mark, v)
 		}
 	}
 }
@@ -347,7 +347,7 @@ func TestMutantsAreCaught(t *testing.T) {
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			if c.slow {
-				deep.Only(t)
+				testtier.Only(t)
 			}
 			t.Parallel()
 			p := plan(c.kinds...)
@@ -360,7 +360,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			switch {
 			case caught:
 			case silent >= 0 && slices.Contains(c.want, nemesis.Failed): // it failed, and a busy machine may be why
-				t.Skipf("%s%v", stall.Mark, r.Violations[silent])
+				t.Skipf("%s%v", stallmeter.Mark, r.Violations[silent])
 			default:
 				t.Errorf("survived, with %v", r.Violations)
 			}
@@ -515,7 +515,7 @@ func dial(ctx context.Context, target string) (backend.Driver, error) {
 // Real processes are stopped and killed.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	addr := port.Addresses(t, 1)[0]
+	addr := freeport.Addresses(t, 1)[0]
 	s, err := server.Start(t.Context(), server.Config{
 		DataDir: t.TempDir(), Listen: addr, MinTTL: 100 * time.Millisecond, Log: slog.New(slog.DiscardHandler),
 	})

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/facts"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 // Plan determines a run, together with the service.
@@ -110,13 +110,13 @@ func play(t *testing.T, s Service, p Plan) {
 	t.Helper()
 	r := Play(t, s, p)
 	t.Logf("%v", r)
-	facts.Write(t, r.fact())
+	testfacts.Write(t, r.fact())
 	for _, v := range r.Failures() {
 		t.Error(v)
 	}
 	for _, v := range r.Violations {
 		if v.Kind == Inconclusive && !t.Failed() {
-			t.Skipf("%s%v", stall.Mark, v)
+			t.Skipf("%s%v", stallmeter.Mark, v)
 		}
 	}
 	if t.Failed() {

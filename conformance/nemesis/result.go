@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/conformance/internal/artifacts"
-	"github.com/fencelock/fencelock/internal/facts"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 // Failed is the kind of violation that a run finds without check: an event that did not come.
@@ -142,8 +142,8 @@ func (r Result) String() string {
 }
 
 // fact is the summary for programs.
-func (r *Result) fact() facts.Soak {
-	fact := facts.Soak{
+func (r *Result) fact() testfacts.Soak {
+	fact := testfacts.Soak{
 		Driver: r.Driver, Reported: r.Reported, Seed: r.Seed, Took: r.Took, Faults: r.Faults, Operations: r.Operations,
 		Grants: r.Grants, Losses: r.Losses, Violations: len(r.Violations), Overlap: r.Overlapped,
 	}
@@ -154,12 +154,12 @@ func (r *Result) fact() facts.Soak {
 		k := r.Kinds[slug]
 		most := most(k.Recoveries)
 		fact.Kinds = append(fact.Kinds,
-			facts.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
+			testfacts.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
 		fact.LongestRecovery = max(fact.LongestRecovery, most)
 	}
 	counts := r.counts()
 	for _, kind := range sortedKeys(counts) {
-		fact.Found = append(fact.Found, facts.Count{What: string(kind), Times: counts[kind]})
+		fact.Found = append(fact.Found, testfacts.Count{What: string(kind), Times: counts[kind]})
 	}
 	return fact
 }
@@ -204,7 +204,7 @@ func (r *run) failed(err error) {
 	switch {
 	case errors.Is(err, errNoFault): // no result, for any reason
 		kind = check.NoFault
-	case errors.As(err, new(*stall.InconclusiveError)):
+	case errors.As(err, new(*stallmeter.InconclusiveError)):
 		kind = Inconclusive
 	}
 	r.found(kind, err.Error())

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 // mutant is one way to get a driver wrong, which some seed must show.
@@ -218,7 +218,7 @@ func TestMutants(t *testing.T) {
 			for seed := uint64(1); seed <= seeds; seed++ {
 				for _, v := range simulate(t, seed, how{corrupt: m.change}).violations {
 					if strings.Contains(v, m.shows) {
-						facts.Write(t, facts.Mutant{What: m.name, Killers: fmt.Sprintf("seed %d", seed)})
+						testfacts.Write(t, testfacts.Mutant{What: m.name, Killers: fmt.Sprintf("seed %d", seed)})
 						t.Logf("%-56s killed by seed %d\n%s", m.name, seed, v)
 						return
 					}

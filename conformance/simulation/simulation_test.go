@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/check"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/race"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // TestSimulation runs worlds until so many hours have been simulated. See the package comment for the environment.
@@ -59,7 +59,7 @@ func hours(t *testing.T) float64 {
 		}
 		return h
 	}
-	if deep.Wanted() && !race.Enabled {
+	if testtier.Wanted() && !race.Enabled {
 		return 1000
 	}
 	return 10
@@ -124,7 +124,7 @@ func (s *sum) report(t *testing.T) {
 		"shortest time from a loss to the rival %.1f ms, %d violations",
 		s.seeds, s.operations, s.acquires, s.renewals, s.faults,
 		s.losses, s.refused, s.closest.Seconds()*1000, s.violations)
-	facts.Write(t, facts.Simulation{What: "the core", Hours: h, Text: text})
+	testfacts.Write(t, testfacts.Simulation{What: "the core", Hours: h, Text: text})
 	t.Logf("%.1f h simulated: %s", h, text)
 	if s.failed > 0 || s.done < 10*time.Hour {
 		return

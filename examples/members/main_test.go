@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 const role = "member"
@@ -36,7 +36,7 @@ func TestRolling(t *testing.T) {
 	t.Setenv("MEMBERS_JOIN_KEY", "a secret of all members")
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	addresses := port.Addresses(t, 6)
+	addresses := freeport.Addresses(t, 6)
 	file := filepath.Join(t.TempDir(), "members.txt")
 	dirs := []string{t.TempDir(), t.TempDir(), t.TempDir()}
 	start := func(i int) *fault.Child {

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // The service stands behind a proxy, which stops and pauses it, and each client of a broken network has one of its own.
@@ -43,7 +43,7 @@ func TestConformance(t *testing.T) {
 			return names, nil
 		},
 		Intrude: func(testing.TB, string) {}, // nothing else is in the service
-	}, deep.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
+	}, testtier.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
 }
 
 func (s *Service) change(f func()) {

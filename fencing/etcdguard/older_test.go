@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/etcdguard"
 	"github.com/fencelock/fencelock/fencing/guardtest"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestOlderWriters(t *testing.T) {
@@ -23,7 +23,7 @@ func TestOlderWriters(t *testing.T) {
 	}
 	t.Cleanup(func() { client.Close() })
 	long := time.Second
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		long = time.Minute
 	}
 	guardtest.RunOlder(t, space, long, func(t testing.TB, round int) *guardtest.Older {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 var sectionClauses = []Clause{
@@ -108,7 +108,7 @@ func oneHold(t *trial) {
 // race adds one to the value in many sections at once, and returns how many were refused as stale.
 func (t *trial) race(writers int, token func() fencing.Token) (refused int64) {
 	writes := max(5, t.h.Checks/400)
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		writes *= 6
 	}
 	name := t.resource()

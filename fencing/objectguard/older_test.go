@@ -12,12 +12,12 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/guardtest"
 	"github.com/fencelock/fencelock/fencing/objectguard"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 func TestOlderWriters(t *testing.T) {
 	long := time.Second
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		long = time.Minute
 	}
 	_, store := newGuard(t, &bucket{dir: t.TempDir()}, &objectguard.Options{Prefix: "others/"})

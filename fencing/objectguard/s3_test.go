@@ -18,7 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/fencing/guardtest"
 	"github.com/fencelock/fencelock/fencing/objectguard"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // s3 is the variable that names a bucket of a real server: http://key:secret@host:port/bucket.
@@ -28,7 +28,7 @@ const s3 = "FENCELOCK_S3"
 func TestS3(t *testing.T) {
 	address := os.Getenv(s3)
 	if address == "" {
-		t.Skip(deep.Mark + s3 + " names no bucket; see CONTRIBUTING.md")
+		t.Skip(testtier.Mark + s3 + " names no bucket; see CONTRIBUTING.md")
 	}
 	address += "/" + rand.Text() // the terms of one run are not those of another
 	store, client, err := bucketAt(address)

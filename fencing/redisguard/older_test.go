@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/guardtest"
 	"github.com/fencelock/fencelock/fencing/redisguard"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // format1 is the script of version 9d2c49a of this package, with a write.
@@ -96,7 +96,7 @@ func TestOlderWriters(t *testing.T) {
 	for name, c := range map[string]redis.UniversalClient{"one": client, "cluster": ring} {
 		t.Run(name, func(t *testing.T) {
 			long := time.Second
-			if deep.Wanted() {
+			if testtier.Wanted() {
 				long = time.Minute
 			}
 			guardtest.RunOlder(t, space, long, func(t testing.TB, round int) *guardtest.Older {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/guardtest"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // format1 is what version 9d2c49a of this package says to its database, as its fencing/testdata has it.
@@ -124,7 +124,7 @@ func TestOlderWriters(t *testing.T) {
 				t.Fatal(err)
 			}
 			long := 2 * time.Second
-			if deep.Wanted() {
+			if testtier.Wanted() {
 				long = time.Minute
 			}
 			guardtest.RunOlder(t, space, long, func(t testing.TB, round int) *guardtest.Older {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // failingEnd is a way in which a section does not end with its commit.
@@ -110,7 +110,7 @@ func failingEnds(dsn, table string) map[string]failingEnd {
 // Sections that end in each failing way leave the connections of a pool as they were, and no plain statement is lost.
 func poolIsLeftAsItWas(t *testing.T, dsn string) {
 	sections := 40
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		sections = 1000
 	}
 	mariaDB.busy(t, dsn)

@@ -20,7 +20,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // The outcomes of an event.
@@ -87,7 +87,7 @@ type Options struct {
 // Log is a directory of files. All methods are safe for concurrent use, and for a nil Log, which ignores events.
 type Log struct {
 	o    Options
-	wake bell.Bell
+	wake notify.Signal
 	done chan struct{} // closed when the writer has ended
 
 	mu      sync.Mutex // protects the following fields
@@ -106,7 +106,7 @@ type Log struct {
 // Open makes the directory if it is missing, and opens its file. No other process may have the directory open.
 func Open(o Options) (*Log, error) {
 	o.FileBytes = cmp.Or(o.FileBytes, FileBytes)
-	l := &Log{o: o, wake: bell.New(), done: make(chan struct{}), limit: o.FileBytes}
+	l := &Log{o: o, wake: notify.New(), done: make(chan struct{}), limit: o.FileBytes}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("audit: %w", err)
 	}
@@ -143,7 +143,7 @@ func (l *Log) Write(e Event) {
 		return
 	}
 	l.queue = append(l.queue, e)
-	l.wake.Ring()
+	l.wake.Notify()
 }
 
 // clean returns text as a line may have it: of at most maxText bytes, and without U+0000, which PostgreSQL's jsonb does
@@ -178,7 +178,7 @@ func (l *Log) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.ended = true
 	l.mu.Unlock()
-	l.wake.Ring()
+	l.wake.Notify()
 	select {
 	case <-l.done:
 		return nil

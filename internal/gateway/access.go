@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/principal"
 	"github.com/fencelock/fencelock/internal/rules"
 )
@@ -71,7 +71,7 @@ func (g *Gateway) identified(r *http.Request) *http.Request {
 
 // addressOf is the principal of a sender without a credential, for people.
 func addressOf(r *http.Request) principal.Principal {
-	return principal.Address(front.ClientOf(front.HostOf(r.RemoteAddr)))
+	return principal.Address(listeners.ClientOf(listeners.HostOf(r.RemoteAddr)))
 }
 
 // identify returns the sender of r: by its token, or else by its certificate. A token must be valid at an instant.

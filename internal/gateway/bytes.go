@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // Bounds of the bodies in the process, in bytes: in all, and for one principal.
@@ -72,19 +72,19 @@ func (*readOnce) Close() error { return nil }
 // forwarded returns r as the client sent it, if it comes through a trusted proxy: with the client's address, and without
 // the proxy's certificate, which is not the client's credential.
 func (g *Gateway) forwarded(r *http.Request) *http.Request {
-	host := front.HostOf(r.RemoteAddr)
-	if !front.Trusted(host, g.o.TrustedProxies) {
+	host := listeners.HostOf(r.RemoteAddr)
+	if !listeners.Trusted(host, g.o.TrustedProxies) {
 		return r
 	}
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
-	for i := len(hops) - 1; i >= 0 && front.Trusted(host, g.o.TrustedProxies); i-- {
+	for i := len(hops) - 1; i >= 0 && listeners.Trusted(host, g.o.TrustedProxies); i-- {
 		hop := strings.TrimSpace(hops[i])
 		if net.ParseIP(hop) == nil {
 			break
 		}
 		host = hop
 	}
-	if host == front.HostOf(r.RemoteAddr) {
+	if host == listeners.HostOf(r.RemoteAddr) {
 		return r
 	}
 	of := *r

@@ -15,7 +15,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 func typeOf[T any]() reflect.Type { return reflect.TypeFor[T]() }
@@ -93,7 +93,7 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 // Unready answers while there is no driver yet: the process is live, but serves no locks. why is
 // never nil.
 func Unready(why func() error) http.Handler {
-	mux := front.Probes(func(context.Context) error { return why() })
+	mux := listeners.Probes(func(context.Context) error { return why() })
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		write(w, problem(codeUnavailable, why().Error()).retry(comeAgain))
 	})

@@ -36,8 +36,8 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
-	"github.com/fencelock/fencelock/internal/front"
 	"github.com/fencelock/fencelock/internal/history"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // Options configure a Gateway. All but Driver have defaults.
@@ -109,7 +109,7 @@ func principalOf(r *http.Request) string {
 	if of := scopeOf(r); of != "" {
 		return of
 	}
-	return "address " + front.ClientOf(front.HostOf(r.RemoteAddr))
+	return "address " + listeners.ClientOf(listeners.HostOf(r.RemoteAddr))
 }
 
 // Gateway serves the calls of docs/HTTP.md. Make it with New; its Handler, or Serve, is safe for concurrent use.

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // hosts decides which host names a request without a credential may use for the gateway. The owner of a page's name
@@ -50,8 +50,8 @@ func crossSite(r *http.Request) bool {
 
 // The paths of calls that are not about locks.
 const (
-	livePath          = front.LivePath
-	readyPath         = front.ReadyPath
+	livePath          = listeners.LivePath
+	readyPath         = listeners.ReadyPath
 	docsPath          = "/docs"
 	specificationPath = "/openapi.json"
 )

@@ -20,7 +20,7 @@ const (
 )
 
 // Serve serves g at l, with TLS if config is not nil, until ctx ends; then it ends the waits with an answer and waits
-// for other requests to be answered. It closes l, which bounds the connections: see package front.
+// for other requests to be answered. It closes l, which bounds the connections: see package listeners.
 func (g *Gateway) Serve(ctx context.Context, l net.Listener, config *tls.Config) error {
 	return Serve(ctx, l, config, g.o.Log, g.Handler(), g.End)
 }

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/race"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // cluster is three replicas of a machine with one log, the timers of the leader, and the clients, in simulated time.
@@ -528,7 +528,7 @@ func TestReplicas(t *testing.T) {
 		return
 	}
 	hours := 3
-	if deep.Wanted() && !race.Enabled {
+	if testtier.Wanted() && !race.Enabled {
 		hours = 100
 	}
 	if text := os.Getenv("FENCELOCK_SIM_HOURS"); text != "" {
@@ -547,7 +547,7 @@ func TestReplicas(t *testing.T) {
 		text := fmt.Sprintf("%d commands, %d grants, %d sessions expired, %d crashes, %d starts from a snapshot, %d elections, "+
 			"%d backups restored", total.commands, total.grants, total.expiries, total.crashes,
 			total.restores, total.elections, total.disasters)
-		facts.Write(t, facts.Simulation{What: "the bundled server's state machine", Hours: float64(hours), Text: text})
+		testfacts.Write(t, testfacts.Simulation{What: "the bundled server's state machine", Hours: float64(hours), Text: text})
 		t.Logf("%d h simulated: %s", hours, text)
 		if n := uint64(hours); n >= 5 && !t.Failed() &&
 			(uint64(total.commands) < 3000*n || uint64(total.grants) < 500*n ||

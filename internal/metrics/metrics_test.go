@@ -21,9 +21,9 @@ import (
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/metrics"
-	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -73,7 +73,7 @@ func startMember(t testing.TB, c server.Config) *member {
 	m := &member{metrics: metrics.New("v1"), log: &journal{}}
 	c.Log = slog.New(slog.NewTextHandler(m.log, nil))
 	m.metrics.Configure(&c)
-	if err := port.Again(func() (err error) {
+	if err := freeport.Again(func() (err error) {
 		m.Server, err = server.Start(context.Background(), c)
 		return err
 	}); err != nil {
@@ -312,7 +312,7 @@ func TestReplayIsNotCounted(t *testing.T) {
 // A member exports its counters under its ID also while it does not lead, and then nothing that the cluster has at an instant.
 func TestCountersNameTheirLeader(t *testing.T) {
 	t.Parallel()
-	addresses := port.Addresses(t, 3)
+	addresses := freeport.Addresses(t, 3)
 	alone := startMember(t, server.Config{
 		DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0], Join: addresses, BootstrapExpect: 3,
 	})

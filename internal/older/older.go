@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // Release is the commit of the previous release.
@@ -25,7 +25,7 @@ func Tree(t testing.TB, commit string) (dir string) {
 		if os.Getenv("FENCELOCK_REQUIRE") == "all" {
 			lack = t.Fatalf
 		}
-		lack("%sthere is no git history here with the commit %s: %v", deep.Mark, commit, err)
+		lack("%sthere is no git history here with the commit %s: %v", testtier.Mark, commit, err)
 	}
 	dir = t.TempDir()
 	run(t, dir, run(t, top(t), nil, "git", "archive", commit), "tar", "-x")

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/facts"
+	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
 //go:embed bugs.md
@@ -51,7 +51,7 @@ func head(f findings) string {
 		return fmt.Sprintf("%d, **%d**", rounds, violations)
 	})
 	t.perDriver("faults drawn by seed: faults, operations, violations", func(d string) string {
-		return soakCell(f.soaks, d, func(s facts.Soak) string {
+		return soakCell(f.soaks, d, func(s testfacts.Soak) string {
 			return fmt.Sprintf("%d, %d, **%d**", s.Faults, s.Operations, s.Violations)
 		})
 	})
@@ -68,7 +68,7 @@ func head(f findings) string {
 	})
 	t.perDriver("what no driver promises to survive (eviction, lost data, clock jumps): violations",
 		func(d string) string {
-			return soakCell(f.reported, d, func(s facts.Soak) string {
+			return soakCell(f.reported, d, func(s testfacts.Soak) string {
 				return fmt.Sprintf("%d in %d", s.Violations, s.Faults)
 			})
 		})
@@ -84,7 +84,7 @@ func head(f findings) string {
 }
 
 // hours returns the time that each simulation covered.
-func hours(all []facts.Simulation) []string {
+func hours(all []testfacts.Simulation) []string {
 	var texts []string
 	for _, s := range all {
 		texts = append(texts, fmt.Sprintf("%s %.1f h", s.What, s.Hours))
@@ -96,7 +96,7 @@ func seconds(d time.Duration) string      { return fmt.Sprintf("%.2f", d.Seconds
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
 
 // clauseCell is that of the worst run, and says how many there were.
-func clauseCell(runs []facts.Clauses) string {
+func clauseCell(runs []testfacts.Clauses) string {
 	if len(runs) == 0 {
 		return none
 	}
@@ -111,8 +111,8 @@ func clauseCell(runs []facts.Clauses) string {
 	return cell
 }
 
-func soakCell(runs []facts.Soak, driver string, cell func(facts.Soak) string) string {
-	i := slices.IndexFunc(runs, func(s facts.Soak) bool { return s.Driver == driver })
+func soakCell(runs []testfacts.Soak, driver string, cell func(testfacts.Soak) string) string {
+	i := slices.IndexFunc(runs, func(s testfacts.Soak) bool { return s.Driver == driver })
 	if i < 0 {
 		return none
 	}
@@ -192,7 +192,7 @@ const (
 )
 
 // serverSection is the section that "-only soak-server" writes anew; empty without a run.
-func serverSection(s *facts.ServerSoak, about string) string {
+func serverSection(s *testfacts.ServerSoak, about string) string {
 	if s == nil {
 		return ""
 	}
@@ -219,7 +219,7 @@ func withServer(page, section string) (string, error) {
 }
 
 // clusterTable has a row for each directed fault.
-func clusterTable(f findings, cell string, text func(facts.ClusterFault) string) string {
+func clusterTable(f findings, cell string, text func(testfacts.ClusterFault) string) string {
 	var slugs []string
 	for _, of := range f.faults {
 		for _, c := range of {
@@ -252,7 +252,7 @@ func clusterTable(f findings, cell string, text func(facts.ClusterFault) string)
 }
 
 func faultTable(f findings) string {
-	return clusterTable(f, ": rounds, grants, worst margin, violations", func(c facts.ClusterFault) string {
+	return clusterTable(f, ": rounds, grants, worst margin, violations", func(c testfacts.ClusterFault) string {
 		margin := "no loss"
 		if c.Margin != nil {
 			margin = milliseconds(*c.Margin)
@@ -262,7 +262,7 @@ func faultTable(f findings) string {
 }
 
 func recoveryTable(f findings) string {
-	return clusterTable(f, "", func(c facts.ClusterFault) string {
+	return clusterTable(f, "", func(c testfacts.ClusterFault) string {
 		if c.Recoveries == 0 {
 			return ""
 		}
@@ -274,7 +274,7 @@ const failoverText = "The primary is killed under four clients that contend for 
 	"failover may forget the last holds: a rival is granted while the first holder still believes, with a greater token, so that\n" +
 	"guards refuse the first one's writes. The correctness tier takes such a server only with `Options.AcceptAsyncReplica`.\n\n"
 
-func failoverTable(all []facts.Failover) string {
+func failoverTable(all []testfacts.Failover) string {
 	var t table
 	t.header("standby", "failovers", "grants", "losses", "tokens out of order",
 		"holders beside whom a rival was granted", "for at most")
@@ -290,7 +290,7 @@ func failoverTable(all []facts.Failover) string {
 	return t.b.String()
 }
 
-func soakTable(runs []facts.Soak) string {
+func soakTable(runs []testfacts.Soak) string {
 	var t table
 	t.header("driver", "seed", "time", "faults", "operations", "grants", "losses", "worst margin", "longest recovery",
 		"violations")
@@ -335,7 +335,7 @@ func soakTable(runs []facts.Soak) string {
 	return t.b.String()
 }
 
-func foundIn(s facts.Soak) string {
+func foundIn(s testfacts.Soak) string {
 	var found []string
 	for _, c := range s.Found {
 		found = append(found, fmt.Sprintf("%s × %d", c.What, c.Times))
@@ -346,7 +346,7 @@ func foundIn(s facts.Soak) string {
 	return " (" + strings.Join(found, ", ") + ")"
 }
 
-func reportedTable(runs []facts.Soak) string {
+func reportedTable(runs []testfacts.Soak) string {
 	var t table
 	t.header("driver", "fault", "times", "times with a violation")
 	for _, s := range runs {
@@ -360,7 +360,7 @@ func reportedTable(runs []facts.Soak) string {
 	return t.b.String()
 }
 
-func rateTable(rows []facts.Rate) string {
+func rateTable(rows []testfacts.Rate) string {
 	var t table
 	t.header("what happened", "rounds with two holders")
 	for _, r := range rows {

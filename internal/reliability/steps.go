@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // step is one command, and what its output must tell.
@@ -42,7 +42,7 @@ func stepsOf(s settings) []step {
 	test := func(name, run, pkg string, wants func(*findings) int, args ...string) step {
 		return step{
 			name:    name,
-			env:     []string{"FENCELOCK_REQUIRE=all", deep.Env + "=1"},
+			env:     []string{"FENCELOCK_REQUIRE=all", testtier.Env + "=1"},
 			command: append([]string{"go", "test", "-json", "-count=1", "-timeout=0", "-run", run, pkg}, args...),
 			wants:   wants,
 		}

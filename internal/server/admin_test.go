@@ -11,7 +11,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // operator is the administration of one server.
@@ -117,7 +117,7 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 
 func TestAddMember(t *testing.T) {
 	t.Parallel()
-	addresses := port.Addresses(t, 2)
+	addresses := freeport.Addresses(t, 2)
 	calmly := func(c Config) Config { calm(&c); return c }
 	first := alone(t, calmly(Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: addresses[0]}))
 	o := operate(t, first.AdminAddr())

@@ -16,7 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -134,7 +134,7 @@ func TestRestoredAsAnotherCluster(t *testing.T) {
 // belongs. New members are welcome.
 func TestMembersOfARestoredCluster(t *testing.T) {
 	t.Parallel()
-	addresses := port.Addresses(t, 3)
+	addresses := freeport.Addresses(t, 3)
 	before := alone(t, Config{DataDir: t.TempDir(), PeerListen: addresses[0]})
 	x := attach(t, before)
 	x.hold(x.open(longTTL), "x")

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	grpcpeer "google.golang.org/grpc/peer"
 
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
@@ -34,7 +34,7 @@ func clientOf(ctx context.Context) string {
 	if name, ok := certificateOf(p); ok {
 		return "certificate " + name
 	}
-	return "address " + front.ClientOf(front.HostOf(p.Addr.String()))
+	return "address " + listeners.ClientOf(listeners.HostOf(p.Addr.String()))
 }
 
 // principalOf returns the proven principal of a connection: see package principal.
@@ -56,7 +56,7 @@ func principalOf(ctx context.Context) principal.Principal {
 func reportedOf(ctx context.Context) principal.Principal {
 	who := principalOf(ctx)
 	if p, ok := grpcpeer.FromContext(ctx); ok && who == principal.Nobody {
-		return principal.Address(front.ClientOf(front.HostOf(p.Addr.String())))
+		return principal.Address(listeners.ClientOf(listeners.HostOf(p.Addr.String())))
 	}
 	return who
 }
@@ -100,7 +100,7 @@ func plain(name string) bool {
 
 // connections bounds the connections of clients at this member.
 func (s *Server) connections() int {
-	clients, _ := front.Connections(cmp.Or(s.config.files, front.FileLimit()))
+	clients, _ := listeners.Connections(cmp.Or(s.config.files, listeners.FileLimit()))
 	return clients
 }
 

@@ -18,7 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 )
 
 // patience is how long a test waits for an expected event: the machine may be slow.
@@ -49,7 +49,7 @@ func start(t testing.TB, c Config) *Server {
 		c.Log = quiet(t)
 	}
 	var s *Server
-	if err := port.Again(func() (err error) {
+	if err := freeport.Again(func() (err error) {
 		s, err = Start(t.Context(), c)
 		return err
 	}); err != nil {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // cluster is several servers in this process, which know each other by loopback addresses.
@@ -34,7 +34,7 @@ func calm(c *Config) { c.Timing, c.MinTTL = replica.Timing{Heartbeat: 2 * time.S
 func newCluster(t testing.TB, n int, configure func(*Config)) *cluster {
 	t.Helper()
 	c := &cluster{t: t, configs: make([]Config, n), servers: make([]*Server, n)}
-	addresses := port.Addresses(t, 2*n)
+	addresses := freeport.Addresses(t, 2*n)
 	for i := range c.configs {
 		c.configs[i] = Config{
 			DataDir: t.TempDir(), Listen: addresses[i], PeerListen: addresses[n+i],
@@ -59,7 +59,7 @@ func newCluster(t testing.TB, n int, configure func(*Config)) *cluster {
 
 func (c *cluster) start(i int) {
 	c.t.Helper()
-	if err := port.Again(func() (err error) {
+	if err := freeport.Again(func() (err error) {
 		c.servers[i], err = Start(context.Background(), c.configs[i])
 		return err
 	}); err != nil {
@@ -199,7 +199,7 @@ func TestServerWithoutItsDataJoinsAgain(t *testing.T) {
 
 func TestNoClusterWithoutAllOfItsMembers(t *testing.T) {
 	t.Parallel()
-	addresses := port.Addresses(t, 3)
+	addresses := freeport.Addresses(t, 3)
 	var servers []*Server
 	for i := range 2 {
 		servers = append(servers, start(t, Config{PeerListen: addresses[i], Join: addresses, BootstrapExpect: 3}))
@@ -240,7 +240,7 @@ func TestMemberMoves(t *testing.T) {
 	moved := (c.leader() + 1) % 3
 	eventually(t, "its data names the others", func() bool { return c.servers[moved].replica.Voters() == 3 })
 	c.stop(moved)
-	c.configs[moved].PeerListen = port.Addresses(t, 1)[0]
+	c.configs[moved].PeerListen = freeport.Addresses(t, 1)[0]
 	c.configs[moved].Join, c.configs[moved].BootstrapExpect = nil, 0 // it knows the others from its data
 	c.start(moved)
 	s := c.servers[moved]
@@ -260,7 +260,7 @@ func TestMemberMoves(t *testing.T) {
 // The session of a client that died ends, although the leader changes more often than its TTL.
 func TestDeadSessionEndsAcrossLeaders(t *testing.T) {
 	t.Parallel()
-	deep.NotShort(t)
+	testtier.NotShort(t)
 	c := newCluster(t, 3, nil)
 	eventually(t, "the level is raised", func() bool {
 		return c.servers[c.leader()].replica.State.Machine.Level() == machine.MaxLevel

@@ -12,15 +12,15 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/race"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // A server that has handled much and holds nothing becomes small again: on disk and in memory.
 func TestEmptiedServerIsSmall(t *testing.T) {
 	t.Parallel()
 	acquires := 20_000 // 80 MB
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		acquires = 170_000
 	}
 	config := Config{DataDir: t.TempDir()}
@@ -58,7 +58,7 @@ func TestEmptiedServerIsSmall(t *testing.T) {
 	switch { // the race detector needs several bytes for each byte in use
 	case race.Enabled && memory.HeapInuse > 300<<20:
 		t.Errorf("%d MB of heap are in use", memory.HeapInuse>>20)
-	case deep.Wanted() && !race.Enabled && resident(t) > 300<<20:
+	case testtier.Wanted() && !race.Enabled && resident(t) > 300<<20:
 		t.Errorf("%d MB are resident", resident(t)>>20)
 	}
 }

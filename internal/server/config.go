@@ -17,10 +17,10 @@ import (
 	"github.com/fencelock/fencelock/internal/audit"
 	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/principal"
-	"github.com/fencelock/fencelock/internal/rig"
 	"github.com/fencelock/fencelock/internal/rules"
 	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // Config configures a server. The zero value is one node in memory that only this process reaches.
@@ -99,7 +99,7 @@ type Config struct {
 	// unreadTime replaces the constant, for tests of clients that do not read.
 	unreadTime time.Duration
 	// Rig is for the tests of this module; only they can make one.
-	Rig *rig.Rig `json:"-"`
+	Rig *serverfault.Rig `json:"-"`
 
 	// Meter gets a leader's counts, and Appended the time of each append to the log, with its fsync. They must not
 	// block. Nil: no counting.
@@ -152,9 +152,9 @@ func (c Config) resolve() (Config, error) {
 }
 
 // rig is never nil.
-func (c *Config) rig() *rig.Rig {
+func (c *Config) rig() *serverfault.Rig {
 	if c.Rig == nil {
-		return &rig.Rig{}
+		return &serverfault.Rig{}
 	}
 	return c.Rig
 }

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
@@ -48,7 +48,7 @@ func TestStrangersGetNoVote(t *testing.T) {
 	c := newCluster(t, 3, withoutKey)
 	var strangers []*Server
 	for i := range 3 {
-		config := Config{DataDir: t.TempDir(), PeerListen: port.Addresses(t, 1)[0], Join: c.configs[0].Join}
+		config := Config{DataDir: t.TempDir(), PeerListen: freeport.Addresses(t, 1)[0], Join: c.configs[0].Join}
 		if i == 2 {
 			config.JoinKey = []byte("another key of many bytes")
 		}
@@ -186,7 +186,7 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	t.Parallel()
 	h := hosts{testcert.New(t), map[string]string{}}
 	names := []string{"a.test", "b.test", "c.test"}
-	at := port.Addresses(t, 4)
+	at := freeport.Addresses(t, 4)
 	var join []string
 	for i, name := range append(names, "d.test") {
 		address := name + ":7482"

@@ -13,8 +13,8 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/port"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // serverRole is a server in a separate process. Its argument is a processConfig in JSON.
@@ -35,7 +35,7 @@ func serve(_ <-chan string, args []string) int {
 	}
 	s, err := Start(context.Background(), Config{
 		DataDir: c.DataDir, Listen: c.Listen, PeerListen: c.PeerListen, Join: c.Join, BootstrapExpect: len(c.Join),
-		JoinKey: joinKey, Moved: c.Moved, Rig: &rig.Rig{Start: c.Start},
+		JoinKey: joinKey, Moved: c.Moved, Rig: &serverfault.Rig{Start: c.Start},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
@@ -56,7 +56,7 @@ type processes struct {
 
 func newProcesses(t testing.TB, n int) *processes {
 	p := &processes{t: t, configs: make([]processConfig, n), children: make([]*fault.Child, n)}
-	addresses := port.Addresses(t, 2*n)
+	addresses := freeport.Addresses(t, 2*n)
 	for i := range n {
 		p.configs[i] = processConfig{
 			DataDir: t.TempDir(), Listen: addresses[i], PeerListen: addresses[n+i], Join: addresses[n:],

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -27,7 +27,7 @@ func copyBeyond(t *testing.T, _ int) {
 	eventually(t, "the original has all", func() bool {
 		return c.servers[original].replica.Applied() >= c.servers[leader].replica.Status().CommitIndex
 	})
-	copied, addresses := c.configs[original], port.Addresses(t, 2)
+	copied, addresses := c.configs[original], freeport.Addresses(t, 2)
 	copied.DataDir, copied.Moved = copyAtRest(t, c.configs[original].DataDir), true
 	copied.Listen, copied.PeerListen, copied.BootstrapExpect = addresses[0], addresses[1], 0
 	copied.PeerDial = beyond.from(copied.PeerListen)

@@ -9,14 +9,14 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/port"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // onDisk gives a server such a disk.
-func onDisk(c *Config, d *rig.Disk) {
-	c.Rig = &rig.Rig{Files: d.Files, Stable: d.Stable, SegmentBytes: 64 << 10}
+func onDisk(c *Config, d *serverfault.Disk) {
+	c.Rig = &serverfault.Rig{Files: d.Files, Stable: d.Stable, SegmentBytes: 64 << 10}
 }
 
 // stopsFor waits until the server has stopped because of its disk, and returns what could not be written.
@@ -35,11 +35,11 @@ func stopsFor(t testing.TB, s *Server, want error) string {
 }
 
 var ailments = map[string]struct {
-	ails rig.Ailment
+	ails serverfault.Ailment
 	says error
 }{
-	"full":          {rig.Full, syscall.ENOSPC},
-	"failing fsync": {rig.FailingFsync, syscall.EIO},
+	"full":          {serverfault.Full, syscall.ENOSPC},
+	"failing fsync": {serverfault.FailingFsync, syscall.EIO},
 }
 
 // A server whose disk refuses a write stops and acknowledges nothing more. After a restart with a working disk it has
@@ -48,8 +48,8 @@ func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 	t.Parallel()
 	for name, x := range ailments {
 		t.Run(name, func(t *testing.T) {
-			d := &rig.Disk{}
-			config := Config{DataDir: t.TempDir(), Listen: port.Addresses(t, 1)[0]}
+			d := &serverfault.Disk{}
+			config := Config{DataDir: t.TempDir(), Listen: freeport.Addresses(t, 1)[0]}
 			onDisk(&config, d)
 			s := alone(t, config)
 			c := dial(t, s.Addr().String())
@@ -64,7 +64,7 @@ func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 			if d.Hits() == 0 {
 				t.Error("nothing was refused: nothing is shown")
 			}
-			d.Suffer(rig.Ailment{})
+			d.Suffer(serverfault.Ailment{})
 			s = alone(t, config)
 			c = dial(t, s.Addr().String())
 			if r := c.call(attachOf(session, "", 0)); len(r.GetSession().GetHolds()) == 0 || !r.Renewed {
@@ -83,13 +83,13 @@ func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 // The log makes its files ahead of time: the disk may be full long before a write fails.
 func TestServerStopsWhenItsLogCannotGrow(t *testing.T) {
 	t.Parallel()
-	d := &rig.Disk{}
-	config := Config{DataDir: t.TempDir(), Listen: port.Addresses(t, 1)[0]}
+	d := &serverfault.Disk{}
+	config := Config{DataDir: t.TempDir(), Listen: freeport.Addresses(t, 1)[0]}
 	onDisk(&config, d)
 	s := alone(t, config)
 	c := dial(t, s.Addr().String())
 	session := c.open(time.Minute)
-	d.Suffer(rig.NoNewFiles)
+	d.Suffer(serverfault.NoNewFiles)
 	acknowledged := uint64(0)
 	for i := 0; ; i++ {
 		r, ok := <-c.send(acquireOf(session, fmt.Sprint("x/", i), backend.NewRequestID(), false))
@@ -104,7 +104,7 @@ func TestServerStopsWhenItsLogCannotGrow(t *testing.T) {
 	if acknowledged == 0 || d.Hits() == 0 {
 		t.Error("nothing is shown")
 	}
-	d.Suffer(rig.Ailment{})
+	d.Suffer(serverfault.Ailment{})
 	c = dial(t, alone(t, config).Addr().String())
 	if _, next := c.hold(c.open(time.Minute), "y"); next <= acknowledged {
 		t.Errorf("token %d after %d", next, acknowledged)
@@ -117,10 +117,10 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 	t.Parallel()
 	for name, x := range ailments {
 		t.Run(name, func(t *testing.T) {
-			disks := []*rig.Disk{{}, {}, {}}
+			disks := []*serverfault.Disk{{}, {}, {}}
 			next := 0
 			c := newCluster(t, 3, func(config *Config) {
-				config.Rig = &rig.Rig{Stable: disks[next].Stable}
+				config.Rig = &serverfault.Rig{Stable: disks[next].Stable}
 				next++
 			})
 			leader := c.leader()
@@ -142,8 +142,8 @@ func TestMemberThatCannotNoteItsTermStops(t *testing.T) {
 			if what := stopsFor(t, c.servers[one], x.says); what != "CurrentTerm" {
 				t.Errorf("%s was refused; want %s", what, "CurrentTerm")
 			}
-			disks[one].Suffer(rig.Ailment{})
-			disks[other].Suffer(rig.Ailment{})
+			disks[one].Suffer(serverfault.Ailment{})
+			disks[other].Suffer(serverfault.Ailment{})
 			c.servers[one] = nil
 			if err := c.servers[other].Err(); err != nil {
 				<-c.servers[other].Done() // before, it has the directory still
@@ -162,7 +162,7 @@ func TestStartOnADiskThatRefuses(t *testing.T) {
 	t.Parallel()
 	for name, x := range ailments {
 		t.Run(name, func(t *testing.T) {
-			d := &rig.Disk{}
+			d := &serverfault.Disk{}
 			d.Suffer(x.ails)
 			config := Config{DataDir: t.TempDir(), Log: quiet(t)}
 			onDisk(&config, d)

@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/port"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -108,7 +108,7 @@ func TestFormerMemberIsNotTakenIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	home := c.configs[former].PeerListen
-	for _, address := range []string{home, port.Addresses(t, 1)[0]} {
+	for _, address := range []string{home, freeport.Addresses(t, 1)[0]} {
 		c.configs[former].PeerListen = address
 		c.configs[former].Join, c.configs[former].BootstrapExpect = nil, 0
 		c.start(former)

@@ -23,7 +23,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -191,12 +191,12 @@ func TestTLS(t *testing.T) {
 // The disk of a leader stands still: its clients are sent to the one who leads instead, and come back when it goes on.
 func TestStalledServerSendsClientsAway(t *testing.T) {
 	t.Parallel()
-	logs := make([]*rig.SlowLog, 0, 3)
+	logs := make([]*serverfault.SlowLog, 0, 3)
 	c := newCluster(t, 3, func(config *Config) {
 		calm(config)
-		slow := &rig.SlowLog{}
+		slow := &serverfault.SlowLog{}
 		logs = append(logs, slow)
-		config.Rig = &rig.Rig{Log: func(log raft.LogStore) raft.LogStore {
+		config.Rig = &serverfault.Rig{Log: func(log raft.LogStore) raft.LogStore {
 			slow.LogStore = log
 			return slow
 		}}

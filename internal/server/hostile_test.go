@@ -17,7 +17,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
@@ -115,7 +115,7 @@ func TestUnreadOfAllTogether(t *testing.T) {
 func TestIdleConnectionsLeaveFilesForTheLog(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", files: 100})
-	clients, _ := front.Connections(100)
+	clients, _ := listeners.Connections(100)
 	first := dial(t, s.Addr().String())
 	session := first.open(time.Minute)
 	var idle []net.Conn

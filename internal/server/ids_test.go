@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -35,7 +35,7 @@ func TestStolenBackupMovesNothing(t *testing.T) {
 	t.Parallel()
 	for level, stolen := range map[uint32]bool{machine.LevelNonces: true, machine.LevelHiddenIDs: false} {
 		t.Run(fmt.Sprint("level ", level), func(t *testing.T) {
-			s := alone(t, Config{Rig: &rig.Rig{Level: level}})
+			s := alone(t, Config{Rig: &serverfault.Rig{Level: level}})
 			eventually(t, "the level is raised", func() bool { return s.level() == level })
 			victim := attach(t, s)
 			session := victim.open(longTTL)
@@ -92,7 +92,7 @@ func TestIDsAreHiddenOnceAllMembersKnowHow(t *testing.T) {
 	c := newCluster(t, 3, func(c *Config) {
 		calm(c)
 		if made++; made == 3 {
-			c.Rig = &rig.Rig{Level: machine.LevelNonces}
+			c.Rig = &serverfault.Rig{Level: machine.LevelNonces}
 		}
 	})
 	level := func() uint32 { return c.servers[c.leader()].level() }

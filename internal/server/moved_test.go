@@ -4,10 +4,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/race"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // Two or all of three members come back at other addresses, for peers and clients alike. With the key they find each
@@ -15,7 +15,7 @@ import (
 func TestMostMembersMove(t *testing.T) {
 	t.Parallel()
 	if race.Enabled {
-		t.Skip(deep.Mark + "raft reads the address of a member without its lock (replication.go, updateLastAppended)")
+		t.Skip(testtier.Mark + "raft reads the address of a member without its lock (replication.go, updateLastAppended)")
 	}
 	for what, n := range map[string]int{"two of three": 2, "all": 3} {
 		t.Run(what, func(t *testing.T) {
@@ -29,7 +29,7 @@ func TestMostMembersMove(t *testing.T) {
 			for i := range c.servers {
 				c.stop(i)
 			}
-			addresses := port.Addresses(t, 2*n)
+			addresses := freeport.Addresses(t, 2*n)
 			for i := range n {
 				c.configs[i].PeerListen, c.configs[i].Listen = addresses[i], addresses[n+i]
 			}

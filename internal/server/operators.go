@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // AdminSocket is the name of the default of Config.AdminListen in the data directory.
@@ -74,13 +74,13 @@ func (c *Config) adminListen() string {
 	case c.DataDir == "" || c.Listen == "":
 		return ""
 	}
-	return front.UnixPrefix + filepath.Join(c.DataDir, AdminSocket)
+	return listeners.UnixPrefix + filepath.Join(c.DataDir, AdminSocket)
 }
 
 // checkAdmin refuses changes over TCP without a certificate of an operator.
 func (c *Config) checkAdmin() error {
 	at := c.adminListen()
-	if path, is := front.UnixPath(at); is || at == "" {
+	if path, is := listeners.UnixPath(at); is || at == "" {
 		if is && path == "" {
 			return mistake("AdminListen", at, "the path of the socket is missing")
 		}
@@ -109,10 +109,10 @@ func (s *Server) openOperators(ctx context.Context) error {
 		grpc.ChainStreamInterceptor(streamWithoutBrowsers, s.streamOfOperators),
 	}
 	var err error
-	if path, is := front.UnixPath(at); is {
+	if path, is := listeners.UnixPath(at); is {
 		if path, err = filepath.Abs(path); err == nil {
-			o.advertise = front.UnixPrefix + path
-			o.listener, err = front.ListenUnix(path)
+			o.advertise = listeners.UnixPrefix + path
+			o.listener, err = listeners.ListenUnix(path)
 		}
 		if err != nil && s.config.AdminListen == "" {
 			s.log.Warn("changes of the cluster cannot be made at this member; give --admin-listen", "error", err)
@@ -125,8 +125,8 @@ func (s *Server) openOperators(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("for operators: %w", err)
 	}
-	o.listener = front.NewGate(front.AdminConnections, front.AdminConnections, s.log).
-		Admit(o.listener, front.AdminConnections, "operators")
+	o.listener = listeners.NewGate(listeners.AdminConnections, listeners.AdminConnections, s.log).
+		Admit(o.listener, listeners.AdminConnections, "operators")
 	o.grpc = grpc.NewServer(options...)
 	lockpb.RegisterAdminServiceServer(o.grpc, &admin{server: s, looking: make(chan struct{}, 1)})
 	s.operators = o

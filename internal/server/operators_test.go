@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/server/replica"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
@@ -68,7 +68,7 @@ func TestAdminSocket(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.AdminListen = front.UnixPrefix + path
+	c.AdminListen = listeners.UnixPrefix + path
 	if _, err := Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Fatalf("a file is in the way: %v", err)
 	}
@@ -81,7 +81,7 @@ func TestAdminSocket(t *testing.T) {
 		t.Errorf("the socket: %v, %v", about, err)
 	}
 	if m, err := operate(t, s.AdminAddr()).Status(t.Context(), &lockpb.StatusRequest{}); err != nil ||
-		m.AdminAddress != front.UnixPrefix+path {
+		m.AdminAddress != listeners.UnixPrefix+path {
 		t.Errorf("the status: %v, %v", m, err)
 	}
 	if err := s.Close(t.Context()); err != nil {

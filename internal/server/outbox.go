@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 const (
@@ -45,9 +45,9 @@ type outbox struct {
 	taken   int    // bytes of these
 	closed  bool   // no further replies are added
 
-	ready bell.Bell // there is something to send, or closed
-	calm  bell.Bell // there is room for events
-	still bell.Bell // there is room for the next look
+	ready notify.Signal // there is something to send, or closed
+	calm  notify.Signal // there is room for events
+	still notify.Signal // there is room for the next look
 }
 
 // sized is a reply with its size.
@@ -58,7 +58,7 @@ type sized struct {
 
 func newOutbox(unread *atomic.Int64) *outbox {
 	return &outbox{
-		unread: unread, ready: bell.New(), calm: bell.New(), still: bell.New(),
+		unread: unread, ready: notify.New(), calm: notify.New(), still: notify.New(),
 	}
 }
 
@@ -109,7 +109,7 @@ func sizeOf(r *lockpb.Reply) int {
 func (o *outbox) put(r *lockpb.Reply, size int) {
 	o.replies = append(o.replies, sized{r, size})
 	o.count(size)
-	o.ready.Ring()
+	o.ready.Notify()
 }
 
 // count adds n bytes. The caller holds o.mu.
@@ -164,11 +164,11 @@ func (o *outbox) take() (batch []*lockpb.Reply, last bool) {
 	if o.replies = o.replies[n:]; len(o.replies) == 0 {
 		o.replies = nil
 	} else {
-		o.ready.Ring()
+		o.ready.Notify()
 	}
 	if o.quiet() {
-		o.calm.Ring()
-		o.still.Ring()
+		o.calm.Notify()
+		o.still.Notify()
 	}
 	return batch, o.closed && len(o.replies) == 0
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // setPolicies has the cluster use a text, and expects that it does.
@@ -43,7 +43,7 @@ func TestMaximumHoldOnTheWire(t *testing.T) {
 	t.Parallel()
 	const ttl, step, most = time.Hour, 20 * time.Minute, 3 * time.Hour
 	var ahead atomic.Int64 // of the true time
-	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", MaxTTL: 4 * ttl, Rig: &rig.Rig{
+	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", MaxTTL: 4 * ttl, Rig: &serverfault.Rig{
 		Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) },
 	}})
 	setPolicies(t, s, "max-hold=3h a\n")
@@ -149,7 +149,7 @@ func TestPoliciesOfQueuesAndPermits(t *testing.T) {
 func TestPoliciesNeedTheirLevel(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{
-		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Rig: &rig.Rig{Level: machine.LevelRules - 1},
+		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Rig: &serverfault.Rig{Level: machine.LevelRules - 1},
 	})
 	eventually(t, "the level is raised", func() bool { return s.level() == machine.LevelRules-1 })
 	c := dial(t, s.Addr().String())

@@ -14,9 +14,9 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/port"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // status returns the status of a process, or nil if the process does not answer.
@@ -141,7 +141,7 @@ func TestReplacedProcessStops(t *testing.T) {
 	if err := os.CopyFS(copied.DataDir, withoutSockets{os.DirFS(p.configs[original].DataDir)}); err != nil {
 		t.Fatal(err)
 	}
-	addresses := port.Addresses(t, 2)
+	addresses := freeport.Addresses(t, 2)
 	copied.Listen, copied.PeerListen, copied.Join = addresses[0], addresses[1], nil
 	p.configs, p.children = append(p.configs, copied), append(p.children, nil)
 	p.start(3)
@@ -211,8 +211,8 @@ func TestCopyUnderTheNameOfItsOriginal(t *testing.T) {
 			if err := os.CopyFS(copied.DataDir, withoutSockets{os.DirFS(c.configs[0].DataDir)}); err != nil {
 				t.Fatal(err)
 			}
-			addresses := port.Addresses(t, 2)
-			copied.Listen, copied.PeerListen, copied.Rig = addresses[0], addresses[1], &rig.Rig{Start: start}
+			addresses := freeport.Addresses(t, 2)
+			copied.Listen, copied.PeerListen, copied.Rig = addresses[0], addresses[1], &serverfault.Rig{Start: start}
 			way.to.Store(&copied.PeerListen)
 			s, err := Start(t.Context(), copied)
 			var running *replica.RunningError

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -333,7 +333,7 @@ func TestRulesAreSet(t *testing.T) {
 func TestRulesNeedTheirLevel(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{
-		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Rules: "deny * acquire a\n", Rig: &rig.Rig{Level: machine.LevelRules - 1},
+		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Rules: "deny * acquire a\n", Rig: &serverfault.Rig{Level: machine.LevelRules - 1},
 	})
 	eventually(t, "the level is raised", func() bool { return s.level() == machine.LevelRules-1 })
 	c := dial(t, s.Addr().String())

@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/front"
+	"github.com/fencelock/fencelock/internal/listeners"
 	"github.com/fencelock/fencelock/internal/server/lead"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
@@ -32,8 +32,8 @@ type Server struct {
 	config    Config
 	log       *slog.Logger
 	replica   *replica.Replica
-	gate      *front.Gate   // bounds the connections of clients
-	front     *clientSocket // nil without a socket for clients
+	gate      *listeners.Gate // bounds the connections of clients
+	front     *clientSocket   // nil without a socket for clients
 	operators *operatorSocket
 	peers     string // the address by which the other members know this one; empty without others
 	advertise string // by which clients know it
@@ -79,7 +79,7 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 		config: c, log: c.Log, stop: stop, conns: map[*conn]struct{}{}, clients: map[string]int{},
 		failed: make(chan error, 1), done: make(chan struct{}),
 	}
-	s.gate = front.NewGate(s.connections(), s.streamsOfOne(), c.Log)
+	s.gate = listeners.NewGate(s.connections(), s.streamsOfOne(), c.Log)
 	if err := s.build(ctx); err != nil {
 		stop()
 		return nil, fmt.Errorf("server.Start: %w", err)
@@ -146,8 +146,8 @@ func (s *Server) listenToMembers(ctx context.Context) (net.Listener, error) {
 		return nil, fmt.Errorf("for members: %w", err)
 	}
 	s.peers = cmp.Or(s.config.PeerAdvertise, addressOf(s.config.PeerListen, listener))
-	_, members := front.Connections(cmp.Or(s.config.files, front.FileLimit()))
-	return front.NewGate(members, members, s.log).Admit(listener, members, "members"), nil
+	_, members := listeners.Connections(cmp.Or(s.config.files, listeners.FileLimit()))
+	return listeners.NewGate(members, members, s.log).Admit(listener, members, "members"), nil
 }
 
 // addressOf returns where others find a listener, by the configured host, which certificates name: the address to

@@ -10,9 +10,9 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // asideOf are the folders in a data directory with what was set aside.
@@ -27,7 +27,7 @@ func asideOf(t *testing.T, dir string) []string {
 
 // rounds executes few rounds of a test, and all if everything is to run, one after the other.
 func rounds(t *testing.T, few, all int, round func(t *testing.T, number int)) {
-	for i := range deep.Rounds(few, all) {
+	for i := range testtier.Rounds(few, all) {
 		if ok := t.Run(fmt.Sprint(i), func(t *testing.T) { round(t, i) }); !ok {
 			return
 		}
@@ -118,7 +118,7 @@ func copyBesideOriginal(t *testing.T, _ int) {
 		}
 	}
 	copyIt()
-	addresses := port.Addresses(t, 2)
+	addresses := freeport.Addresses(t, 2)
 	copied.Listen, copied.PeerListen, copied.BootstrapExpect = addresses[0], addresses[1], 0
 	refused := func(what string, config Config, at string) {
 		t.Helper()

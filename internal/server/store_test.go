@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/port"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/server/replica"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 func TestRestartKeepsEverything(t *testing.T) {
@@ -21,7 +21,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 	for _, kind := range []replica.Store{replica.StoreWAL, replica.StoreBolt} {
 		for _, snapshot := range []bool{false, true} {
 			t.Run(string(kind), func(t *testing.T) {
-				config := Config{DataDir: t.TempDir(), Store: kind, Listen: port.Addresses(t, 1)[0]}
+				config := Config{DataDir: t.TempDir(), Store: kind, Listen: freeport.Addresses(t, 1)[0]}
 				s := alone(t, config)
 				c := dial(t, s.Addr().String())
 				session := c.open(time.Minute)
@@ -64,7 +64,7 @@ func TestMemberThatIsFarBehind(t *testing.T) {
 	var snapshots atomic.Int64
 	c := newCluster(t, 3, func(c *Config) {
 		calm(c) // the one with the snapshot is to lead on
-		c.Rig = &rig.Rig{TrailingEntries: 1}
+		c.Rig = &serverfault.Rig{TrailingEntries: 1}
 		c.Store = replica.StoreBolt // raft-wal returns deleted entries while their file exists
 		c.Log = slog.New(listening{slog.DiscardHandler, "Installed remote snapshot", &snapshots})
 	})

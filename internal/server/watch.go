@@ -12,8 +12,8 @@ import (
 	"sync"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
-	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/notify"
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
@@ -29,7 +29,7 @@ type watches struct {
 	mu      sync.Mutex
 	all     map[uint64]*watch // by the number of the request
 	running bool
-	added   bell.Bell // a watch was added
+	added   notify.Signal // a watch was added
 }
 
 type watch struct {
@@ -91,11 +91,11 @@ func (c *conn) addWatch(w *watch, announce func()) bool {
 		return false
 	}
 	if c.watches.all == nil {
-		c.watches.all, c.watches.added = map[uint64]*watch{}, bell.New()
+		c.watches.all, c.watches.added = map[uint64]*watch{}, notify.New()
 	}
 	announce()
 	c.watches.all[w.number] = w
-	c.watches.added.Ring()
+	c.watches.added.Notify()
 	if !c.watches.running && c.begin() {
 		c.watches.running = true
 		go func() {

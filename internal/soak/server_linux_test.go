@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/facts"
 	"github.com/fencelock/fencelock/internal/older"
+	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 const (
@@ -50,7 +50,7 @@ type soak struct {
 
 // TestServer breaks three members for FENCELOCK_SOAK, one minute by default, with faults that FENCELOCK_SEED draws.
 func TestServer(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	lack := t.Skipf
 	if os.Getenv("FENCELOCK_REQUIRE") == "all" {
 		lack = t.Fatalf
@@ -328,7 +328,7 @@ func (s *soak) judge(seed uint64, took time.Duration) {
 	}
 	s.t.Logf("%d faults in %v: %v; %d grants, %d violations, longest time without a grant %v", n, took, s.faults, len(h.holds),
 		len(violations), time.Duration(h.longest()))
-	facts.Write(s.t, facts.ServerSoak{
+	testfacts.Write(s.t, testfacts.ServerSoak{
 		Seed: seed, Took: took, Faults: n, Kinds: len(s.faults), Grants: len(h.holds), Violations: len(violations),
 		Longest: time.Duration(h.longest()),
 	})

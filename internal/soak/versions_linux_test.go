@@ -19,9 +19,9 @@ import (
 
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/older"
-	"github.com/fencelock/fencelock/internal/port"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // The sides of TestVersions.
@@ -121,7 +121,7 @@ func (m *meeting) migrate(side, url string) {
 func (m *meeting) serve(side string) string {
 	m.t.Helper()
 	if m.server == nil {
-		all := port.Addresses(m.t, 2)
+		all := freeport.Addresses(m.t, 2)
 		m.url, m.peer = "fencelock://"+all[0], all[1]
 	} else {
 		if err := m.server.Terminate(); err != nil {
@@ -296,7 +296,7 @@ func (m *meeting) await(what string, ok func(*ledger) bool) {
 // FENCELOCK_SOAK, five seconds by default: the older ones come first, and then the newer ones. Two of them never hold at a
 // time, tokens rise over both, and no wait hangs; or one side refuses the other's layout with both versions.
 func TestVersions(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	length := 5 * time.Second
 	if text := os.Getenv("FENCELOCK_SOAK"); text != "" {
 		var err error

@@ -6,7 +6,7 @@
 // With the argument "packages" it prints the lines of the packages as they come, with "slow" the tests that took longest.
 // It exits with 1 if a test failed, if its input was empty, or if more than one test in a hundred, and at least two,
 // had no verdict. With "noskip" it does so too if a test was skipped that was neither left out on purpose (package
-// internal/deep) nor without a verdict.
+// internal/testtier) nor without a verdict.
 package main
 
 import (
@@ -22,8 +22,8 @@ import (
 	"strings"
 
 	"github.com/fencelock/fencelock/conformance"
-	"github.com/fencelock/fencelock/internal/deep"
-	"github.com/fencelock/fencelock/internal/stall"
+	"github.com/fencelock/fencelock/internal/stallmeter"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 type event struct {
@@ -35,8 +35,8 @@ type event struct {
 var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|^fatal error: |^# |` +
 	`^\S+\.go:\d+:\d+: |^goroutine \d+ .*running|^\*\*\* `)
 
-// unfair matches messages about failures that the machine may have caused (package internal/stall).
-var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|` + stall.Mark)
+// unfair matches messages about failures that the machine may have caused (package internal/stallmeter).
+var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|` + stallmeter.Mark)
 
 // ending matches the beginning of the output of a crash: the stacks of all goroutines follow.
 var ending = regexp.MustCompile(`^panic: |^fatal error: `)
@@ -130,11 +130,11 @@ func (r *report) skip(key string, said []string) {
 		reason = place.ReplaceAllString(strings.TrimSpace(said[len(said)-1]), "")
 	}
 	switch {
-	case strings.HasPrefix(reason, deep.Mark):
-	case strings.HasPrefix(reason, stall.Mark):
+	case strings.HasPrefix(reason, testtier.Mark):
+	case strings.HasPrefix(reason, stallmeter.Mark):
 		r.undecided++
 		r.tests++
-		reason = strings.TrimSpace(stall.Mark) + ": the machine stood still each time"
+		reason = strings.TrimSpace(stallmeter.Mark) + ": the machine stood still each time"
 	default:
 		r.skipped = true
 	}
@@ -233,7 +233,7 @@ func (r *report) well() bool {
 	if r.tests == 0 {
 		fmt.Fprintln(r.out, "no test ended")
 	}
-	if stall.TooMany(r.undecided, r.tests) {
+	if stallmeter.TooMany(r.undecided, r.tests) {
 		fmt.Fprintln(r.out, "too many tests are without a verdict: run them on a machine that is less busy")
 		well = false
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/etcd/internal/binding"
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // driver is a binding under the engine.
@@ -44,12 +44,12 @@ var plain = dialer{"fencelock/", func(t testing.TB, addrs ...string) backend.Fen
 // TestConformance runs the suite.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, harnessOfOne(t, plain), deep.Some(t, "exclusion", "ambiguity")...)
+	conformance.Run(t, harnessOfOne(t, plain), testtier.Some(t, "exclusion", "ambiguity")...)
 }
 
 // TestConformanceInANamespace runs it on a client of etcd's namespace package.
 func TestConformanceInANamespace(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, harnessOfOne(t, dialer{"app/locks/", func(t testing.TB, addrs ...string) backend.FencingDriver {
 		c := newClient(t, addrs...)
@@ -62,14 +62,14 @@ func TestConformanceInANamespace(t *testing.T) {
 
 // TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
 func TestConformanceAsPermits(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOfOne(t, plain), 2, 3))
 }
 
 // TestConformanceCluster runs it on three nodes.
 func TestConformanceCluster(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	t.Parallel()
 	cluster := containers.EtcdCluster(t)
 	conformance.Run(t, harness(t, plain, cluster, cluster.Endpoints(), func(t testing.TB) ([]string, fault.Link) {
@@ -79,7 +79,7 @@ func TestConformanceCluster(t *testing.T) {
 
 // TestClusterFaults breaks three nodes, and the paths to and between them, under contending clients.
 func TestClusterFaults(t *testing.T) {
-	deep.Only(t)
+	testtier.Only(t)
 	cluster.Run(t, func(t testing.TB) cluster.Harness {
 		c := containers.EtcdCluster(t)
 		admin := newClient(t, c.Endpoints()...)

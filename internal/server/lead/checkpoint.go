@@ -40,7 +40,7 @@ func (k *Timekeeper) keep(ctx context.Context) {
 		d.seen = k.next(d)
 	}
 	heap.Init(&k.heap)
-	k.wake.Ring()
+	k.wake.Notify()
 	k.mu.Unlock()
 	written, n := make(chan struct{}, len(silent)), 0
 	for chunk := range slices.Chunk(silent, keptAtOnce) {

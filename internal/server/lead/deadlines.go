@@ -43,7 +43,7 @@ func (k *Timekeeper) push(d *deadline) {
 	d.seen = k.next(d)
 	heap.Push(&k.heap, d)
 	if d.index == 0 {
-		k.wake.Ring()
+		k.wake.Notify()
 	}
 }
 
@@ -55,7 +55,7 @@ func (k *Timekeeper) move(d *deadline) {
 	d.seen = k.next(d)
 	heap.Fix(&k.heap, d.index)
 	if d.index == 0 {
-		k.wake.Ring()
+		k.wake.Notify()
 	}
 }
 

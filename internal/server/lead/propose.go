@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/notify"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -63,7 +63,7 @@ type proposer struct {
 	queue lanes
 	ended error // set once run is over
 
-	wake   bell.Bell // there is something in the queue
+	wake   notify.Signal // there is something in the queue
 	places chan struct{}
 	flying chan flight
 }
@@ -80,7 +80,7 @@ type flight struct {
 
 func newProposer(log journal, now func() time.Time) *proposer {
 	return &proposer{
-		log: log, now: now, wake: bell.New(),
+		log: log, now: now, wake: notify.New(),
 		places: make(chan struct{}, entriesInFlight), flying: make(chan flight, entriesInFlight),
 	}
 }
@@ -96,7 +96,7 @@ func (p *proposer) submit(x Proposal) error {
 	if !p.queue.add(x) {
 		return ErrBusy
 	}
-	p.wake.Ring()
+	p.wake.Notify()
 	return nil
 }
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/notify"
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
@@ -66,7 +66,7 @@ type Timekeeper struct {
 	minimums map[fencing.Token]*deadline
 	maximums map[fencing.Token]*deadline
 	heap     deadlineHeap
-	wake     bell.Bell // the first deadline has moved forward
+	wake     notify.Signal // the first deadline has moved forward
 }
 
 func newTimekeeper(now func() time.Time, propose func(machine.Command, func(error)) error) *Timekeeper {
@@ -74,7 +74,7 @@ func newTimekeeper(now func() time.Time, propose func(machine.Command, func(erro
 		now: now, propose: propose,
 		sessions: map[machine.SessionID]*deadline{}, minimums: map[fencing.Token]*deadline{},
 		maximums: map[fencing.Token]*deadline{},
-		wake:     bell.New(),
+		wake:     notify.New(),
 	}
 }
 

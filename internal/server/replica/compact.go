@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 const (
@@ -35,10 +35,10 @@ type logSizes struct {
 	first uint64 // entry
 	sizes []int  // of that entry and all later ones
 	total int
-	grown bell.Bell // the log is larger than compactBytes
+	grown notify.Signal // the log is larger than compactBytes
 }
 
-func newLogSizes() *logSizes { return &logSizes{grown: bell.New()} }
+func newLogSizes() *logSizes { return &logSizes{grown: notify.New()} }
 
 // add notes an entry, which follows the last one.
 func (s *logSizes) add(l *raft.Log) {
@@ -50,7 +50,7 @@ func (s *logSizes) add(l *raft.Log) {
 	size := len(l.Data) + len(l.Extensions)
 	s.sizes = append(s.sizes, size)
 	if s.total += size; s.total > compactBytes {
-		s.grown.Ring()
+		s.grown.Notify()
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // Members that carried out the same log have the same state. A fault of memory, or of this code, can silently change
@@ -34,12 +34,12 @@ type comparison struct {
 	log     *slog.Logger // nil: no log
 
 	mu      sync.Mutex
-	busy    bool      // a hash is being made
-	own     stateHash // the last one
-	leaders stateHash // the leader's last one
-	agreed  uint64    // the last index at which both were the same; zero: never
-	differs uint64    // the last index at which they differed; zero: never since the state came from a snapshot
-	made    bell.Bell // a hash was made
+	busy    bool          // a hash is being made
+	own     stateHash     // the last one
+	leaders stateHash     // the leader's last one
+	agreed  uint64        // the last index at which both were the same; zero: never
+	differs uint64        // the last index at which they differed; zero: never since the state came from a snapshot
+	made    notify.Signal // a hash was made
 }
 
 // mark takes the hash of the present state, which is the state after the entry with index, in the background. While a
@@ -62,7 +62,7 @@ func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
 		c.busy = false
 		c.own = stateHash{index, hex.EncodeToString(hash[:]), c.version}
 		c.compare()
-		c.made.Ring()
+		c.made.Notify()
 	}()
 }
 

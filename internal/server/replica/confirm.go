@@ -6,7 +6,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats
@@ -23,15 +23,15 @@ type confirmer struct {
 
 	mu      sync.Mutex
 	waiting []func(error)
-	ended   error     // set once run has returned
-	wake    bell.Bell // somebody waits
-	rounds  uint64    // how many rounds were needed
-	nudges  bell.Bell // requested heartbeats that raft has not been asked for yet
+	ended   error         // set once run has returned
+	wake    notify.Signal // somebody waits
+	rounds  uint64        // how many rounds were needed
+	nudges  notify.Signal // requested heartbeats that raft has not been asked for yet
 }
 
 func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *confirmer {
 	return &confirmer{
-		raft: r, proof: p, self: self, term: term, wake: bell.New(), nudges: bell.New(),
+		raft: r, proof: p, self: self, term: term, wake: notify.New(), nudges: notify.New(),
 	}
 }
 
@@ -46,7 +46,7 @@ func (c *confirmer) ask(then func(error)) {
 	}
 	c.waiting = append(c.waiting, then)
 	c.mu.Unlock()
-	c.wake.Ring()
+	c.wake.Notify()
 }
 
 // run answers until ctx ends, and answers the remaining questions with its cause.
@@ -106,7 +106,7 @@ func (c *confirmer) prove(ctx context.Context) bool {
 		}
 		if !nudged {
 			nudged = true
-			c.nudges.Ring()
+			c.nudges.Notify()
 		}
 		select {
 		case <-c.proof.changed:

@@ -16,16 +16,16 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/deep"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // settings returns the settings of a single replica, which reports to the test what stops it.
 func settings(t *testing.T) Config {
 	return Config{
 		Store: StoreMemory, Now: time.Now, Changed: func() {}, Fatal: func(err error) { t.Error(err) },
-		Log: quiet(t), Rig: &rig.Rig{},
+		Log: quiet(t), Rig: &serverfault.Rig{},
 	}
 }
 
@@ -79,7 +79,7 @@ func written(t *testing.T) (Config, [32]byte) {
 	t.Helper()
 	config := settings(t)
 	config.DataDir, config.Store = t.TempDir(), StoreWAL
-	config.Rig = &rig.Rig{SegmentBytes: 16 << 10, TrailingEntries: 40}
+	config.Rig = &serverfault.Rig{SegmentBytes: 16 << 10, TrailingEntries: 40}
 	r, term, end := alone(t, config)
 	session := machine.SessionID{1}
 	carryOut(t, term, machine.Command{Op: machine.OpOpenSession, Session: session, TTL: time.Hour})
@@ -129,7 +129,7 @@ func stateOf(config Config) (hash [32]byte, err error) {
 func TestFlippedBits(t *testing.T) {
 	t.Parallel()
 	flips := 60
-	if deep.Wanted() {
+	if testtier.Wanted() {
 		flips = 1000
 	}
 	config, want := written(t)
@@ -203,7 +203,7 @@ func TestTornRecords(t *testing.T) {
 		from = 0
 	}
 	tried := 0
-	for at := from; at < used(whole); at += deep.Rounds(17, 1) {
+	for at := from; at < used(whole); at += testtier.Rounds(17, 1) {
 		for what, text := range map[string][]byte{
 			"cut off": whole[:at], "zeroed": append(bytes.Clone(whole[:at]), make([]byte, len(whole)-at)...),
 		} {
@@ -283,7 +283,7 @@ func (l *rot) GetLog(index uint64, entry *raft.Log) error {
 func TestDamagedEntryStopsTheMember(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	store, err := openStores(StoreWAL, dir, newRaftLog(quiet(t)), &rig.Rig{}, func(error) {})
+	store, err := openStores(StoreWAL, dir, newRaftLog(quiet(t)), &serverfault.Rig{}, func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}

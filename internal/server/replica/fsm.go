@@ -18,8 +18,8 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/machine"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // fact is an agreement of the members about themselves.
@@ -99,7 +99,7 @@ type FSM struct {
 
 	comparison comparison // with the state of the leader
 
-	raised bell.Bell // rings when the feature level has changed
+	raised notify.Signal // rings when the feature level has changed
 
 	replaced func(id raft.ServerID, start string) // is called when the start of a member has changed. It must not block.
 
@@ -119,7 +119,7 @@ type FSM struct {
 func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	return &FSM{
 		Machine: m, changed: changed, fatal: fatal, now: time.Now, clock: Clock{from: time.Now()},
-		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: bell.New()}, raised: bell.New(),
+		facts: facts{Clients: map[raft.ServerID]string{}}, comparison: comparison{made: notify.New()}, raised: notify.New(),
 		replaced: func(raft.ServerID, string) {},
 	}
 }
@@ -181,7 +181,7 @@ func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 		level := f.Machine.Level()
 		out.Results[i], out.Notices[i] = f.Machine.Apply(batch.At, c)
 		if c.Op == machine.OpRaiseLevel && f.Machine.Level() != level {
-			f.raised.Ring()
+			f.raised.Notify()
 		}
 		if out.Results[i].Code == machine.CodeUnknown && !c.Ignorable {
 			return nil, fmt.Errorf("operation %d is not known to this version: %s", c.Op, out.Results[i].Detail)

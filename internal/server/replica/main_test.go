@@ -7,12 +7,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/fencelock/fencelock/internal/deep"
+	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // Every goroutine of a replica ends with it.
 func TestMain(m *testing.M) {
-	deep.Wide(8)
+	testtier.Wide(8)
 	goleak.VerifyTestMain(m)
 }
 

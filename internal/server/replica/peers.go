@@ -18,7 +18,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // Members talk to each other on one port. With TLS each shows a certificate that names the host of the address at
@@ -46,14 +46,14 @@ type peerNet struct {
 
 	now atomic.Pointer[speaker] // set before serve
 
-	met bell.Bell // a member of another generation of the cluster asked
+	met notify.Signal // a member of another generation of the cluster asked
 
 	forRaft chan net.Conn
 	done    chan struct{}
 	serving sync.WaitGroup
 	asking  chan struct{} // has room for one: others are asked about a certificate
 
-	came bell.Bell // a process waits to count
+	came notify.Signal // a process waits to count
 
 	mu        sync.Mutex
 	conns     map[*trackedConn]struct{} // all that are open
@@ -129,8 +129,8 @@ type answer struct {
 func newPeerNet(c *Config, home func() string) *peerNet {
 	return &peerNet{
 		listener: c.Listener, advertise: c.Advertise, home: home, tls: c.TLS, open: c.Dial, log: c.Log,
-		met: bell.New(), forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1),
-		conns: map[*trackedConn]struct{}{}, newcomers: map[raft.ServerID]*newcomer{}, came: bell.New(),
+		met: notify.New(), forRaft: make(chan net.Conn), done: make(chan struct{}), asking: make(chan struct{}, 1),
+		conns: map[*trackedConn]struct{}{}, newcomers: map[raft.ServerID]*newcomer{}, came: notify.New(),
 	}
 }
 
@@ -243,7 +243,7 @@ func (p *peerNet) readPreface(conn net.Conn) (kind byte, who *claim, err error) 
 		return 0, nil, errors.New("it is no member")
 	case ours != "" && len(theirs) > 0 && ours != string(theirs):
 		if clusterOf(ours) == clusterOf(string(theirs)) {
-			p.met.Ring()
+			p.met.Notify()
 		}
 		return kind, nil, fmt.Errorf("who asks is a member of cluster %q, who answers of cluster %q", theirs, ours)
 	case fromBackup(ours) && len(theirs) == 0 && kind != forQuestions:

@@ -326,7 +326,7 @@ func (p *peerNet) judge(id raft.ServerID, start, recorded string, mark uint64) e
 		return nil
 	case n == nil || n.start != start:
 		p.newcomers[id] = &newcomer{start: start, mark: mark, since: time.Now()}
-		p.came.Ring()
+		p.came.Notify()
 	}
 	return fmt.Errorf("start %s of member %s does not count yet", start, id)
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/bell"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 // transport is the network interface that raft needs.
@@ -39,7 +39,7 @@ type proof struct {
 	peers map[raft.ServerID]progress
 	told  map[raft.ServerID]bool // members that have lost entries, as logged
 
-	changed bell.Bell // something was acknowledged
+	changed notify.Signal // something was acknowledged
 }
 
 // progress is a follower's acknowledgements in the present term.
@@ -50,7 +50,7 @@ type progress struct {
 }
 
 func newProof(t transport, s *silence) *proof {
-	return &proof{transport: t, silence: s, changed: bell.New()}
+	return &proof{transport: t, silence: s, changed: notify.New()}
 }
 
 // AppendEntries implements raft.Transport.
@@ -193,7 +193,7 @@ func (p *proof) acknowledge(id raft.ServerID, term uint64, ack progress) {
 		p.peers[id] = progress{max(old.request, ack.request), max(old.index, ack.index), old.own || ack.own}
 	}
 	p.mu.Unlock()
-	p.changed.Ring()
+	p.changed.Notify()
 }
 
 // mark returns the number of the last request that was sent. Later ones have greater numbers.

@@ -13,7 +13,7 @@ import (
 	"slices"
 
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // Suffixes of the directories beside a data directory that is recovered.
@@ -78,7 +78,7 @@ func rescue(kind Store, dir string) (info BackupInfo, snapshot []byte, others []
 	if err != nil {
 		return info, nil, nil, err
 	}
-	s, err := openStores(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &rig.Rig{}, func(error) {})
+	s, err := openStores(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &serverfault.Rig{}, func(error) {})
 	if err != nil {
 		return info, nil, nil, err
 	}

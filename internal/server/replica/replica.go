@@ -22,7 +22,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 const (
@@ -82,7 +82,7 @@ type Config struct {
 	Log     *slog.Logger // required
 
 	// Rig, and HangAfter, which replaces the constant, are for tests.
-	Rig       *rig.Rig // required
+	Rig       *serverfault.Rig // required
 	HangAfter time.Duration
 	// HealthEvery replaces healthEvery, for tests.
 	HealthEvery time.Duration

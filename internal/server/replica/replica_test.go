@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // gate is a replica's way out to the others. It can cut the way to some, and keep answers on their way.
@@ -103,7 +103,7 @@ func (g *gate) cutTo(to raft.ServerAddress) {
 type peer struct {
 	*Replica
 	gate *gate
-	log  *rig.SlowLog
+	log  *serverfault.SlowLog
 }
 
 // group starts n replicas that know each other and have no leader yet.
@@ -116,11 +116,11 @@ func group(t *testing.T, n int, configure func(*raft.Config)) []*peer {
 		_, inner := raft.NewInmemTransportWithTimeout(address, patience)
 		p := &peer{
 			gate: &gate{InmemTransport: inner, cut: map[raft.ServerAddress]bool{}},
-			log:  &rig.SlowLog{LogStore: raft.NewInmemStore()},
+			log:  &serverfault.SlowLog{LogStore: raft.NewInmemStore()},
 		}
 		s := memoryStores()
 		s.log = &watchedLog{p.log, s.silence}
-		config := raftConfig(s.nodeID, &Config{Log: quiet(t), Rig: &rig.Rig{}})
+		config := raftConfig(s.nodeID, &Config{Log: quiet(t), Rig: &serverfault.Rig{}})
 		configure(config)
 		if config.CommitTimeout > patience {
 			s.silence.writeAfter = config.CommitTimeout // what is not sent then is not sent again in time

@@ -18,7 +18,7 @@ import (
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/machine"
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // RestoreOptions configure the restore of a backup. The zero value is right if the original cluster is gone.
@@ -189,7 +189,7 @@ func writeDataDir(dir string, kind Store, f *Frozen) (err error) {
 
 // firstTerm makes the log, which is empty, and records in it that the term of the snapshot has begun.
 func firstTerm(kind Store, dir string) error {
-	log, err := openLog(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &rig.Rig{}, &disk{fatal: func(error) {}})
+	log, err := openLog(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &serverfault.Rig{}, &disk{fatal: func(error) {}})
 	if err != nil {
 		return err
 	}

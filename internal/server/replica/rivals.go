@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/bell"
 	"github.com/fencelock/fencelock/internal/generation"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
 const (
@@ -168,7 +168,7 @@ func (r *Replica) Rival(ctx context.Context) error {
 func (r *Replica) keepUnrivalled(ctx context.Context) {
 	tick := time.NewTicker(cmp.Or(r.config.RivalsEvery, rivalsEvery))
 	defer tick.Stop()
-	var met bell.Bell
+	var met notify.Signal
 	if r.peers != nil {
 		met = r.peers.met
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/raft-wal/metadb"
 	"github.com/hashicorp/raft-wal/types"
 
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // unlisted is the list of the log's files, which stops changing once it is shut: a kill between the last entry of a
@@ -81,7 +81,7 @@ func TestLogThatWasSealedWhenKilled(t *testing.T) {
 			}
 
 			for range 2 { // and it stays well
-				after, err := openLog(StoreWAL, dir, newRaftLog(quiet(t)), &rig.Rig{SegmentBytes: 4 << 10}, &disk{})
+				after, err := openLog(StoreWAL, dir, newRaftLog(quiet(t)), &serverfault.Rig{SegmentBytes: 4 << 10}, &disk{})
 				if err != nil {
 					t.Fatal(err)
 				}

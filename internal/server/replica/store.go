@@ -25,7 +25,7 @@ import (
 	"github.com/hashicorp/raft-wal/segment"
 	"github.com/hashicorp/raft-wal/types"
 
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 	_ "github.com/fencelock/fencelock/internal/standardlog" // raft-wal changes package log
 )
 
@@ -82,7 +82,7 @@ type logAndStable interface {
 }
 
 // openStores opens the stores in dir, or makes them. fatal is called if the disk refuses a write later.
-func openStores(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, fatal func(error)) (*stores, error) {
+func openStores(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, fatal func(error)) (*stores, error) {
 	if kind == StoreMemory {
 		return memoryStores(), nil
 	}
@@ -103,7 +103,7 @@ func openStores(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, fatal
 
 // openIn opens the stores in dir. checkKind comes before the log is opened, which creates a missing log: two kinds
 // would stand beside each other. The whole log and all snapshots are read before raft sees them.
-func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (err error) {
+func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, disk *disk) (err error) {
 	if err := finishAside(dir); err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func memoryStores() *stores {
 	return s
 }
 
-func openLog(kind Store, dir string, logger hclog.Logger, rig *rig.Rig, disk *disk) (log logAndStable, err error) {
+func openLog(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, disk *disk) (log logAndStable, err error) {
 	path := filepath.Join(dir, string(kind))
 	defer func() {
 		if x := recover(); x != nil { // neither kind expects damaged files

@@ -11,7 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"github.com/fencelock/fencelock/internal/rig"
+	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
 // Verified is the result of Verify.
@@ -31,14 +31,14 @@ type Verified struct {
 // *CorruptError if the directory has damage that a server would not start with, or that its state machine would stop
 // at. It writes no data, but finishes an interrupted step of a killed server, as the start of a server does.
 func Verify(dir string) (Verified, error) {
-	v, err := verify(dir, &rig.Rig{})
+	v, err := verify(dir, &serverfault.Rig{})
 	if err != nil {
 		return v, fmt.Errorf("replica.Verify: %w", err)
 	}
 	return v, nil
 }
 
-func verify(dir string, rig *rig.Rig) (v Verified, err error) {
+func verify(dir string, rig *serverfault.Rig) (v Verified, err error) {
 	kind, err := kindOf(dir)
 	if err != nil {
 		return v, err

@@ -1,0 +1,81 @@
+// Package listeners is the common part of all listeners: one bound of the connections of a process, TLS with files that are
+// reread when they change, the ops listener, and the sockets of operators.
+package listeners
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"log/slog"
+
+	"github.com/fencelock/fencelock/internal/tlsfiles"
+)
+
+// Material is the content of the files of TLS.
+type Material struct {
+	Pair      tls.Certificate
+	Authority *x509.CertPool // of the certificates that the other side must show; nil: it need not show one
+}
+
+// TLS is a configuration of TLS with files that are reread when they have changed. A file that cannot be read, or does
+// not fit the others, leaves the last good ones in use, and a warning in the log. All methods are safe for concurrent
+// use.
+type TLS struct{ files *tlsfiles.Files[*tls.Config] }
+
+// NewTLS reads the files. read reads all of them, paths are where they are.
+func NewTLS(read func() (*Material, error), log *slog.Logger, paths ...string) (*TLS, error) {
+	files, err := tlsfiles.Read(func() (*tls.Config, error) {
+		m, err := read()
+		if err != nil {
+			return nil, err
+		}
+		return m.config(), nil
+	}, func(config *tls.Config, err error) {
+		until := config.Certificates[0].Leaf.NotAfter
+		if err != nil {
+			log.Warn("the TLS files are invalid: the earlier ones stay in use", "files", paths, "error", err,
+				"valid-until", until)
+			return
+		}
+		log.Info("the TLS files were read", "files", paths, "valid-until", until)
+	}, paths...)
+	if err != nil {
+		return nil, err
+	}
+	return &TLS{files}, nil
+}
+
+// config is for both directions.
+func (m *Material) config() *tls.Config {
+	c := &tls.Config{
+		Certificates: []tls.Certificate{m.Pair}, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"},
+	}
+	if m.Authority != nil {
+		c.ClientAuth, c.ClientCAs, c.RootCAs = tls.RequireAndVerifyClientCert, m.Authority, m.Authority
+	}
+	return c
+}
+
+// Config returns a configuration that serves with the files as they are when a connection begins. Who dials asks its
+// GetConfigForClient for them.
+func (t *TLS) Config() *tls.Config {
+	if t == nil {
+		return nil
+	}
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS13,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return t.Current(), nil },
+	}
+}
+
+// Certificate returns the certificate in use.
+func (t *TLS) Certificate() *x509.Certificate { return t.Current().Certificates[0].Leaf }
+
+// Current returns the configuration of the files in use, for both directions. The caller must not change it.
+func (t *TLS) Current() *tls.Config { return t.files.Current() }
+
+// Reload reads the files now, whether or not they have changed.
+func (t *TLS) Reload() {
+	if t != nil {
+		t.files.Reload()
+	}
+}
