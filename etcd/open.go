@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -41,6 +42,7 @@ func init() { kit.Register(Open, "etcd", "etcds") }
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
+//	password-file   a file with the password, in place of the URL's; reread for each token
 //	prefix          Options.KeyPrefix
 //	timeout         how long Open may take, 5s by default
 //
@@ -104,6 +106,9 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 		DialKeepAliveTimeout: 3 * time.Second,
 		Logger:               quiet,
 	}
+	if u.Options.Has("password-file") {
+		config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(withPassword(u.CurrentPassword)))
+	}
 	if u.TLS == nil {
 		return config, o, nil
 	}
@@ -117,4 +122,17 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 		config.DialOptions = append(config.DialOptions, grpc.WithAuthority(name))
 	}
 	return config, o, nil
+}
+
+// withPassword puts the current password into requests for a token. The client library keeps the first password.
+func withPassword(current func() string) grpc.UnaryClientInterceptor {
+	return func(
+		ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+		call grpc.UnaryInvoker, opts ...grpc.CallOption,
+	) error {
+		if r, ok := request.(*pb.AuthenticateRequest); ok {
+			request = &pb.AuthenticateRequest{Name: r.Name, Password: current()}
+		}
+		return call(ctx, method, request, reply, conn, opts...)
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -174,6 +176,49 @@ func TestServerForgetsAuthTokens(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		if err := d.Release(ctx, g); err != nil {
+			t.Errorf("Release(%s) = %v", g.Name, err)
+		}
+	}
+}
+
+// TestPasswordFileIsReplaced: a client keeps its hold, and gets more, over a change of its password in etcd and in the
+// file.
+func TestPasswordFileIsReplaced(t *testing.T) {
+	t.Parallel()
+	server := secured(t)
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(password string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("secret")
+	d, err := open(t, "etcd://ann@"+server.Addr()+"?password-file="+file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := request("held", false)
+	held.TTL = 30 * time.Second // a server takes its time to check a password
+	g := mustAcquire(t, d, held)
+	root, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{server.Addr()}, Username: "root", Password: "master", DialTimeout: 20 * time.Second, Logger: quiet,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	write("a new one")
+	if _, err := root.UserChangePassword(t.Context(), "ann", "a new one"); err != nil { // ends her tokens
+		t.Fatal(err)
+	}
+	var another backend.Grant
+	eventually(t, "the client is known with the new password", func() bool {
+		another, err = d.Acquire(t.Context(), request("another", false))
+		return err == nil
+	})
+	for _, g := range []backend.Grant{g, another} {
+		if err := d.Release(t.Context(), g); err != nil {
 			t.Errorf("Release(%s) = %v", g.Name, err)
 		}
 	}

@@ -60,7 +60,8 @@ func askSentinels(ctx context.Context, u *redisconn.URL) (sentinels []doctor.Mem
 		if err != nil {
 			return m, err
 		}
-		opt.Addr, opt.Username, opt.Password = u.Addresses[i], u.Options.Get("sentinel-username"), u.Options.Get("sentinel-password")
+		opt.Addr, opt.CredentialsProviderContext = u.Addresses[i], nil
+		opt.Username, opt.Password = u.Options.Get("sentinel-username"), u.Options.Get("sentinel-password")
 		c := goredis.NewSentinelClient(opt)
 		defer func() { _ = c.Close() }()
 		m.Role = "sentinel"

@@ -45,6 +45,7 @@ func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 //	timeout            for connecting and for the probe, 3s by default
 //	ca, cert, key      files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name        the name to expect in the servers' certificate
+//	password-file      a file with the password of the Redis servers, in place of the URL's; reread for connections
 //	pool-size          connections to each server at most, by default ten a processor
 //	protocol           2 or 3: the version of the Redis protocol, 3 by default where the server has it
 //	db                 with Sentinels: the number of the database
@@ -167,7 +168,8 @@ func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalC
 	return goredis.NewFailoverClient(&goredis.FailoverOptions{
 		MasterName: u.Path, SentinelAddrs: u.Addresses,
 		SentinelUsername: u.Options.Get("sentinel-username"), SentinelPassword: u.Options.Get("sentinel-password"),
-		Username: opt.Username, Password: opt.Password, DB: opt.DB, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
+		Username: opt.Username, Password: opt.Password, CredentialsProviderContext: opt.CredentialsProviderContext,
+		DB: opt.DB, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
 		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
 		MaxRetries: opt.MaxRetries, ContextTimeoutEnabled: true, DialerRetries: opt.DialerRetries,
 	}), nil
@@ -179,9 +181,10 @@ func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClien
 		return nil, errors.New("it has a path, and a cluster has one database without a number")
 	}
 	return goredis.NewClusterClient(&goredis.ClusterOptions{
-		Addrs: u.Addresses, Username: opt.Username, Password: opt.Password, Protocol: opt.Protocol,
-		PoolSize: opt.PoolSize,
-		Dialer:   opt.Dialer, DialTimeout: opt.DialTimeout,
+		Addrs: u.Addresses, Username: opt.Username, Password: opt.Password,
+		CredentialsProviderContext: opt.CredentialsProviderContext,
+		Protocol:                   opt.Protocol, PoolSize: opt.PoolSize,
+		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
 		MaxRetries: opt.MaxRetries, ContextTimeoutEnabled: true, DialerRetries: opt.DialerRetries,
 	}), nil
 }

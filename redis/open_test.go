@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -225,4 +227,40 @@ func TestOpen(t *testing.T) {
 	if err := d.Close(within(t, 5*time.Second)); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestPasswordFileIsReplaced: a client keeps its hold, and gets more, over a change of the server's password that cuts
+// its connections, if the file has the new password by then.
+func TestPasswordFileIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	file := filepath.Join(t.TempDir(), "password")
+	admin := s.admin(t)
+	change := func(password string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(password+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range [][]any{
+			{"ACL", "SETUSER", "ann", "reset", "on", ">" + password, "~*", "&*", "+@all"},
+			{"CLIENT", "KILL", "USER", "ann", "SKIPME", "yes"},
+		} {
+			if err := admin.Do(t.Context(), command...).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	change("old")
+	d, err := Open(within(t, 30*time.Second), "redis://ann@"+s.addr+"?password-file="+file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close(context.Background()) })
+	g := mustAcquire(t, d, request("held", time.Minute, false))
+	change("new one")
+	eventually(t, "the client is connected with the new password", func() bool {
+		return d.Renew(within(t, 5*time.Second), []backend.Grant{g})[0].Err == nil
+	})
+	mustRelease(t, d, mustAcquire(t, d, request("another", time.Minute, true)))
+	mustRelease(t, d, g)
 }

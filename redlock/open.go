@@ -38,6 +38,7 @@ var syntax = kit.Syntax{
 //	timeout        for connecting and for the first look at the servers, 3s by default
 //	ca, cert, key  files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name    the name to expect in the servers' certificate
+//	password-file  a file with the password, in place of the URL's; reread for new connections
 //	node-timeout   Options.NodeTimeout
 //	max-ttl        Options.MaxTTL
 //	trust-fresh    Options.TrustFresh, true or false

@@ -23,6 +23,8 @@ func init() { kit.Register(Open, "zk", "zookeeper", "zks") }
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificate
+//	password-file   a file with the password, in place of the URL's. Open reads it once: to ZooKeeper a user with
+//	                another password is another user, who has no access to the nodes of the first
 //	prefix          Options.KeyPrefix, /fencelock by default
 //	tick            Options.Tick, the servers' tickTime: 2s by default
 //	timeout         bounds the wait for the first connection, 5s by default

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +41,46 @@ func TestParseURL(t *testing.T) {
 		if u, err := some.ParseURL(raw); err != nil || u.TLS == nil || u.Timeout != 5*time.Second {
 			t.Errorf("%s: %+v, %v", raw, u, err)
 		}
+	}
+}
+
+// TestPasswordFile: a URL takes its password from a file, and a new connection takes that of a replaced file.
+func TestPasswordFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("old secret\n")
+	u, err := some.ParseURL("some://ann@a?password-file=" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u.Password != "old secret" || u.CurrentPassword() != "old secret" {
+		t.Errorf("passwords %q and %q", u.Password, u.CurrentPassword())
+	}
+	write("new") // has another size, whatever the clock of the file system
+	for deadline := time.Now().Add(10 * time.Second); u.CurrentPassword() != "new"; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the password is still %q", u.CurrentPassword())
+		}
+	}
+	write("\n")
+	for raw, why := range map[string]string{
+		"some://ann@a?password-file=" + file:        "is empty",
+		"some://ann@a?password-file=/nowhere":       "no such file",
+		"some://ann:secret@a?password-file=" + file: "give one of them",
+	} {
+		if _, err := some.ParseURL(raw); !errors.Is(err, backend.ErrInvalidOption) || !strings.Contains(err.Error(), why) ||
+			strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want a reason with %q and no password", raw, err, why)
+		}
+	}
+	plain := Syntax{Driver: "plain", Schemes: []string{"plain"}, Port: "1"}
+	if _, err := plain.ParseURL("plain://a?password-file=" + file); err == nil {
+		t.Error("a URL without users takes a password")
 	}
 }
 

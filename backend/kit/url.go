@@ -27,8 +27,9 @@ import (
 //
 // Every URL has the options ca, cert and key (files in PEM form: the authorities to trust, and the client's certificate
 // with its key), server-name (the name to expect in the servers' certificates) and timeout (for connecting and the
-// first look at the service, such as 5s). One of the first four selects TLS, as does a scheme of Secure. Replaced
-// files are reread for the next connection. An unknown option is an error, so that a misspelling is not
+// first look at the service, such as 5s). One of the first four selects TLS, as does a scheme of Secure. With User
+// there is password-file, too: a file with the password, without its final newline, in place of the password in the
+// URL. Replaced files are reread for the next connection. An unknown option is an error, so that a misspelling is not
 // silently ignored.
 //
 //	var syntax = kit.Syntax{
@@ -57,7 +58,8 @@ type URL struct {
 	Scheme string
 	// Addresses are host:port, at least one, in the order of the URL.
 	Addresses []string
-	// User and Password are unescaped, and empty if absent.
+	// User and Password are unescaped, and empty if absent. Password is the password of the URL, or of the file when
+	// the URL was parsed: see CurrentPassword.
 	User     string
 	Password string
 	// Path is unescaped, without the slashes around it.
@@ -68,8 +70,19 @@ type URL struct {
 	// Options has each given option, once.
 	Options url.Values
 
+	// passwords reads the file of the password; nil without one.
+	passwords *tlsfiles.Files[string]
 	// driver and raw are for Invalid.
 	driver, raw string
+}
+
+// CurrentPassword returns the password for a new connection: the content of the password file as it is now, or as it
+// was at most a second ago. While the file cannot be read, its last content is in use. It is safe for concurrent use.
+func (u *URL) CurrentPassword() string {
+	if u.passwords == nil {
+		return u.Password
+	}
+	return u.passwords.Current()
 }
 
 // commonOptions are the options of every driver; see Syntax.
@@ -175,6 +188,9 @@ func (u *URL) readOptions(query string, s Syntax) (err error) {
 		return errors.New("its options cannot be read: write option=value, with & between them")
 	}
 	known := slices.Concat(s.Options, commonOptions)
+	if s.User {
+		known = append(known, "password-file")
+	}
 	for name, values := range u.Options {
 		if !slices.Contains(known, name) {
 			return fmt.Errorf("it has the unknown option %q: there are %s", name, strings.Join(known, ", "))
@@ -193,9 +209,38 @@ func (u *URL) readOptions(query string, s Syntax) (err error) {
 		secure = secure || u.Options.Has(name)
 	}
 	if secure {
-		u.TLS, err = rotatingTLS(u.Options)
+		if u.TLS, err = rotatingTLS(u.Options); err != nil {
+			return err
+		}
+	}
+	if u.Options.Has("password-file") {
+		err = u.readPassword(u.Options.Get("password-file"))
 	}
 	return err
+}
+
+// readPassword reads the password from a file, and again when the file is replaced.
+func (u *URL) readPassword(path string) error {
+	if u.Password != "" {
+		return errors.New("it has a password and a password-file: give one of them")
+	}
+	read := func() (string, error) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return "", fmt.Errorf("password-file: %w", err)
+		}
+		password := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
+		if password == "" {
+			return "", fmt.Errorf("password-file: %s is empty", path)
+		}
+		return password, nil
+	}
+	files, err := tlsfiles.Read(read, func(string, error) {}, path)
+	if err != nil {
+		return err
+	}
+	u.passwords, u.Password = files, files.Current()
+	return nil
 }
 
 // Duration reads a given option, such as 5s or 250ms. It has to be positive.

@@ -78,7 +78,7 @@ func TestURLsTakeTheOptionsOfTheTable(t *testing.T) {
 		"allow-volatile-eviction": "true", "assume-version": "7.0", "assume-cluster": "true&assume-version=7.0",
 		"node-timeout": "50ms", "max-ttl": "30s", "trust-fresh": "true", "wait-for-all": "true", "tick": "2s",
 		"under": "AAAAAAAAAAAAAAAAAAAAAA", "schema": "locks", "no-listen": "true", "prefix": "test",
-		"ignore-standbys": "archive",
+		"ignore-standbys": "archive", "password-file": fileOf(t, "password", "secret"),
 		"credential":      fileOf(t, "credential", principal.NewToken()) + "&server-name=locks.example",
 	}
 	all := map[string]bool{}
@@ -94,8 +94,8 @@ func TestURLsTakeTheOptionsOfTheTable(t *testing.T) {
 	}
 	for scheme, rest := range map[string]string{
 		"fencelock": "127.0.0.1:1", "redis": "127.0.0.1:1/0", "redis+sentinel": "127.0.0.1:1/main",
-		"redis+cluster": "127.0.0.1:1", "redlock": "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "etcd": "127.0.0.1:1",
-		"zk": "127.0.0.1:1", "postgres": "ann@127.0.0.1:1/locks", "http": "127.0.0.1:1", "https": "127.0.0.1:1",
+		"redis+cluster": "127.0.0.1:1", "redlock": "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3", "etcd": "ann@127.0.0.1:1",
+		"zk": "ann@127.0.0.1:1", "postgres": "ann@127.0.0.1:1/locks", "http": "127.0.0.1:1", "https": "127.0.0.1:1",
 	} {
 		open := func(options string) error {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)

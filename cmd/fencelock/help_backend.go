@@ -30,7 +30,8 @@ Further options:
 
   fencelock under                    holds that other processes keep meanwhile: what FENCELOCK_UNDER of "run" has
             credential               a file with a token, read for each connection; it needs TLS
-  redis     prefix                   what the names of all keys begin with
+  redis     password-file            a file with the password, read for each connection
+            prefix                   what the names of all keys begin with
             pool-size                connections to each server
             protocol                 2 or 3: the version of the Redis protocol
             db                       with Sentinels: the number of the database
@@ -42,18 +43,20 @@ Further options:
             allow-volatile-eviction  true: accept a server that may evict keys with a TTL
             assume-version           the server's version; it is not asked then
             assume-cluster           true, with assume-version: names are on different servers, behind a proxy
-  redlock   prefix, pool-size, protocol, allow-volatile-eviction, assume-version as above, and
+  redlock   password-file, prefix, pool-size, protocol, allow-volatile-eviction, assume-version as above, and
             node-timeout             the time that a server has for an answer
             max-ttl                  the longest TTL in use
             trust-fresh              true: use a server that has just started
             wait-for-all             true: wait for the answers of all servers
-  etcd      prefix
-  zk        prefix                   the node below which all others are
+  etcd      password-file            a file with the password, read for each token
+            prefix
+  zk        password-file            a file with the password, read once
+            prefix                   the node below which all others are
             tick                     tickTime of the servers, such as 2s
   postgres  schema                   of the driver's tables
             no-listen                true: poll, as behind a pooler in transaction mode
             ignore-standbys          names of receivers of the log that are never promoted
-            and all that libpq and pgxpool have, such as sslmode and pool_max_conns
+            and all that libpq and pgxpool have, such as sslmode, passfile and pool_max_conns
   http      credential               a file with the token that the gateway asks for, read for each request
 
 "acquire", "renew" and "release" also take the URL of a gateway, http://host:7481 or https://host:7481, with the options

@@ -65,12 +65,18 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 		return nil, err
 	}
 	// One attempt, bounded by the context: what redis.fit asks of a client that is handed in.
-	return &goredis.Options{
+	opt := &goredis.Options{
 		Username: u.User, Password: u.Password, DialTimeout: connect,
 		Dialer:   (&dialer{timeout: connect, tls: u.TLS, failed: &u.failed}).dial,
 		PoolSize: poolSize, Protocol: protocol,
 		MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1,
-	}, nil
+	}
+	if u.Options.Has("password-file") {
+		opt.CredentialsProviderContext = func(context.Context) (user, password string, err error) {
+			return u.User, u.CurrentPassword(), nil
+		}
+	}
+	return opt, nil
 }
 
 // Look pings the driver that was made for the URL, and closes it if that fails. Its error says what to change.
