@@ -71,7 +71,7 @@ func sameRequestElsewhereContends(t *trial) {
 	}
 	_, err = two.TryAcquire(t.within(ample), name, id)
 	t.meetsItsFormerLife("an attempt with the request id of another client's hold", err)
-	_, err = two.Acquire(t.within(ample), name, id, fencelock.WaitAtMost(300*time.Millisecond))
+	_, err = two.Acquire(t.within(ample), name, id, fencelock.WaitAtMost(time.Second))
 	t.meetsItsFormerLife("a wait with the request id of another client's hold", err)
 	_, err = two.TryAcquire(t.within(ample), name)
 	if held := (*fencelock.HeldError)(nil); !errors.As(err, &held) || held.SameRequest {
