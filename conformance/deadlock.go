@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/fencelock/fencelock/backend"
 )
@@ -21,6 +22,11 @@ var deadlockClauses = []Clause{
 		ID: "G3", Group: "deadlock", Slug: "cycle-over-readers", caps: backend.CapDeadlock | backend.CapShared,
 		run:  cycleOverReaders,
 		Rule: "a cycle is found through each of several holders of a name",
+	},
+	{
+		ID: "G4", Group: "deadlock", Slug: "cycle-of-simultaneous-requests", caps: backend.CapDeadlock,
+		run:  cycleOfSimultaneousRequests,
+		Rule: "of requests that arrive at the same time and would close a cycle, one is ErrDeadlock, and the others go on",
 	},
 }
 
@@ -131,4 +137,46 @@ func cycleOverReaders(t *trial) {
 	t.release(c, other, "by a reader")
 	t.release(b, t.got(w, t.ttl+slack, "after the readers"), "by the writer")
 	t.release(b, gy, "by the writer")
+}
+
+func cycleOfSimultaneousRequests(t *trial) {
+	const clients, rounds = 4, 3
+	drivers := make([]backend.Driver, clients)
+	for i := range drivers {
+		drivers[i] = t.client()
+	}
+	for range rounds {
+		names, held := make([]string, clients), make([]backend.Grant, clients)
+		for i, d := range drivers {
+			names[i] = t.name()
+			held[i] = t.take(d, t.request(names[i]), "of a free name")
+		}
+		ctx := t.within(ample)
+		errs := make(chan error, clients)
+		var requests sync.WaitGroup
+		t.Cleanup(requests.Wait)
+		for i, d := range drivers {
+			r := under(t.request(names[(i+1)%clients]), held[i])
+			r.Wait = true
+			requests.Go(func() {
+				g, err := d.Acquire(ctx, r)
+				if err == nil {
+					err = d.Release(ctx, g)
+				}
+				errs <- errors.Join(err, d.Release(ctx, held[i])) // its turn has come, or it is refused
+			})
+		}
+		refused := 0
+		for range drivers {
+			switch err := <-errs; {
+			case errors.Is(err, backend.ErrDeadlock):
+				refused++
+			case err != nil:
+				t.Errorf("a request of a cycle = %v, want the name or ErrDeadlock", err)
+			}
+		}
+		if refused != 1 {
+			t.Errorf("%d of the %d requests of a cycle were refused, want 1", refused, clients)
+		}
+	}
 }

@@ -239,6 +239,7 @@
 //   - G1 cycle-is-refused
 //   - G2 no-false-alarm
 //   - G3 cycle-over-readers
+//   - G4 cycle-of-simultaneous-requests
 //
 // fencing:
 //

@@ -245,7 +245,7 @@ var kindMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "cycles are waited out", breaks: []string{"G1", "G3"}, apply: func(b *broken) {
+	{name: "cycles are waited out", breaks: []string{"G1", "G3", "G4"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.Under = nil })
 	}},
 	{name: "each request is made under every hold of its client", breaks: []string{"G2"}, apply: func(b *broken) {
