@@ -42,7 +42,7 @@ import (
 // was last proved to live. A repeated RequestID gets the same hold with the same token. If ctx ends, Acquire
 // returns within about 30 ms; the hold or place of the request is released in the background.
 //
-// Errors wrap backend.ErrHeld, ErrLimitMismatch, ErrUnavailable (not sent, or the server rolled it back), ErrUnknown
+// Errors wrap backend.ErrHeld, ErrLimitMismatch, ErrDeadlock, ErrUnavailable (not sent, or the server rolled it back), ErrUnknown
 // (the commit may have happened, and the hold could not be released in time), ErrMisconfigured, ErrHistoryLost,
 // ErrClosed, or ctx's error. Acquire is safe for concurrent use; calls that come together may share a statement.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -167,8 +167,12 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	}
 	var a answer
 	err := d.put(ctx, s, []key{{r.Name, r.RequestID}}, func(ctx context.Context) (err error) {
-		a, err = d.acquires.ask(ctx, r.MinHold == 0, append(arguments(s, r), r.Wait, r.MinHold.Milliseconds(),
-			d.clockKnown())...)
+		args := append(arguments(s, r), r.Wait, r.MinHold.Milliseconds(), d.clockKnown())
+		if r.Wait && len(r.Under) > 0 {
+			a, err = d.ask(ctx, d.sql.acquireUnder, append(args, r.Under)...)
+		} else {
+			a, err = d.acquires.ask(ctx, r.MinHold == 0, args...)
+		}
 		return err
 	})
 	if err != nil {
@@ -328,6 +332,8 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 		return backend.Grant{}, &backend.HeldError{
 			Name: r.Name, Holder: a.holder, HoldID: a.holdID, RetryAfter: time.Duration(a.retry) * time.Millisecond,
 		}
+	case "deadlock":
+		return backend.Grant{}, deadlock(r, a)
 	default:
 		return backend.Grant{}, fmt.Errorf("%w: the server answered %q", backend.ErrUnknown, a.state)
 	}
@@ -351,6 +357,21 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	}
 	d.keep(s, r, g)
 	return g, nil
+}
+
+// deadlock returns the cycle that a request would have closed. The answer has a link for each blocker on the way: the
+// name that the link before it waits for. The last one is a hold of the request's caller.
+func deadlock(r *backend.Request, a answer) error {
+	last := len(a.cycleNames) - 1
+	e := &backend.DeadlockError{Cycle: []backend.DeadlockEdge{
+		{Owner: r.Owner, Holds: a.cycleNames[last], Wants: a.cycleNames[0]},
+	}}
+	for i := range last {
+		e.Cycle = append(e.Cycle, backend.DeadlockEdge{
+			Owner: a.cycleOwners[i], Holds: a.cycleNames[i], Wants: a.cycleNames[i+1],
+		})
+	}
+	return e
 }
 
 // tokenOf returns the token of a hold: the number that the server computed in the UPDATE that grants, marked unless

@@ -102,6 +102,10 @@
 // are pushed. Statements are prepared, unless the pool's default_query_exec_mode says otherwise or a pooler mixes
 // them up.
 //
+// A wait under other locks is compared with the other waits, in the transaction in which it begins: the request that
+// would close a cycle is ErrDeadlock, with the cycle, and the others go on. Such waits begin one after the other, by an
+// advisory lock. AcquireAll waits in no queue, so no cycle through it is found: see Options.Order of the client.
+//
 // In session mode PgBouncer holds a connection to the server for each of the driver's (up to MaxConns of the pool, and
 // one to listen, for each client): default_pool_size must be as large as all of them together, or calls wait.
 // PgBouncer 1.18, as in Debian 12, may exit with "bad client state" when a call is cancelled (its issues 801 and 822,

@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,13 +90,12 @@ func (m mutant) apply(t testing.TB, url string) *postgres.Options {
 		t.Fatal(err)
 	}
 	conn := connect(t, url)
-	last := steps[len(steps)-1].SQL
 	for _, step := range steps {
 		sql := step.SQL
 		for _, c := range m.change {
 			was, is := strings.ReplaceAll(c[0], "fencelock.", m.schema+"."),
 				strings.ReplaceAll(c[1], "fencelock.", m.schema+".")
-			if !strings.Contains(steps[0].SQL, was) && !strings.Contains(last, was) {
+			if !slices.ContainsFunc(steps, func(s postgres.Migration) bool { return strings.Contains(s.SQL, was) }) {
 				t.Fatalf("%s: the migrations do not say %q any more", m.what, was)
 			}
 			sql = strings.ReplaceAll(sql, was, is)

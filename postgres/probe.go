@@ -222,7 +222,8 @@ func (d *Driver) describe(f facts) *backend.Description {
 		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapShared | backend.CapPermits |
 			backend.CapMinHold | backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch |
-			backend.CapWatchReplay | backend.CapForceRelease | backend.CapMultiAcquire,
+			backend.CapWatchReplay | backend.CapForceRelease | backend.CapMultiAcquire |
+			backend.CapDeadlock,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: 1e6,
 		Shows: backend.Shows{
 			Look:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true},

@@ -31,12 +31,14 @@ const defaultSchema = "fencelock"
 type queries struct {
 	schema string
 
-	// The verbs. acquire and release do one name and may wait for its row; acquireFree and releaseFree do several,
-	// those with rows that nobody else has locked, and do not wait; acquireAll does all or nothing. renew prolongs a
+	// The verbs. acquire and release do one name and may wait for its row; acquireUnder is acquire for a caller with
+	// holds. acquireFree and releaseFree do several, those with rows that nobody else has locked, and do not wait;
+	// acquireAll does all or nothing. renew prolongs a
 	// session and compares its holds; move puts holds on another session; begin makes a session; sweep ends unknown
 	// holds; reap ends the sessions of clients that died. poll looks at waits and settle moves their queues on; force
 	// takes a name away.
-	acquire, acquireFree, acquireAll, release, releaseFree, renew, move, begin, sweep, reap, poll, settle, force string
+	acquire, acquireUnder, acquireFree, acquireAll, release, releaseFree string
+	renew, move, begin, sweep, reap, poll, settle, force                 string
 
 	// The read-only statements: look also keeps a name's changes for ten minutes from then on.
 	look, holders, queue, use, list, changes, authors string
@@ -46,7 +48,7 @@ type queries struct {
 const answerFields = `state, coalesce(token, 0), coalesce(queued, false), coalesce(min_left, 0), coalesce(holder, ''),
 	coalesce(hold_id, ''), coalesce(retry, 0), coalesce(reason, ''), coalesce(wake, '{}'), here,
 	coalesce(why, ''), coalesce(by_whom, ''), coalesce(principal, ''), coalesce(name, ''), ` + nonceField + `,
-	` + clockField
+	` + clockField + `, coalesce(cycle_names, '{}'), coalesce(cycle_owners, '{}')`
 
 // clockField is a reading of the server's clock, see serverClock.
 const clockField = `(extract(epoch from clock_timestamp()) * 1000000)::bigint`
@@ -76,6 +78,8 @@ func queriesFor(schema string) queries {
 		schema: schema,
 		acquire: in(`select ` + answerFields + ` from fencelock.acquire(fencelock.seen(` + one + `, $12::text), $10::boolean,
 			nullif($11::bigint, 0) * interval '1 ms')`),
+		acquireUnder: in(`select ` + answerFields + ` from fencelock.acquire(fencelock.seen(` + one + `, $12::text), $10::boolean,
+			nullif($11::bigint, 0) * interval '1 ms', $13::text[])`),
 		acquireFree: in(`select coalesce(places, '{}'), coalesce(tokens, '{}'), coalesce(nonces, '{}')::text[], here
 			from fencelock.acquire_free(` +
 			several("i") + `)`),
@@ -362,7 +366,7 @@ func callEnded(ctx context.Context, err error) error {
 
 // answer is the result of a verb's function, the SQL type fencelock.answer.
 type answer struct {
-	// granted, waiting, held, mismatch, no-session, ended, or a state of a later schema.
+	// granted, waiting, held, mismatch, deadlock, no-session, ended, or a state of a later schema.
 	state  string
 	token  int64
 	queued bool
@@ -386,13 +390,16 @@ type answer struct {
 
 	// The server's clock, in microseconds.
 	clock int64
+
+	// Of a request that would deadlock: for each that it would wait for, the name, and who holds it or waits for it.
+	cycleNames, cycleOwners []string
 }
 
 // scan reads a row of answerFields.
 func (a *answer) scan(rows pgx.Rows) error {
 	return rows.Scan(
 		&a.state, &a.token, &a.queued, &a.minLeft, &a.holder, &a.holdID, &a.retry, &a.reason, &a.wake, &a.here,
-		&a.why, &a.by, &a.principal, &a.name, &a.nonce, &a.clock,
+		&a.why, &a.by, &a.principal, &a.name, &a.nonce, &a.clock, &a.cycleNames, &a.cycleOwners,
 	)
 }
 
