@@ -1,18 +1,17 @@
 package containers
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	engine "github.com/moby/moby/api/types/container"
-	"github.com/moby/moby/api/types/network"
-	"github.com/moby/moby/client"
-	"github.com/testcontainers/testcontainers-go"
 )
 
 // pullTimeout bounds the pull of an image.
@@ -21,186 +20,161 @@ const pullTimeout = 3 * time.Minute
 // errNoEngine: no Docker engine answers.
 var errNoEngine = errors.New("no Docker engine answers")
 
-// container is a server in a container. Testcontainers starts it and cleans up after it; operations that it has no
-// methods for (pause, kill, restart) go to the Docker client behind it.
+// container is a server in a container, which a process of the program runner starts with testcontainers-go and
+// removes. There is one process for each container: it removes the container even if this process is killed, and
+// no goroutine of this process waits for it.
 type container struct {
-	spec      spec
-	provider  *testcontainers.DockerProvider
-	container testcontainers.Container // nil before the first start
+	spec    spec
+	runner  *exec.Cmd
+	in      io.WriteCloser
+	out     *bufio.Reader
+	stderr  io.Reader
+	started bool
+}
+
+// answer is what the runner answers to a line.
+type answer struct {
+	Text     string
+	Error    string
+	NoEngine bool
 }
 
 func newContainer(ctx context.Context, sp spec) (node, string, error) {
-	provider, err := connect(ctx)
+	program, err := runnerProgram()
 	if err != nil {
 		return nil, "", err
 	}
-	if err := ensureImage(ctx, provider.Client(), sp.image); err != nil {
-		return nil, "", errors.Join(err, provider.Close())
+	c := &container{spec: sp, runner: exec.Command(program)}
+	if err := c.launch(ctx); err != nil {
+		return nil, "", err
 	}
-	return &container{spec: sp, provider: provider}, "container, " + sp.image, nil
+	if err := c.pull(ctx); err != nil {
+		return nil, "", errors.Join(err, c.close(ctx))
+	}
+	return c, "container, " + sp.image, nil
 }
 
-// connect returns a provider with an engine that answers.
-func connect(ctx context.Context) (provider *testcontainers.DockerProvider, err error) {
-	defer func() {
-		if r := recover(); r != nil { // testcontainers panics where it finds no address of an engine
-			provider, err = nil, fmt.Errorf("%w: %v", errNoEngine, r)
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	provider, err = testcontainers.NewDockerProvider(testcontainers.WithLogger(quiet{}))
+// launch starts the runner and connects it to the engine.
+func (c *container) launch(ctx context.Context) (err error) {
+	if c.in, err = c.runner.StdinPipe(); err != nil {
+		return err
+	}
+	out, err := c.runner.StdoutPipe()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errNoEngine, err)
+		return err
 	}
-	if _, err := provider.Client().Ping(ctx, client.PingOptions{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w: %w", errNoEngine, err), provider.Close())
+	c.out = bufio.NewReader(out)
+	if c.stderr, err = c.runner.StderrPipe(); err != nil {
+		return err
 	}
-	return provider, nil
+	if err := c.runner.Start(); err != nil {
+		return err
+	}
+	spec, err := json.Marshal(map[string]any{
+		"Image": c.spec.image, "Entrypoint": c.spec.entrypoint, "Command": slices.Concat(c.spec.command, c.spec.args),
+		"User": c.spec.user, "Environ": c.spec.environ, "Port": c.spec.port, "HostNetwork": c.spec.fixed != nil,
+	})
+	if err == nil {
+		_, err = c.do(ctx, string(spec))
+	}
+	if err != nil {
+		return errors.Join(err, c.leave())
+	}
+	return nil
 }
 
-// quiet discards logs: testcontainers logs every step.
-type quiet struct{}
+// do sends one line to the runner and returns its answer. The end of ctx cancels the operation.
+func (c *container) do(ctx context.Context, line string) (string, error) {
+	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
+		return "", c.died(err)
+	}
+	canceled := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(canceled)
+		// The answer comes anyway, or the runner has died.
+		_, _ = io.WriteString(c.in, "cancel\n")
+	})
+	text, err := c.out.ReadBytes('\n')
+	if !stop() {
+		<-canceled
+	}
+	if err != nil {
+		return "", c.died(err)
+	}
+	var a answer
+	switch err := json.Unmarshal(text, &a); {
+	case err != nil:
+		return "", fmt.Errorf("answer %q of the runner: %w", text, err)
+	case a.NoEngine:
+		return "", fmt.Errorf("%w: %s", errNoEngine, strings.TrimPrefix(a.Error, errNoEngine.Error()+": "))
+	case a.Error != "" && ctx.Err() != nil:
+		return "", fmt.Errorf("%w: %s", context.Cause(ctx), a.Error)
+	case a.Error != "":
+		return "", errors.New(a.Error)
+	}
+	return a.Text, nil
+}
 
-func (quiet) Printf(string, ...any) {}
+// died returns why the runner does not answer.
+func (c *container) died(err error) error {
+	said, _ := io.ReadAll(c.stderr) // until it has ended
+	return fmt.Errorf("%s: %w: %s", c.runner.Path, err, said)
+}
+
+// leave ends the runner, which removes the container.
+func (c *container) leave() error {
+	err := c.in.Close()
+	said, _ := io.ReadAll(c.stderr)
+	if ended := c.runner.Wait(); ended != nil {
+		err = errors.Join(err, fmt.Errorf("%s: %w: %s", c.runner.Path, ended, said))
+	}
+	return err
+}
 
 // pulls remembers, for this process, the result of each pull of an image: a failed pull is not repeated for every
 // server.
 var pulls sync.Map // image → func() error
 
-// ensureImage pulls the image unless it is there. Testcontainers would do it too, but repeats failures for minutes.
-func ensureImage(ctx context.Context, docker client.APIClient, image string) error {
-	if _, err := docker.ImageInspect(ctx, image); err == nil {
-		return nil
-	}
-	once, _ := pulls.LoadOrStore(image, sync.OnceValue(func() error {
-		ctx, cancel := context.WithTimeout(ctx, pullTimeout)
-		defer cancel()
-		pull, err := docker.ImagePull(ctx, image, client.ImagePullOptions{})
-		if err != nil {
-			return err
-		}
-		return pull.Wait(ctx)
+// pull pulls the image unless it is there.
+func (c *container) pull(ctx context.Context) error {
+	once, _ := pulls.LoadOrStore(c.spec.image, sync.OnceValue(func() error {
+		_, err := c.do(ctx, "pull")
+		return err
 	}))
-	if err := once.(func() error)(); err != nil {
-		return fmt.Errorf("pull image %s: %w", image, err)
-	}
-	return nil
+	return once.(func() error)()
 }
 
 func (c *container) start(ctx context.Context) (string, error) {
-	if c.container != nil {
-		// Not testcontainers' Start: it was made for a new container.
-		if _, err := c.provider.Client().ContainerStart(ctx, c.id(), client.ContainerStartOptions{}); err != nil {
-			return "", err
-		}
-	} else {
-		if c.spec.fixed != nil {
-			c.spec.fixed.Lend()
-		}
-		started, err := c.provider.RunContainer(ctx, c.request())
-		if started != nil {
-			c.container = started
-		}
-		if err != nil {
-			return "", err
-		}
+	if c.spec.fixed != nil && !c.started {
+		c.spec.fixed.Lend()
 	}
-	if c.spec.fixed != nil {
-		return c.spec.fixed.Addr(), nil
+	c.started = true
+	addr, err := c.do(ctx, "start")
+	if err == nil && c.spec.fixed != nil {
+		addr = c.spec.fixed.Addr()
 	}
-	return c.container.PortEndpoint(ctx, c.spec.port, "") // another one after each start
+	return addr, err
 }
 
-func (c *container) request() testcontainers.ContainerRequest {
-	r := testcontainers.ContainerRequest{
-		Image: c.spec.image,
-		Cmd:   append(append([]string(nil), c.spec.command...), c.spec.args...),
-		Env:   map[string]string{},
+func (c *container) ended(ctx context.Context) error  { return c.tell(ctx, "ended") }
+func (c *container) kill(ctx context.Context) error   { return c.tell(ctx, "kill") }
+func (c *container) pause(ctx context.Context) error  { return c.tell(ctx, "pause") }
+func (c *container) resume(ctx context.Context) error { return c.tell(ctx, "resume") }
 
-		Entrypoint: c.spec.entrypoint,
-	}
-	if c.spec.user != "" {
-		r.ConfigModifier = func(config *engine.Config) { config.User = c.spec.user }
-	}
-	for _, each := range c.spec.environ {
-		key, value, _ := strings.Cut(each, "=")
-		r.Env[key] = value
-	}
-	if c.spec.fixed == nil {
-		r.ExposedPorts = []string{c.spec.port}
-		return r
-	}
-	r.HostConfigModifier = func(host *engine.HostConfig) { host.NetworkMode = "host" }
-	// Testcontainers adds its own network, which does not go together with the host's.
-	r.EndpointSettingsModifier = func(networks map[string]*network.EndpointSettings) { clear(networks) }
-	return r
-}
-
-func (c *container) id() string { return c.container.GetContainerID() }
-
-func (c *container) ended(ctx context.Context) error {
-	state, err := c.container.State(ctx)
-	if err != nil || state.Running {
-		return err
-	}
-	return fmt.Errorf("the container has ended with exit code %d", state.ExitCode)
-}
-
-// kill returns when the container does not run any more.
-func (c *container) kill(ctx context.Context) error {
-	docker := c.provider.Client()
-	wait := docker.ContainerWait(ctx, c.id(), client.ContainerWaitOptions{})
-	if _, err := docker.ContainerKill(ctx, c.id(), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
-		return err
-	}
-	select {
-	case <-wait.Result:
-		return nil
-	case err := <-wait.Error:
-		return err
-	}
-}
-
-// pause retries if the kernel did not freeze all threads in the time that the runtime allows, as happens on
-// busy machines with the first version of control groups; the runtime then unfreezes the others.
-func (c *container) pause(ctx context.Context) error {
-	for {
-		_, err := c.provider.Client().ContainerPause(ctx, c.id(), client.ContainerPauseOptions{})
-		if err == nil || !strings.Contains(err.Error(), "unable to freeze") || ctx.Err() != nil {
-			return err
-		}
-	}
-}
-
-func (c *container) resume(ctx context.Context) error {
-	_, err := c.provider.Client().ContainerUnpause(ctx, c.id(), client.ContainerUnpauseOptions{})
+func (c *container) tell(ctx context.Context, op string) error {
+	_, err := c.do(ctx, op)
 	return err
 }
 
 func (c *container) logs(ctx context.Context) string {
-	if c.container == nil {
-		return ""
-	}
-	r, err := c.container.Logs(ctx)
+	text, err := c.do(ctx, "logs")
 	if err != nil {
 		return err.Error()
 	}
-	defer r.Close()
-	text, err := io.ReadAll(r)
-	if err != nil {
-		return fmt.Sprintf("%s\n%v", text, err)
-	}
-	return string(text)
+	return text
 }
 
 // close removes the container immediately, with its data.
 func (c *container) close(ctx context.Context) error {
-	var err error
-	if c.container != nil {
-		// Terminate would wait for a server that is paused or slow to save. It may have ended already.
-		c.provider.Client().ContainerKill(ctx, c.id(), client.ContainerKillOptions{Signal: "KILL"})
-		err = c.container.Terminate(ctx, testcontainers.StopTimeout(0))
-	}
-	return errors.Join(err, c.provider.Close())
+	return errors.Join(c.tell(ctx, "close"), c.leave())
 }

@@ -1,5 +1,6 @@
 // Package containers starts lock services for tests: isolated, fresh, and with the means to break them. It is for the
-// tests of drivers, and the only package of the project that imports testcontainers-go.
+// tests of drivers. testcontainers-go starts the containers, in a program of another module (runner) that the first test
+// builds. So it is not among the modules of a program that uses Fencelock.
 //
 //	redis := containers.Redis(t)
 //	client := connect(redis.Addr())

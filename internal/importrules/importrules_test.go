@@ -4,7 +4,6 @@
 //	examples, cmd → root → backend → fencing → standard library
 //	drivers → backend/engine → backend/kit → backend          conformance → root
 //	fencing/*guard → fencing   fencing/guardtest → conformance/fault
-//	conformance/containers → testcontainers
 //	cmd/fencelock → internal/gateway → huma
 //	internal/server → its lead → its replica → internal/machine; replica → raft
 package importrules
@@ -97,7 +96,7 @@ var places = []string{
 	".", "backend", "backend/engine", "backend/kit", "fencing", "conformance", "locktest", "cmd", "examples", "internal",
 }
 
-// testcontainers and its dependencies.
+// testcontainers and its dependencies: only the module conformance/containers/runner requires them.
 var testcontainers = []string{"github.com/testcontainers/", "github.com/moby/", "github.com/docker/"}
 
 // violations returns every arrow that points the wrong way.
@@ -269,17 +268,15 @@ func guard(g graph, path string) (found []string) {
 const guardtest = module + "/fencing/guardtest"
 
 // testOnly checks the packages for tests: only tests, and the program that reports on them, import the conformance
-// suite, and only conformance/containers, in tests too, imports testcontainers.
+// suite, and none, nor its test, imports testcontainers.
 func testOnly(g graph, path string) (found []string) {
 	const conformance, containers = module + "/conformance", module + "/conformance/containers"
 	const report = module + "/internal/testreport"
 	within := func(path, root string) bool { return path == root || strings.HasPrefix(path, root+"/") }
 	p := g[path]
-	if !within(path, containers) {
-		for _, imp := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
-			if hasPrefix(imp, testcontainers) {
-				found = append(found, fmt.Sprintf("%s imports %s: only conformance/containers may", path, imp))
-			}
+	for _, imp := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+		if hasPrefix(imp, testcontainers) {
+			found = append(found, fmt.Sprintf("%s imports %s: only the module of %s/runner may", path, imp, containers))
 		}
 	}
 	if within(path, conformance) || path == guardtest || path == report {

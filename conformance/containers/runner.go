@@ -1,0 +1,157 @@
+package containers
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+)
+
+const (
+	module       = "github.com/fencelock/fencelock"
+	runnerModule = module + "/conformance/containers/runner"
+)
+
+// runnerProgram returns the path of the program runner. It builds the program, out of the module beside this package, if
+// no test of this user has built it yet. Go programs that import this package from the module cache have no such module
+// there: they get the one of the same version. Neither touches the go.mod of the tests.
+var runnerProgram = sync.OnceValues(func() (string, error) {
+	path, err := findRunner()
+	if err != nil {
+		return "", fmt.Errorf("build the program that runs containers: %w", err)
+	}
+	return path, nil
+})
+
+func findRunner() (string, error) {
+	_, file, _, _ := runtime.Caller(0)
+	if dir := filepath.Join(filepath.Dir(file), "runner"); isModule(dir) {
+		return buildRunner(dir)
+	}
+	// Built with -trimpath, or in the module cache.
+	text, err := goCommand("", "list", "-m", "-json", module)
+	if err != nil {
+		return "", err
+	}
+	type place struct {
+		Dir, Version string
+		Replace      *place
+	}
+	var found place
+	if err := json.Unmarshal(text, &found); err != nil {
+		return "", err
+	}
+	found = *cmp.Or(found.Replace, &found)
+	if dir := filepath.Join(found.Dir, "conformance", "containers", "runner"); isModule(dir) {
+		return buildRunner(dir)
+	}
+	return installRunner(found.Version)
+}
+
+func isModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
+}
+
+// buildRunner builds the module in dir.
+func buildRunner(dir string) (string, error) {
+	sum := sha256.New()
+	fmt.Fprintln(sum, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	err := fs.WalkDir(os.DirFS(dir), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(filepath.Join(dir, path))
+		fmt.Fprintln(sum, path, len(text), string(text))
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return cached(hex.EncodeToString(sum.Sum(nil)[:8]), func(to string) error {
+		_, err := goCommand(dir, "build", "-buildvcs=false", "-o", to+string(filepath.Separator), ".")
+		return err
+	})
+}
+
+// pseudo is a version that names a commit: the module of the runner has another pseudo-version for it.
+var pseudo = regexp.MustCompile(`[-.]\d{14}-([0-9a-f]{12})(\+incompatible)?$`)
+
+// installRunner gets the module of a version of this one.
+func installRunner(version string) (string, error) {
+	if version == "" {
+		return "", errors.New("its module is not there, and the version of " + module + " is unknown")
+	}
+	if commit := pseudo.FindStringSubmatch(version); commit != nil {
+		version = commit[1]
+	}
+	return cached(version, func(to string) error {
+		_, err := goCommand(to, "install", "-buildvcs=false", runnerModule+"@"+version)
+		return err
+	})
+}
+
+// cached returns the program of a key. For the first caller build writes it to a folder. Tests of other packages, which
+// run at the same time, wait for it.
+func cached(key string, build func(folder string) error) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	cache = filepath.Join(cache, "fencelock", "runner")
+	program := filepath.Join(cache, key, "runner")
+	if runtime.GOOS == "windows" {
+		program += ".exe"
+	}
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return "", err
+	}
+	unlock, err := lock(filepath.Join(cache, "lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	folder, err := os.MkdirTemp(cache, "new-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(folder)
+	if err := build(folder); err != nil {
+		return "", err
+	}
+	return program, os.Rename(folder, filepath.Dir(program))
+}
+
+// goCommand runs the go command in a folder, as if nobody had set flags for the tests.
+func goCommand(dir string, args ...string) ([]byte, error) {
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	if dir != "" {
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOBIN="+dir)
+	}
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		err = fmt.Errorf("%w\n%s", err, failed.Stderr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
+	}
+	return out, nil
+}

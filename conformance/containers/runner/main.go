@@ -1,0 +1,148 @@
+// Command runner runs one container with testcontainers-go for package containers, which starts it. It is a program in
+// its own module, so that testcontainers-go and the client of Docker are not among the modules of a user of Fencelock.
+//
+// The first line on stdin is the Spec, in JSON. Every other line is an operation (pull, start, ended, kill, pause,
+// resume, logs, close), or cancel, which cancels the operation that runs. Each line but cancel gets an Answer, a line of
+// JSON on stdout. At the end of stdin, that is with the process that started it, the runner removes the container.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// removeTimeout bounds the removal of a container.
+const removeTimeout = 2 * time.Minute
+
+// Spec says what to run.
+type Spec struct {
+	Image       string
+	Entrypoint  []string // nil: the image's
+	Command     []string
+	User        string   // empty: the image's
+	Environ     []string // KEY=value
+	Port        string   // 6379/tcp for example
+	HostNetwork bool     // instead of Port
+}
+
+// Answer is the answer to one line.
+type Answer struct {
+	Text     string // the address of a started container, or logs
+	Error    string // empty: the operation succeeded
+	NoEngine bool   // no Docker engine answers
+}
+
+// operation is one line on stdin.
+type operation struct {
+	line   []byte
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+func main() {
+	// Signals from a terminal go to the whole process group. The end of the test is the end of stdin.
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "runner:", err)
+		os.Exit(1)
+	}
+}
+
+func serve(in io.Reader, out io.Writer) (err error) {
+	operations := make(chan operation)
+	go func() {
+		defer close(operations)
+		read(in, operations)
+	}()
+	var c *container
+	defer func() {
+		if c != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+			defer cancel()
+			err = errors.Join(err, c.close(ctx))
+		}
+	}()
+	answers := json.NewEncoder(out)
+	for op := range operations {
+		var text string
+		var err error
+		if c == nil {
+			c, err = open(op.ctx, op.line)
+		} else {
+			text, err = c.do(op.ctx, string(op.line))
+		}
+		op.cancel()
+		a := Answer{Text: text, NoEngine: errors.Is(err, errNoEngine)}
+		if err != nil {
+			a.Error = err.Error()
+		}
+		// A test that died does not read. Its end of stdin follows.
+		_ = answers.Encode(a)
+	}
+	return nil
+}
+
+// read sends the lines of in as operations. It ends them when they are canceled, or when nobody waits for them any
+// more. A start is not canceled then: it could leave a container with an unknown ID.
+func read(in io.Reader, operations chan<- operation) {
+	cancel := func() {}
+	var last []byte
+	for lines := bufio.NewReader(in); ; {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			if string(last) != "start" {
+				cancel()
+			}
+			return
+		}
+		line = bytes.TrimSpace(line)
+		if string(line) == "cancel" {
+			cancel()
+			continue
+		}
+		op := operation{line: line}
+		op.ctx, op.cancel = context.WithCancel(context.Background())
+		last, cancel = line, op.cancel
+		operations <- op
+	}
+}
+
+func open(ctx context.Context, line []byte) (*container, error) {
+	var spec Spec
+	if err := json.Unmarshal(line, &spec); err != nil {
+		return nil, fmt.Errorf("read the spec %q: %w", line, err)
+	}
+	return newContainer(ctx, spec)
+}
+
+func (c *container) do(ctx context.Context, op string) (string, error) {
+	switch op {
+	case "pull":
+		return "", c.pull(ctx)
+	case "start":
+		return c.start(ctx)
+	case "ended":
+		return "", c.ended(ctx)
+	case "kill":
+		return "", c.kill(ctx)
+	case "pause":
+		return "", c.pause(ctx)
+	case "resume":
+		return "", c.resume(ctx)
+	case "logs":
+		return c.logs(ctx), nil
+	case "close":
+		return "", c.close(ctx)
+	default:
+		return "", fmt.Errorf("unknown operation %q", op)
+	}
+}
