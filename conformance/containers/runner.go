@@ -84,17 +84,23 @@ func buildRunner(dir string) (string, error) {
 	})
 }
 
-// pseudo is a version that names a commit: the module of the runner has another pseudo-version for it.
-var pseudo = regexp.MustCompile(`[-.]\d{14}-([0-9a-f]{12})(\+incompatible)?$`)
+// pseudo is a version that names a commit. The runner has another pseudo-version for that commit.
+var pseudo = regexp.MustCompile(`[-.]\d{14}-([0-9a-f]{12})$`)
+
+// query returns what to ask for to get the module of the runner that belongs to a version of this one.
+func query(version string) string {
+	if commit := pseudo.FindStringSubmatch(version); commit != nil {
+		return commit[1]
+	}
+	return version
+}
 
 // installRunner gets the module of a version of this one.
 func installRunner(version string) (string, error) {
 	if version == "" {
 		return "", errors.New("its module is not there, and the version of " + module + " is unknown")
 	}
-	if commit := pseudo.FindStringSubmatch(version); commit != nil {
-		version = commit[1]
-	}
+	version = query(version)
 	return cached(version, func(to string) error {
 		_, err := goCommand(to, "install", "-buildvcs=false", runnerModule+"@"+version)
 		return err

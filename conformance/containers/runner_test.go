@@ -58,6 +58,20 @@ func TestKilledProcessLeavesNoContainer(t *testing.T) {
 	}
 }
 
+func TestVersionOfTheRunner(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{
+		"v0.1.0":                               "v0.1.0",
+		"v1.2.3-rc.1":                          "v1.2.3-rc.1",
+		"v0.0.0-20261127111500-0123456789ab":   "0123456789ab",
+		"v0.1.1-0.20261127111500-0123456789ab": "0123456789ab",
+	} {
+		if got := query(version); got != want {
+			t.Errorf("the runner of %s is that of %s, want %s", version, got, want)
+		}
+	}
+}
+
 // TestRunnerAnswersAfterACancel cancels operations: the next one works.
 func TestRunnerAnswersAfterACancel(t *testing.T) {
 	t.Parallel()

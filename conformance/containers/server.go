@@ -187,7 +187,7 @@ func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess cre
 			return
 		}
 		if require && !errors.Is(err, errNoEngine) {
-			t.Fatalf("%s: FENCELOCK_REQUIRE=all, a Docker engine answers, but the container does not start: %v",
+			t.Fatalf("%s: FENCELOCK_REQUIRE=all, but the container does not start: %v",
 				sp.name, err)
 		}
 		reasons = append(reasons, fmt.Errorf("as a container: %w", err))
