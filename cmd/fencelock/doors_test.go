@@ -52,7 +52,7 @@ func doorCases() []doorCase {
 }
 
 // Every call before backends of each sort, through two replicas, and what a client sees when the replica dies that was
-// granted its lock.
+// granted its lock. Where one replica of a group serves, the two are of different groups.
 func TestDoors(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -60,8 +60,9 @@ func TestDoors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			url, key := c.start(t), keyFile(t)
-			replica := func() (*program, string) {
-				args := []string{"gateway", "--backend", url, "--http-listen", "127.0.0.1:0", "--http-key", key}
+			replica := func(group string) (*program, string) {
+				args := []string{"gateway", "--backend", url, "--http-listen", "127.0.0.1:0", "--http-key", key,
+					"--replica-group", group}
 				if c.fences {
 					args = append(args, "--tier", "correctness")
 				}
@@ -73,8 +74,8 @@ func TestDoors(t *testing.T) {
 					expectExit(exitUsage, "correctness tier")
 			}
 			d := &doors{doorCalls: doorCalls{t}, c: c}
-			d.replica, d.one = replica()
-			_, d.two = replica()
+			d.replica, d.one = replica("one")
+			_, d.two = replica("two")
 			d.tells()
 			d.handsOver()
 			d.knowsKinds()

@@ -28,8 +28,10 @@ import (
 
 const gatewayHelp = `Usage: fencelock gateway --backend URL [options]
 
-Serves locks over HTTP, for every language, in front of any lock service. It keeps no locks: run as many as you like behind a
-load balancer. docs/HTTP.md documents the calls; so does the gateway, at /docs and /openapi.json.
+Serves locks over HTTP, for every language, in front of any lock service. It keeps no locks. In front of Redis, Redlock and
+the bundled server run as many replicas as you like behind a load balancer; in front of etcd, ZooKeeper and PostgreSQL one
+replica serves at a time, and another one refuses to start. docs/HTTP.md documents the calls; so does the gateway, at
+/docs and /openapi.json.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
@@ -51,6 +53,7 @@ Exit codes:
     0  ended by INT or TERM
    64  the command line is not valid, or the backend does not support the request
    69  the gateway cannot start or go on, or the lock service is not fit for locks
+   75  another replica serves, and did not end within --replica-wait
 `
 
 const httpListen = "127.0.0.1:7481"
@@ -67,6 +70,7 @@ type door struct {
 	page      bool
 
 	log     *slog.Logger
+	addr    net.Addr                        // where HTTP is served
 	gateway atomic.Pointer[gateway.Gateway] // nil until the lock service is connected
 }
 
@@ -81,7 +85,7 @@ func (d *door) define(o *options, listen, usage string) {
 		"must stay when the keys change")
 	o.StringVar(&d.hosts, httpHostOption, "", "names `A,B` under which requests without a client certificate may address "+
 		"the HTTP server, without ports; the first label may be *. Others are answered 421, so that no page in a browser "+
-		"reaches it under a name of its own. Addresses, localhost and the names of the certificate need not be given. "+
+		"reaches it by DNS rebinding. Addresses, localhost and the names of the certificate need not be given. "+
 		"Load balancers and pods use names like locks.default.svc")
 	o.StringVar(&d.proxies, "trusted-proxy", "", "networks `A,B` of proxies, like 10.0.0.0/8, whose X-Forwarded-For tells "+
 		"the address of the client, by which shares count")
@@ -302,8 +306,14 @@ type gatewaySettings struct {
 	access  accessFiles
 	keys    keys
 	listening
-	log   *slog.Logger
-	locks *fencelock.Client // nil until the lock service is connected
+
+	replicaGroup string
+	replicaWait  time.Duration
+
+	log *slog.Logger
+	// The following fields are nil until the lock service is connected.
+	locks   *fencelock.Client
+	replica *soleReplica // nil also where replicas share holds
 }
 
 func defineGateway(o *options) func([]string) error {
@@ -312,6 +322,10 @@ func defineGateway(o *options) func([]string) error {
 	from := o.backend("the lock service, " + localServer + " if none is given")
 	tier := o.tier("correctness refuses a backend that cannot fence")
 	s.door.define(o, httpListen, "the `ADDRESS` where HTTP is served")
+	o.DurationVar(&s.replicaWait, "replica-wait", replicaWait, "in front of etcd, ZooKeeper and PostgreSQL, how long to wait "+
+		"at the start for the end of another replica. A replica that was killed counts for another 10s")
+	o.StringVar(&s.replicaGroup, "replica-group", "", "the `NAME` of the replicas to which this one belongs. In front of etcd, "+
+		"ZooKeeper and PostgreSQL one replica of each group serves; no client may use two groups")
 	s.ops.define(o)
 	s.audit.define(o)
 	s.access.define(o)
@@ -350,7 +364,7 @@ func (s *gatewaySettings) read(from *urlSource, tier func() (fencelock.Tier, err
 		return err
 	}
 	s.log = slog.New(handler)
-	if err := errors.Join(s.ops.check(), s.audit.check()); err != nil {
+	if err := errors.Join(s.ops.check(), s.audit.check(), s.checkReplica()); err != nil {
 		return err
 	}
 	return s.door.check(s.insecure || s.client != (certificates{}))
@@ -402,10 +416,19 @@ func (s *gatewaySettings) serve() error {
 		s.ops.metrics.Certificate("clients", certificates.Certificate)
 	}
 	o := gateway.Options{
+		Grants: func() error {
+			if s.replica == nil {
+				return nil
+			}
+			return s.replica.grants()
+		},
 		Key: s.keys.key, OldKeys: s.keys.old, Identity: s.keys.identity, Access: access, Log: s.log,
 		Audit: s.audit.log, AuditAs: host, Draining: s.ops.draining, Service: serviceAt(s.backend),
 	}
 	held, err := s.door.serve(ctx, o, certificates, admit, s.connect, &s.ops, func() { notify(notifyReady) })
+	if s.replica != nil {
+		s.replica.release()
+	}
 	s.log.Info("gateway stopped", "why", stopReason(ctx, err))
 	switch {
 	case held > 0:
@@ -421,7 +444,7 @@ func (s *gatewaySettings) serve() error {
 // connect opens the lock service. While the service is unreachable it retries, until ctx ends.
 func (s *gatewaySettings) connect(ctx context.Context, failed func(error)) (backend.Driver, error) {
 	for pause := connectPause; ; pause = min(2*pause, maxConnectPause) {
-		d, err := s.open(ctx)
+		d, err := s.open(ctx, failed)
 		if err == nil || ctx.Err() != nil || !errors.Is(err, backend.ErrUnavailable) {
 			return d, err
 		}
@@ -437,8 +460,8 @@ func (s *gatewaySettings) connect(ctx context.Context, failed func(error)) (back
 	}
 }
 
-// open tries once.
-func (s *gatewaySettings) open(ctx context.Context) (backend.Driver, error) {
+// open tries once. It reports to waits that another replica is in the way.
+func (s *gatewaySettings) open(ctx context.Context, waits func(error)) (backend.Driver, error) {
 	opening, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
 	d, err := backend.Open(opening, s.backend)
@@ -448,10 +471,18 @@ func (s *gatewaySettings) open(ctx context.Context) (backend.Driver, error) {
 	case err != nil:
 		return nil, fmt.Errorf("open %s: %w", backend.RedactURL(s.backend), err)
 	}
-	if s.locks, err = fencelock.New(d, s.tier, nil); err != nil { // only for the tier's gate
+	locks, err := fencelock.New(d, s.tier, &fencelock.Options{Owner: replicaOwner(s.door.addr)})
+	if err != nil {
 		closeQuietly(d.Close)
 		return nil, err
 	}
+	if !gateway.SharesHolds(d) {
+		if s.replica, err = claimReplica(ctx, locks, s.replicaGroup, s.replicaWait, s.log, waits); err != nil {
+			closeQuietly(locks.Close)
+			return nil, err
+		}
+	}
+	s.locks = locks
 	return d, nil
 }
 
@@ -492,6 +523,7 @@ func (d *door) serve(
 	if err != nil {
 		return 0, err
 	}
+	d.addr = l.Addr()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	now, unreached := &answering{}, &reason{err: errors.New("the gateway connects to the lock service")}

@@ -148,7 +148,8 @@ func endReplicas(t *testing.T, backend string, ttl, between time.Duration, round
 	key := keyFile(t)
 	addrs := freeport.Addresses(t, 2)
 	replica := func(i int) *program {
-		p := start(t, "gateway", "--backend", backend, "--http-listen", addrs[i], "--http-key", key)
+		p := start(t, "gateway", "--backend", backend, "--http-listen", addrs[i], "--http-key", key,
+			"--replica-group", addrs[i])
 		p.await("fencelock: serving HTTP at ")
 		return p
 	}

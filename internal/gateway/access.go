@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -149,6 +150,9 @@ func (g *Gateway) boundTo(r *http.Request) string {
 func (g *Gateway) may(ctx context.Context, v rules.Verb, name string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return problemOf(err)
+	}
+	if v != rules.Read && reserved(name) {
+		return problem(codeName, strconv.Quote(name)+" is reserved for the replicas of gateways")
 	}
 	r := requestOf(ctx)
 	if !g.decides() {

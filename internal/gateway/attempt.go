@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -80,9 +81,9 @@ func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []bac
 			gone = g.leftOf(rs)
 		case a == nil:
 			seen, lost := g.history.Now()
-			if lost != nil {
+			if err := cmp.Or(lost, g.mayGrant()); err != nil {
 				g.mu.Unlock()
-				return nil, nil, lost
+				return nil, nil, err
 			}
 			if p := g.take(by, len(rs)); p != nil {
 				g.mu.Unlock()
@@ -163,7 +164,7 @@ func (g *Gateway) begin(key, print string, by *ask, rs []backend.Request,
 		if err != nil {
 			grants = nil
 		} else {
-			err = g.judge(grants, seen)
+			err = cmp.Or(g.judge(grants, seen), g.mayGrant())
 		}
 		g.answered(a, grants, err)
 	}
@@ -470,7 +471,7 @@ func (g *Gateway) end(h *hold) {
 	}
 	h.ended = true
 	g.uncount(h)
-	if !g.wanders() {
+	if !g.wanders {
 		g.finished.add(g.memory(h, overOf(&h.grant)), struct{}{})
 	}
 	if h.timer != nil {
@@ -495,7 +496,7 @@ func (g *Gateway) end(h *hold) {
 	a.stopTimer()
 	if g.attempts[a.key] == a {
 		delete(g.attempts, a.key)
-		if a.named && (h.freed || a.claimed && (h.over || !g.wanders())) {
+		if a.named && (h.freed || a.claimed && (h.over || !g.wanders)) {
 			g.finished.add(g.memory(h, a.key), struct{}{})
 		}
 	}

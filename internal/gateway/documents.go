@@ -73,7 +73,7 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 	about := g.driver.Describe()
 	out := Ready{
 		Ready: err == nil, Backend: about.Name, Exclusion: about.Exclusion.String(),
-		Fencing: about.Capabilities.Has(backend.CapFencing), HoldsOutlive: g.wanders(),
+		Fencing: about.Capabilities.Has(backend.CapFencing), HoldsOutlive: g.wanders,
 		MinTTLMillis: inMillis(about.MinTTL), MaxTTLMillis: inMillis(about.MaxTTL),
 		TTLStep: max(inMillis(about.TTLGranularity), 1),
 	}
@@ -83,8 +83,12 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 	case g.closing.Err() != nil, g.draining():
 		out.Ready, out.Detail = false, "the gateway is about to stop"
 	default:
-		if _, lost := g.history.Now(); lost != nil {
-			out.Ready, out.Detail = false, lost.Error()
+		_, err := g.history.Now()
+		if err == nil && g.o.Grants != nil {
+			err = g.o.Grants()
+		}
+		if err != nil {
+			out.Ready, out.Detail = false, err.Error()
 		}
 	}
 	return out

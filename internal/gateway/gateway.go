@@ -9,7 +9,8 @@
 //   - Where the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through
 //     another replica brings the hold there. Until then it lives for one TTL after its replica died.
 //   - Where it is not an Expirer (etcd, ZooKeeper, PostgreSQL), only the replica that was granted a hold renews it
-//     (HELD_ELSEWHERE from the others), and any releases it.
+//     (HELD_ELSEWHERE from the others), and any releases it. One replica serves at a time: see SharesHolds, ReplicaLock
+//     and Options.Grants.
 //
 // In the latter two cases the replica itself ends a hold that its client has not renewed for one TTL.
 //
@@ -31,6 +32,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,6 +52,10 @@ type Options struct {
 	// are derived from Identity, or from Key if it is nil; it must stay while Key changes.
 	Key, Identity []byte
 	OldKeys       [][]byte
+
+	// Grants returns the reason why this replica grants no locks at present, nil if it does. It is not ready then, and
+	// renews and releases the holds that there are. Nil: it always grants.
+	Grants func() error
 
 	// Access has the rights. Nil: everybody may do everything, but force-release requires a client on this machine,
 	// or a verified certificate.
@@ -119,6 +125,7 @@ type Gateway struct {
 	multi   backend.MultiAcquirer // nil if the driver does not implement it
 	expirer backend.Expirer       // nil if the driver does not implement it
 	keeps   bool                  // Description.KeepsHolds
+	wanders bool                  // SharesHolds
 	clock   backend.Clock
 	sealer  *Sealer
 	handler http.Handler
@@ -173,7 +180,8 @@ func New(o Options) (*Gateway, error) {
 	l := &o.Limits
 	about := o.Driver.Describe()
 	g := &Gateway{
-		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds, clock: about.Clock,
+		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds,
+		wanders: SharesHolds(o.Driver), clock: about.Clock,
 		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]chan struct{}{},
 		owned: map[ownedKey]*hold{}, feeds: map[feedKey]*feed{}, rates: newRates(l), sessions: sessions{most: l.ClientSessions},
 		waits: newShare("waits", l.Waits, l.ClientWaits), watches: newShare("watches", l.Watches, l.ClientWatches),
@@ -192,8 +200,31 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// wanders reports whether another replica can renew this one's grants.
-func (g *Gateway) wanders() bool { return !g.keeps || g.expirer != nil }
+// SharesHolds reports whether each replica in front of the driver's service renews the holds of the others: holds expire
+// in the service, or the driver takes them over.
+func SharesHolds(d backend.Driver) bool {
+	_, expires := backend.As[backend.Expirer](d)
+	return expires || !d.Describe().KeepsHolds
+}
+
+// ReplicaLock is the lock that a replica holds while it serves where replicas do not share holds. A group of replicas
+// adds a space and its name. Clients cannot take these names.
+const ReplicaLock = "fencelock gateway"
+
+func reserved(name string) bool {
+	return name == ReplicaLock || strings.HasPrefix(name, ReplicaLock+" ")
+}
+
+// mayGrant returns the reason why this replica grants no locks at present.
+func (g *Gateway) mayGrant() error {
+	if g.o.Grants == nil {
+		return nil
+	}
+	if err := g.o.Grants(); err != nil {
+		return problem(codeUnavailable, err.Error()).retry(comeAgain)
+	}
+	return nil
+}
 
 // meets reports whether the same request through another replica gets the same hold. It takes an Expirer: otherwise a
 // replica's late request, or its release for a client that has gone, would end a hold that another replica was

@@ -379,7 +379,7 @@ func (g *Gateway) renew(
 	}
 	h, grant := g.mine(grant, minHold)
 	defer g.unbusy(h)
-	if h == nil && !g.wanders() {
+	if h == nil && !g.wanders {
 		g.mu.Lock()
 		over := g.finished.has(overOf(&grant), g.clock.Now())
 		g.mu.Unlock()
