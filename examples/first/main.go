@@ -28,8 +28,8 @@ func main() {
 	defer locks.Close(ctx)
 
 	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
-		// Renewed meanwhile. ctx ends before the lock can be somebody else's; whatever stores the result checks the
-		// token.
+		// The lease is renewed in the background, and ctx ends before another client can acquire the lock. The store
+		// that receives the result must check the token.
 		fmt.Println("alone with", lease.Name(), "- it has a token:", lease.Token() > 0)
 		return ctx.Err()
 	})
