@@ -54,15 +54,15 @@ var rows = []struct {
 	caps backend.Capabilities
 }{
 	{"fencing tokens: the correctness tier", backend.CapFencing},
-	{"FIFO, nobody barges, not by `TryAcquire` either", backend.CapFair},
+	{"FIFO: no later request overtakes a waiter, not even `TryAcquire`", backend.CapFair},
 	{"`Shared` beside exclusive", backend.CapShared},
 	{"`Permits`", backend.CapPermits},
-	{"several names in one step (etcd: `TryAcquireAll` only; in sorted order elsewhere)", backend.CapMultiAcquire},
+	{"several names in one step (etcd: only `TryAcquireAll`; without it, one by one in sorted order)", backend.CapMultiAcquire},
 	{"`Hierarchical` names", backend.CapHierarchy},
-	{"deadlocks refused (`Options.Order` elsewhere)", backend.CapDeadlock},
+	{"deadlocks detected and refused (without it, use `Options.Order`)", backend.CapDeadlock},
 	{"`HoldAtLeast`", backend.CapMinHold},
 	{"`Metadata`", backend.CapMetadata},
-	{"loss pushed by the service", backend.CapPushLoss},
+	{"the service notifies holders of a loss", backend.CapPushLoss},
 	{"`Look`, `Leader`", backend.CapInspect},
 	{"`List`", backend.CapList},
 	{"`Watch`", backend.CapWatch},
@@ -75,13 +75,13 @@ var shown = []struct {
 	what string
 	is   func(s *backend.Shows) (look, list bool)
 }{
-	{"since when a holder holds", func(s *backend.Shows) (bool, bool) { return s.Look.Since, s.List.Since }},
+	{"start of each hold", func(s *backend.Shows) (bool, bool) { return s.Look.Since, s.List.Since }},
 	{"when the hold expires", func(s *backend.Shows) (bool, bool) { return s.Look.ExpiresIn, s.List.ExpiresIn }},
 	{"limit and remaining permits", func(s *backend.Shows) (bool, bool) { return s.Look.Limit, s.List.Limit }},
 	{"number of waiters", func(s *backend.Shows) (bool, bool) { return s.Look.Waiters, s.List.Waiters }},
 	{"queue in order: owner, hold ID, kind", func(s *backend.Shows) (bool, bool) { return s.Look.Queue, s.List.Queue }},
-	{"since when each waits", func(s *backend.Shows) (bool, bool) { return s.Look.QueueSince, s.List.QueueSince }},
-	{"a refusal says when to retry", func(s *backend.Shows) (bool, bool) { return s.RetryAfter, s.RetryAfter }},
+	{"start of each wait", func(s *backend.Shows) (bool, bool) { return s.Look.QueueSince, s.List.QueueSince }},
+	{"`ErrHeld` with the time after which to retry", func(s *backend.Shows) (bool, bool) { return s.RetryAfter, s.RetryAfter }},
 	{"time of a change", func(s *backend.Shows) (bool, bool) { return s.ChangeTime, s.ChangeTime }},
 	{"author of a forced release in its change", func(s *backend.Shows) (bool, bool) { return s.ChangeAuthor, s.ChangeAuthor }},
 }

@@ -72,7 +72,7 @@ var (
 		Name: prefix + "acquire_duration_seconds", Type: Histogram, Where: Leader, Buckets: brief,
 		Labels: []string{"kind", "outcome", "waited"},
 		Values: map[string][]string{"kind": Kinds, "outcome": outcomes, "waited": {"yes", "no"}},
-		Help:   "Time from the receipt of an acquire to its outcome. With waited=yes it was queued.",
+		Help:   "Time from receiving an acquire to its outcome; waited=yes if it was queued.",
 	}
 	holds = Metric{
 		Name: prefix + "hold_duration_seconds", Type: Histogram, Where: Leader, Buckets: long,
@@ -82,35 +82,35 @@ var (
 	ended = Metric{
 		Name: prefix + "holds_ended_total", Type: Counter, Where: Leader,
 		Labels: []string{"kind", "end"}, Values: map[string][]string{"kind": Kinds, "end": ends},
-		Help: "Holds that ended: released, expired with their session, or forced.",
+		Help: "Holds that ended: released, expired with their session, or force-released.",
 	}
 	limited = Metric{
 		Name: prefix + "limit_refusals_total", Type: Counter, Where: Leader, Labels: []string{"limit"},
 		Values: map[string][]string{"limit": limitFields()},
-		Help:   "Commands that were refused because a limit is reached.",
+		Help:   "Commands refused because a limit was reached.",
 	}
 	stale = Metric{
 		Name: prefix + "stale_releases_total", Type: Counter, Where: Leader,
-		Help: "Releases that named a token which is not held.",
+		Help: "Releases with a token that is no longer held.",
 	}
 	held = Metric{
 		Name: prefix + "holds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
-		Values: map[string][]string{"kind": Kinds}, Help: "Present holds.",
+		Values: map[string][]string{"kind": Kinds}, Help: "Current holds.",
 	}
 	waiters = Metric{
 		Name: prefix + "waiters", Type: Gauge, Where: Leader, Labels: []string{"kind"},
-		Values: map[string][]string{"kind": Kinds}, Help: "Acquires in the queues.",
+		Values: map[string][]string{"kind": Kinds}, Help: "Acquires waiting in queues.",
 	}
 	oldestHold = Metric{
 		Name: prefix + "oldest_hold_seconds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
-		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest hold; 0 without any.",
+		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest hold; 0 if there is none.",
 	}
 	oldestWait = Metric{
 		Name: prefix + "oldest_wait_seconds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
-		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest wait; 0 without any.",
+		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest wait; 0 if there is none.",
 	}
 	longest = Metric{
-		Name: prefix + "longest_queue", Type: Gauge, Where: Leader, Help: "Waiters of the name with the most.",
+		Name: prefix + "longest_queue", Type: Gauge, Where: Leader, Help: "Length of the longest queue.",
 	}
 	sessions = Metric{
 		Name: prefix + "sessions", Type: Gauge, Where: Leader, Help: "Open sessions.",
@@ -121,24 +121,24 @@ var (
 	}
 	appends = Metric{
 		Name: "fencelock_member_log_append_seconds", Type: Histogram, Where: Member, Buckets: brief,
-		Help: "Time of an append to the log, with its fsync.",
+		Help: "Duration of an append to the log, including its fsync.",
 	}
 	requests = Metric{
 		Name: "fencelock_http_request_duration_seconds", Type: Histogram, Where: Door, Buckets: brief,
-		Labels: []string{"method", "route", "code"}, Help: "Time of an HTTP request, by the route that served it.",
+		Labels: []string{"method", "route", "code"}, Help: "Duration of an HTTP request, by route.",
 	}
 	certificate = Metric{
 		Name: "fencelock_certificate_expiry_timestamp_seconds", Type: Gauge, Where: Door, Labels: []string{"use"},
 		Values: map[string][]string{"use": {"clients", "members"}},
-		Help:   "When a certificate of the process expires, in Unix time.",
+		Help:   "Unix time at which a certificate of the process expires.",
 	}
 	auditDropped = Metric{
 		Name: "fencelock_audit_dropped_events_total", Type: Counter, Where: Audited,
-		Help: "Audit events that were not written: the disk was full, or slower than events came.",
+		Help: "Audit events dropped because the disk was full or too slow.",
 	}
 	build = Metric{
 		Name: "fencelock_build_info", Type: Gauge, Where: Door, Labels: []string{"version", "go_version"},
-		Help: "1, with the versions in the labels.",
+		Help: "Always 1; the labels are the versions.",
 	}
 )
 
@@ -147,38 +147,38 @@ var gauges = []struct {
 	Metric
 	value func(*state) float64
 }{
-	{member("cluster_well", "1 if this member leads, and all members with a vote follow and are close to its log."),
+	{member("cluster_well", "1 if this member leads and all voting members follow it closely."),
 		func(s *state) float64 { return flag(s.Well) }},
-	{member("voters_behind", "Members with a vote that do not follow this member, which leads, or are not close to its log."),
+	{member("voters_behind", "If this member leads, the number of voting members that do not follow it closely."),
 		func(s *state) float64 { return float64(s.VotersBehind) }},
-	{member("closed_seconds", "Time for which this member, which leads, still serves nobody because of a restore."),
+	{member("closed_seconds", "If this member leads, the remaining time for which it refuses clients after a restore."),
 		func(s *state) float64 { return s.ClosedFor.Seconds() }},
-	{member("leader", "1 if this member serves."), func(s *state) float64 { return flag(s.Leader) }},
-	{member("knows_leader", "1 if this member knows which member leads."),
+	{member("leader", "1 if this member leads and serves."), func(s *state) float64 { return flag(s.Leader) }},
+	{member("knows_leader", "1 if this member knows the leader."),
 		func(s *state) float64 { return flag(s.KnowsLeader) }},
-	{member("maintenance", "1 if this member leads only if no other member does."),
+	{member("maintenance", "1 if this member is in maintenance: it leads only if no other member does."),
 		func(s *state) float64 { return flag(s.Maintenance) }},
-	{member("term", "Term of the log. Every election begins a greater one."),
+	{member("term", "Raft term; every election starts a greater one."),
 		func(s *state) float64 { return float64(s.Term) }},
 	{member("last_index", "Index of the last log entry of this member."),
 		func(s *state) float64 { return float64(s.LastIndex) }},
-	{member("commit_index", "Index up to which this member knows that most members have the log."),
+	{member("commit_index", "Index of the last log entry that this member knows to be committed."),
 		func(s *state) float64 { return float64(s.CommitIndex) }},
-	{member("applied_index", "Index of the last entry that this member has applied."),
+	{member("applied_index", "Index of the last log entry that this member has applied."),
 		func(s *state) float64 { return float64(s.AppliedIndex) }},
-	{member("agreed_index", "Index of the last entry after which the member's state was the leader's; 0: not compared."),
+	{member("agreed_index", "Index of the last log entry at which this member's state equalled the leader's; 0 if not compared."),
 		func(s *state) float64 { return float64(s.AgreedIndex) }},
-	{member("differs_index", "Index of the last entry after which the member's state was another one; 0: never."),
+	{member("differs_index", "Index of the last log entry at which this member's state differed from the leader's; 0 if never."),
 		func(s *state) float64 { return float64(s.DiffersIndex) }},
-	{member("unread_bytes", "Bytes of replies that clients have not read."),
+	{member("unread_bytes", "Bytes of replies that clients have not read yet."),
 		func(s *state) float64 { return float64(s.UnreadBytes) }},
-	{member("connections", "Connections of clients."), func(s *state) float64 { return float64(s.Connected) }},
+	{member("connections", "Client connections."), func(s *state) float64 { return float64(s.Connected) }},
 	{member("log_bytes", "Size of the log."), func(s *state) float64 { return float64(s.LogBytes) }},
-	{member("snapshot_bytes", "Size of the last snapshot; 0: there is none."),
+	{member("snapshot_bytes", "Size of the last snapshot; 0 if there is none."),
 		func(s *state) float64 { return float64(s.SnapshotBytes) }},
-	{member("snapshot_timestamp_seconds", "When the last snapshot was made, in Unix time; 0: there is none."),
+	{member("snapshot_timestamp_seconds", "Unix time of the last snapshot; 0 if there is none."),
 		func(s *state) float64 { return unix(s.SnapshotAt) }},
-	{member("backup_timestamp_seconds", "When this process completed its last backup, in Unix time; 0: none."),
+	{member("backup_timestamp_seconds", "Unix time at which this process completed its last backup; 0 if never."),
 		func(s *state) float64 { return unix(s.BackupAt) }},
 }
 

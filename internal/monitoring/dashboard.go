@@ -39,11 +39,11 @@ var rows = []struct {
 }{
 	{"Locks", []panel{
 		{
-			"Acquire latency, granted without a wait", "s", "From the receipt to the answer of the leader.",
+			"Acquire latency, granted without a wait", "s", "From receiving a request to the leader's reply.",
 			quantiles("fencelock_server_acquire_duration_seconds", of+`,outcome="granted",waited="no"`),
 		},
 		{
-			"Wait for a lock", "s", "Of acquires that were queued and granted.",
+			"Wait for a lock", "s", "For acquires that were queued and granted.",
 			quantiles("fencelock_server_acquire_duration_seconds", of+`,outcome="granted",waited="yes"`),
 		},
 		{
@@ -55,11 +55,11 @@ var rows = []struct {
 			[][2]string{{rate("outcome", "fencelock_server_acquire_duration_seconds_count{"+of+"}"), "{{outcome}}"}},
 		},
 		{
-			"Readers and writers", "short", "Present holds by kind: shared holds are readers, exclusive ones writers.",
+			"Readers and writers", "short", "Current holds by kind: shared holds are readers, exclusive holds are writers.",
 			[][2]string{{"max by (kind) (fencelock_server_holds{" + of + "})", "{{kind}}"}},
 		},
 		{
-			"Contention", "short", "Acquires that wait, and the longest queue of one name.",
+			"Contention", "short", "Waiting acquires, and the longest queue of one name.",
 			[][2]string{
 				{"max by (kind) (fencelock_server_waiters{" + of + "})", "waiters, {{kind}}"},
 				{"max(fencelock_server_longest_queue{" + of + "})", "longest queue"},
@@ -73,11 +73,11 @@ var rows = []struct {
 			},
 		},
 		{
-			"Ends of holds", "ops", "Released, expired with their session, forced by an administrator.",
+			"Ends of holds", "ops", "Released, expired with their session, or force-released.",
 			[][2]string{{rate("end", "fencelock_server_holds_ended_total{"+of+"}"), "{{end}}"}},
 		},
 		{
-			"Refusals", "ops", "By a limit, and releases with a token that is not held.",
+			"Refusals", "ops", "Requests beyond a limit, and releases with a token that is no longer held.",
 			[][2]string{
 				{rate("limit", "fencelock_server_limit_refusals_total{"+of+"}"), "{{limit}}"},
 				{rate("job", "fencelock_server_stale_releases_total{"+of+"}"), "stale releases"},
@@ -98,7 +98,7 @@ var rows = []struct {
 				{"fencelock_member_leader{" + of + "}", "{{instance}}"}, {"fencelock_member_cluster_well{" + of + "}", "well, {{instance}}"},
 			},
 		},
-		{"Term", "short", "Every election begins a greater one.", [][2]string{{"max(fencelock_member_term{" + of + "})", "term"}}},
+		{"Term", "short", "Every election starts a greater one.", [][2]string{{"max(fencelock_member_term{" + of + "})", "term"}}},
 		{
 			"Lag of members", "short", "Log entries that a member has not applied.",
 			[][2]string{{
@@ -106,7 +106,7 @@ var rows = []struct {
 			}},
 		},
 		{
-			"Append to the log, p99", "s", "With its fsync.",
+			"Append to the log, p99", "s", "Including its fsync.",
 			[][2]string{{quantile(.99, "instance, ", "fencelock_member_log_append_seconds", of), "{{instance}}"}},
 		},
 		{

@@ -172,11 +172,11 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// The table of the page that says which test shows what names tests, metrics, panels and alerts that exist.
+// The table of requirements names tests, metrics, panels and alerts that exist.
 func TestEvidenceNamesWhatExists(t *testing.T) {
-	_, text, found := strings.Cut(read(t, page), "| asked for |")
+	_, text, found := strings.Cut(read(t, page), "| requirement |")
 	if !found {
-		t.Fatal("the page has no table of what is asked for")
+		t.Fatal("the page has no table of requirements")
 	}
 	text, _, _ = strings.Cut(text, "\n\n")
 	tests, names, titles := testsOfTree(t), exported(t), map[string]bool{}
