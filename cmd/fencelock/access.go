@@ -16,11 +16,11 @@ import (
 type accessFiles struct{ rules, principals string }
 
 func (a *accessFiles) define(o *options) {
-	o.StringVar(&a.rules, rulesOption, "", "a `FILE` with the rules that say who may do what, see docs/SECURITY.md; "+
-		"everything else is denied. Without it, and with --principals, the rules of the bundled server decide, which grant "+
-		"the certificate of this gateway the right to proxy")
-	o.StringVar(&a.principals, principalsOption, "", "a `FILE` that says whose the tokens and certificates of clients are; "+
-		"both files are read again when they change")
+	o.StringVar(&a.rules, rulesOption, "", "a `FILE` with access rules, see docs/SECURITY.md; all other calls are "+
+		"denied. With --principals alone, the rules of the bundled server decide, which must grant the certificate "+
+		"of this gateway the right proxy")
+	o.StringVar(&a.principals, principalsOption, "", "a `FILE` that maps tokens and certificates to principals; this "+
+		"file and --rules are reloaded when they change")
 }
 
 // rulesOption names a file of rules, and principalsOption one of principals.
@@ -41,7 +41,7 @@ func (a *accessFiles) open(
 	case a.principals == "":
 		return nil, nil, errors.New("--rules needs --principals")
 	case a.rules == "" && !bundled:
-		return nil, nil, errors.New("--principals needs --rules: only the bundled server has its own")
+		return nil, nil, errors.New("--principals needs --rules, except in front of the bundled server")
 	}
 	access, digest := &gateway.Access{}, func() string { return "" }
 	if a.rules != "" {
@@ -71,10 +71,10 @@ func reread[T any](
 ) (*tlsfiles.Files[T], error) {
 	return tlsfiles.Read(func() (T, error) { return parsed(option, path, parse) }, func(value T, err error) {
 		if err != nil {
-			log.Warn("a file is of no use: what was read before stays in use", "error", err)
+			log.Warn("a changed file is invalid: the previous version stays in use", "error", err)
 			return
 		}
-		log.Info("a file was read", "option", option, "file", path)
+		log.Info("a file was reloaded", "option", option, "file", path)
 		changed(value)
 	}, path)
 }

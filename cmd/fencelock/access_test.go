@@ -82,7 +82,7 @@ func TestGatewayWithRulesThatMakeNoSense(t *testing.T) {
 	}
 	credential := fileOf(t, "credential", principal.NewToken())
 	for url, want := range map[string]string{
-		"http://192.0.2.1:7481?credential=" + credential: "by https only",
+		"http://192.0.2.1:7481?credential=" + credential: "a credential needs https",
 		"http://127.0.0.1:1?credential=" + good:          "it is no token",
 		"http://127.0.0.1:1?credential=/none":            "no such file",
 	} {

@@ -29,8 +29,8 @@ import (
 
 const acquireHelp = `Usage: fencelock acquire NAME [options]
 
-Takes the lock NAME, prints its lock token and ends. The lock is held for the TTL, until "fencelock release", or longer
-with "fencelock renew". The token is a secret: anyone who has it can renew or release the lock.
+Acquires the lock NAME, prints its lock token and exits. The lock is held for the TTL, unless "fencelock release" ends
+or "fencelock renew" extends it. The token is a secret: anyone who has it can renew or release the lock.
 
   fencelock acquire deploy --ttl 10m --token-file token || exit
   ./deploy; code=$?
@@ -45,16 +45,16 @@ Options (durations like 500ms, 30s, 5m):
 Exit codes:
 
     0  the lock is held
-   64  the command line is not valid, or the backend does not support the request
-   69  the lock service cannot be reached, or is not fit for locks; the lock may be held for one TTL
+   64  the command line is invalid, or the backend does not support the request
+   69  the lock service cannot be reached, or is not configured for locks; the lock may be held for one TTL
    73  the token file cannot be written; the lock is held for the TTL
-   75  somebody else holds the lock
-   77  the gateway denies it, or the credential is not valid
+   75  another client holds the lock
+   77  the gateway denies the request, or the credential is invalid
 `
 
 const renewHelp = `Usage: fencelock renew NAME (--token TEXT | --token-file FILE) [options]
 
-Renews a lock that "fencelock acquire" took. With etcd, ZooKeeper or PostgreSQL, a lock can be renewed only by the
+Renews a lock from "fencelock acquire". With etcd, ZooKeeper or PostgreSQL, a lock can be renewed only by the
 gateway that acquired it.
 
 Options:
@@ -65,7 +65,7 @@ Options:
 
 const releaseHelp = `Usage: fencelock release NAME (--token TEXT | --token-file FILE) [options]
 
-Releases a lock that "fencelock acquire" took.
+Releases a lock from "fencelock acquire".
 
 Options:
 
@@ -76,10 +76,10 @@ Options:
 const releaseCodes = `Exit codes:
 
     0  done
-   64  the command line makes no sense, or the token is of another lock
+   64  the command line is invalid, or the token belongs to another lock
    69  the lock service cannot be reached, or did not answer
-   76  the lock is not held any more
-   77  the gateway denies it, or the credential is not valid
+   76  the lock is no longer held
+   77  the gateway denies the request, or the credential is invalid
 `
 
 // commandKey makes the lock tokens of commands that speak to a backend directly. It is no secret: the token is.
@@ -98,19 +98,22 @@ func (o *options) scripted(word string) *scripted {
 	s := &scripted{lookSettings: &lookSettings{word: word}}
 	s.from = o.backend("the lock service or of a gateway, http://host:7481 or https://, " + localServer +
 		" if none is given")
-	o.BoolVar(&s.json, "json", false, "print one JSON object, as docs/HTTP.md has it")
+	o.BoolVar(&s.json, "json", false, "print one JSON object, with the fields of docs/HTTP.md")
 	return s
 }
 
 func defineAcquire(o *options) func([]string) error {
 	ttl := o.Duration("ttl", fencelock.DefaultTTL, "how long the lock is held unless it is renewed")
-	wait := o.Duration("wait", 0, "the maximum to wait for the lock; as long as it takes if it is not given")
+	wait := o.Duration("wait", 0, "the maximum time to wait for the lock; unlimited if it is not given")
 	try := o.Bool("try", false, "do not wait")
-	shared := o.Bool("shared", false, "hold the lock together with others that give --shared")
-	permits := o.String("permits", "", "take `N/LIMIT` permits")
-	owner := o.String("owner", "", "a `TEXT` that names the holder to people; the name of this host if it is not given")
-	id := o.String("request-id", "", "an `ID`: an acquire that is repeated with the same owner and ID gets the same hold")
-	tokenFile := o.String("token-file", "", "write the lock token to `FILE`, which only its owner can read, not to "+
+	shared := o.Bool("shared", false, "share the lock with other processes that give --shared")
+	permits := o.String("permits", "", "acquire `N/LIMIT` permits, N of at most LIMIT")
+	owner := o.String("owner", "", "a `TEXT` that identifies the holder to people. The default is the name of this "+
+		"host")
+	id := o.String("request-id", "", "an `ID` that makes the acquire idempotent: repeated with the same owner and "+
+		"ID, it gets the same hold")
+	tokenFile := o.String("token-file", "", "write the lock token to `FILE`, which only its owner can read, instead "+
+		"of "+
 		"standard output")
 	s := o.scripted("acquire")
 	return func(args []string) error {
@@ -122,9 +125,9 @@ func defineAcquire(o *options) func([]string) error {
 		switch {
 		case err != nil:
 		case s.ttl <= 0 || s.ttl%time.Millisecond != 0:
-			err = fmt.Errorf("--ttl %v: want whole milliseconds, at least one", s.ttl)
+			err = fmt.Errorf("--ttl %v: want a positive number of whole milliseconds", s.ttl)
 		case *wait < 0 || *wait > 0 && *try:
-			err = errors.New("--wait is not negative, and excludes --try")
+			err = errors.New("--wait must not be negative, and excludes --try")
 		case *shared && *permits != "":
 			err = errors.New("--shared and --permits exclude each other")
 		case *shared:
@@ -187,8 +190,8 @@ func (s *scripted) acquire(ctx context.Context, body map[string]any, wait time.D
 }
 
 func defineRenew(o *options) func([]string) error {
-	ttl := o.Duration("ttl", 0, "how long the lock is held from now on, as before if it is not given. Less than what is "+
-		"left changes nothing")
+	ttl := o.Duration("ttl", 0, "how long the lock is held from now on; the default is its present TTL. A renewal "+
+		"never shortens the hold")
 	s := o.withToken("renew")
 	return func(args []string) error {
 		s.ttl = *ttl
@@ -200,7 +203,7 @@ func defineRelease(o *options) func([]string) error { return o.withToken("releas
 
 // withToken adds the options of the subcommands that need only a lock token.
 func (o *options) withToken(word string) *scripted {
-	tokenFile := o.String("token-file", "", "the `FILE` that acquire has written")
+	tokenFile := o.String("token-file", "", "the `FILE` that acquire wrote")
 	token := o.String("token", "", "the lock token. Every user of the machine can read it on the command line")
 	s := o.scripted(word)
 	s.givenToken = func() (string, error) {
@@ -313,7 +316,7 @@ func gatewayAt(rawURL string) (base string, by http.RoundTripper, end func(), _ 
 	case err != nil:
 		return "", nil, nil, err
 	case len(u.Addresses) > 1:
-		return "", nil, nil, u.Invalid(errors.New("want one address: put several gateways behind one name"))
+		return "", nil, nil, u.Invalid(errors.New("want one address: put several gateways behind one host name"))
 	}
 	base = "http://" + u.Addresses[0]
 	if u.TLS != nil {
@@ -336,7 +339,7 @@ func gatewayAt(rawURL string) (base string, by http.RoundTripper, end func(), _ 
 	}
 	host, _, _ := net.SplitHostPort(u.Addresses[0]) // ParseURL has
 	if ip := net.ParseIP(host); u.TLS == nil && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return "", nil, nil, u.Invalid(errors.New("a credential is sent by https only, except to this machine"))
+		return "", nil, nil, u.Invalid(errors.New("a credential needs https, except to this machine"))
 	}
 	return base, with, end, nil
 }

@@ -23,11 +23,11 @@ type auditing struct {
 const maxAuditFiles = 1 << 20
 
 func (a *auditing) define(o *options) {
-	o.StringVar(&a.dir, "audit", "", "write who did what to a `DIRECTORY` of this process alone, as lines of JSON: denials, "+
-		"forced releases, expired locks, changes of rules and members, backups, ended sessions; see docs/SECURITY.md. "+
-		"Where they cannot be written, they are dropped and counted, and everything else goes on")
-	o.BoolVar(&a.locks, "audit-locks", false, "write each acquire and release there, too")
-	o.IntVar(&a.keep, "audit-files", 16, "keep `N` full files of "+strconv.Itoa(audit.FileBytes>>20)+" MiB there")
+	o.StringVar(&a.dir, "audit", "", "write an audit log, as lines of JSON, to a `DIRECTORY` that no other process "+
+		"uses: denials, forced releases, expired locks, changes of rules and members, backups, ended sessions; see "+
+		"docs/SECURITY.md. Events that cannot be written are dropped and counted")
+	o.BoolVar(&a.locks, "audit-locks", false, "also write each acquire and release to the audit log")
+	o.IntVar(&a.keep, "audit-files", 16, "keep `N` full audit files of "+strconv.Itoa(audit.FileBytes>>20)+" MiB")
 }
 
 func (a *auditing) check() error {
@@ -49,7 +49,7 @@ func (a *auditing) open(log *slog.Logger) (end func(), err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), stopTime)
 		defer cancel()
 		if err := a.log.Close(ctx); err != nil {
-			log.Error("audit events are lost", "error", err)
+			log.Error("audit events are dropped", "error", err)
 		}
 	}, nil
 }

@@ -19,12 +19,11 @@ import (
 const backupHelp = `Usage: fencelock backup FILE [options]
        fencelock backup --dir DIR [--every D] [--keep N] [options]
 
-Writes all that a cluster of bundled servers keeps to FILE: sessions, locks, waiters and the count of tokens, with
-everything that was acknowledged to anybody before. The locks go on meanwhile. FILE is replaced once the backup is
-complete and was checked; it contains lock names and owners, so keep it private. It comes from a member that does not
-lead, if there is one.
+Writes the data of a cluster of bundled servers to FILE: sessions, locks, waiters and the token counter, including every
+change that was acknowledged before. Locks are not affected. FILE is replaced once the backup is complete and has been
+checked. It contains lock names and owners, so keep it private. The data comes from a follower, if there is one.
 
-A cluster of three that loses one machine needs no backup: see "fencelock help member". It is for the loss of most.
+A backup is for the loss of most members. If a cluster of three loses one, see "fencelock help member" instead.
 
 Options (durations like 500ms, 30s, 5m):
 
@@ -33,8 +32,8 @@ Options (durations like 500ms, 30s, 5m):
 Exit codes:
 
     0  done
-   64  the command line makes no sense
-   69  no leader can be reached, or it did not answer to the end
+   64  the command line is invalid
+   69  no leader can be reached, or the backup was interrupted
    73  FILE cannot be written
 `
 
@@ -48,12 +47,13 @@ type backup struct {
 
 func defineBackup(o *options) func([]string) error {
 	var to schedule
-	o.StringVar(&to.dir, "dir", "", "write to a new file in `DIR`, which is made if it does not exist: "+
+	o.StringVar(&to.dir, "dir", "", "write to a new file in `DIR`, which is created if it does not exist: "+
 		"fencelock-20260131T235959Z.backup, by the time in UTC")
-	o.DurationVar(&to.every, "every", 0, "make one backup immediately and one after each `DURATION`, at least 1s, until "+
-		"INT or TERM. A failure is a line on standard error, and the next backup is tried in its time")
-	o.IntVar(&to.keep, "keep", 0, "after each backup, keep the newest `N` files of such names in DIR, and delete the "+
-		"others; all are kept if it is not given")
+	o.DurationVar(&to.every, "every", 0, "make a backup immediately, and then every `DURATION`, at least 1s, until "+
+		"INT or TERM. If a backup fails, an error is printed to standard error, and the next backup is made as "+
+		"scheduled")
+	o.IntVar(&to.keep, "keep", 0, "after each backup, keep the newest `N` backup files in DIR and delete the others; "+
+		"the default is to keep all")
 	s := o.administer("backup")
 	return func(args []string) error { return s.backUpTo(o, &to, args) }
 }
@@ -69,9 +69,9 @@ func (s *lookSettings) backUpTo(o *options, to *schedule, args []string) error {
 	case to.dir == "" && len(s.args) > 1, to.dir != "" && len(s.args) > 0:
 		err = fmt.Errorf("%q: backup takes one FILE, or --dir", s.args[len(s.args)-1])
 	case o.given("every") && to.every < time.Second:
-		err = fmt.Errorf("--every %v: it is less than 1s", to.every)
+		err = fmt.Errorf("--every %v: want at least 1s", to.every)
 	case o.given("keep") && to.keep < 1:
-		err = fmt.Errorf("--keep %d: it is less than 1", to.keep)
+		err = fmt.Errorf("--keep %d: want at least 1", to.keep)
 	}
 	return s.runAdmin(err, func(ctx context.Context, admin *builtin.Admin) error {
 		out := s.newPrinter("CLUSTER", "REVISION", "BYTES", "FILE")

@@ -15,20 +15,20 @@ import (
 
 // deaths is the table of docs/CLI.md: what each death and each stop leaves, and the test that shows it.
 var deaths = []struct{ event, writes, free, test string }{
-	{"`kill -9` of fencelock, also by the OOM killer", "nobody", "when the TTL ends", "TestNobodyOutlivesTheLock"},
-	{"`kill -9` of the guardian", "nobody", "as soon as every process is dead", "TestNobodyOutlivesTheLock"},
+	{"`kill -9` of fencelock, also by the OOM killer", "none", "when the TTL ends", "TestNobodyOutlivesTheLock"},
+	{"`kill -9` of the guardian", "none", "as soon as every process is dead", "TestNobodyOutlivesTheLock"},
 	{"`kill -9` of both at the same time", "children of COMMAND; not COMMAND itself", "when the TTL ends",
 		"TestDeathOfBothLeavesChildren"},
-	{"`kill -9` of COMMAND", "nobody", "when its last child has ended", "TestKilledCommandLeavesItsChildren"},
-	{"the OOM killer ends a child of COMMAND", "nobody", "when COMMAND has ended", "TestMemoryLimitOfAContainer"},
-	{"SIGSTOP of fencelock", "nobody", "when the TTL ends", "TestNobodyOutlivesTheLock"},
-	{"SIGSTOP of the guardian", "nobody", "unchanged: fencelock continues the guardian", "TestStopsThatKeepTheLock"},
-	{"SIGSTOP of COMMAND", "nobody", "when it is continued and has ended, or after TERM to fencelock",
+	{"`kill -9` of COMMAND", "none", "when its last child has ended", "TestKilledCommandLeavesItsChildren"},
+	{"the OOM killer ends a child of COMMAND", "none", "when COMMAND has ended", "TestMemoryLimitOfAContainer"},
+	{"SIGSTOP of fencelock", "none", "when the TTL ends", "TestNobodyOutlivesTheLock"},
+	{"SIGSTOP of the guardian", "none", "no change: fencelock resumes the guardian", "TestStopsThatKeepTheLock"},
+	{"SIGSTOP of COMMAND", "none", "after COMMAND is resumed and has ended, or after TERM to fencelock",
 		"TestStopsThatKeepTheLock"},
-	{"`docker stop` with more time than --stop-timeout", "nobody", "as soon as every process is dead",
+	{"`docker stop` with a grace period longer than --stop-timeout", "none", "as soon as every process is dead",
 		"TestStopOfAContainer"},
-	{"`docker stop` with less, `docker kill`", "nobody", "when the TTL ends", "TestStopOfAContainer"},
-	{"COMMAND ignores TERM", "nobody", "after --stop-timeout and KILL", "TestTermEndsWhatIsStopped"},
+	{"`docker stop` with a shorter grace period, `docker kill`", "none", "when the TTL ends", "TestStopOfAContainer"},
+	{"COMMAND ignores TERM", "none", "after --stop-timeout and KILL", "TestTermEndsWhatIsStopped"},
 	{"a process survives KILL", "that process", "when the TTL ends; fencelock exits with 71", "TestSurvivorKeepsTheLock"},
 }
 
@@ -39,7 +39,7 @@ func TestDeathsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "| event | who writes when the next holder starts | the lock is free | test |\n|---|---|---|---|\n"
+	want := "| event | processes that still write when the next holder starts | when the lock becomes free | test |\n|---|---|---|---|\n"
 	for _, d := range deaths {
 		want += fmt.Sprintf("| %s | %s | %s | `%s` |\n", d.event, d.writes, d.free, d.test)
 	}

@@ -15,17 +15,17 @@ import (
 
 const doctorHelp = `Usage: fencelock doctor [options]
 
-Asks each address of --backend separately, compares the answers, and reports contradictions that no client sees: two
-leaders, servers of different clusters, one server under two addresses, a copied or restored disk with another token
-space, different session bounds, a schema of another version, settings that lose locks. It changes nothing in the service.
+Asks each address of --backend separately, compares the replies, and reports contradictions that no client can detect:
+two leaders, servers of different clusters, one server under two addresses, a copied or restored disk with another token
+space, different session bounds, a schema of another version, settings that lose locks. It does not change the service.
 
-What is compared depends on the service:
+The checks depend on the service:
 
   etcd        member, cluster, leader, alarms, token space, and the hash of all keys at one revision
   ZooKeeper   mode, token space, tick, and the session timeouts that each server grants
-  PostgreSQL  system identifier, role, timeline, schema, fsync; hosts of the URL are asked whatever target_session_attrs says
+  PostgreSQL  system identifier, role, timeline, schema, fsync; every host of the URL, regardless of target_session_attrs
   Redis       role, eviction, durability; the masters that the Sentinels name; the state of each node of a cluster
-  Redlock     the same, and that no two addresses lead to one server
+  Redlock     the same, and whether two addresses lead to one server
   fencelock   see "fencelock help status"
 
 Options:
@@ -35,7 +35,7 @@ Options:
 Exit codes:
 
     0  no problem was found
-   64  the command line makes no sense, or the service has no addresses
+   64  the command line is invalid, or the service has no addresses
    69  a problem was found; standard error names each in one line
 `
 
@@ -55,7 +55,7 @@ type patient struct {
 
 func defineDoctor(o *options) func([]string) error {
 	s := o.look("doctor")
-	timeout := o.Duration("timeout", 3*time.Second, "maximum `DURATION` for the answers")
+	timeout := o.Duration("timeout", 3*time.Second, "the maximum `DURATION` to wait for replies")
 	return func(args []string) error {
 		err := s.parse(args)
 		if err == nil && *timeout <= 0 {

@@ -21,8 +21,9 @@ import (
 // program: its locks live in one process and exclude no other process.
 func checkBackend(url string) error {
 	if strings.HasPrefix(url, "memory:") && !slices.Contains(backend.Schemes(), "memory") {
-		return errors.New("--backend memory://: its locks live in one process and exclude nobody in another; " +
-			"to try something out, run 'fencelock serve --dev' and give --backend fencelock://127.0.0.1:7480")
+		return errors.New("--backend memory://: its locks exist in one process only, and do not exclude other " +
+			"processes; to try something out, run 'fencelock serve --dev' and give --backend " +
+			"fencelock://127.0.0.1:7480")
 	}
 	return nil
 }

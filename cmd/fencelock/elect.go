@@ -12,8 +12,8 @@ import (
 
 const electHelp = `Usage: fencelock elect --name NAME [options]
 
-Stands for election under NAME, among all processes that give the same NAME, until INT, TERM or HUP. While it leads it
-keeps the lock; it stands again when it has lost the leadership. It waits for a lock service that cannot be reached.
+Stands for election among all processes that give the same NAME, until INT, TERM or HUP. While it leads, it holds the
+lock NAME. After it loses leadership, it stands again. If the lock service cannot be reached, it waits.
 
   fencelock elect --name scheduler --state-file /run/leader.json --on-gain 'exec ./scheduler'
 
@@ -21,18 +21,18 @@ Options (durations like 500ms, 30s, 5m):
 
 {options}
 
-Each option but --name and --owner is also read from the environment, as FENCELOCK_BACKEND and so on, if that is not
-empty. The command line counts before the environment, and that before --config.
+Each option except --name and --owner can also be set in the environment, as FENCELOCK_BACKEND and so on; an empty
+variable counts as unset. The command line overrides the environment, and the environment overrides --config.
 
-Both commands find in their environment what COMMAND of "fencelock run" finds. All processes that descend from
---on-gain get TERM when the leadership is lost, and KILL after --kill-after; a guardian process does that also if
-fencelock is killed or stopped. What a command leaves behind is ended in the same way.
+Both commands have the same environment as COMMAND of "fencelock run". When leadership is lost, all descendants of
+--on-gain get TERM, and KILL after --kill-after; a guardian process ensures this even if fencelock is killed or stopped.
+Processes that a command leaves running are ended in the same way.
 
 Exit codes:
 
     0  INT, TERM or HUP has ended the election
-   64  the command line is not valid, or the backend does not support the request
-   69  the lock service is not fit for locks
+   64  the command line is invalid, or the backend does not support the request
+   69  the lock service is not configured for locks
    73  the state file cannot be written
 `
 
@@ -48,13 +48,13 @@ func defineElect(o *options) func([]string) error {
 	o.String(configOption, "", configUsage)
 	from := o.backend("the lock service")
 	name := o.String(nameOption, "", "the `NAME` of the election")
-	o.StringVar(&s.stateFile, "state-file", "", "write to `FILE`, as JSON, whether this process leads (\"state\": leading, "+
-		"following or stopped), who leads (\"leaderId\") and the fencing token. \"leading\" counts until \"expiresAt\", which "+
-		"moves with each renewal: a process that is stopped cannot change the file")
-	o.StringVar(&s.onGain, "on-gain", "", "a shell `COMMAND` that runs while this process leads. If it exits with 0, this "+
-		"process goes on leading; with another code, it resigns and stands again")
-	o.StringVar(&s.onLoss, "on-loss", "", "a shell `COMMAND` that runs when the leadership ends, also at the end of this "+
-		"process. It has --kill-after, which is over right before another process can lead")
+	o.StringVar(&s.stateFile, "state-file", "", "write to `FILE`, as JSON, whether this process leads (\"state\": "+
+		"leading, following or stopped), the leader (\"leaderId\") and the fencing token. \"leading\" is valid only "+
+		"until \"expiresAt\", which each renewal extends, because a stopped process cannot update the file")
+	o.StringVar(&s.onGain, "on-gain", "", "a shell `COMMAND` that runs while this process leads. If it exits with 0, "+
+		"this process keeps leading; if it exits with another code, this process resigns and stands again")
+	o.StringVar(&s.onLoss, "on-loss", "", "a shell `COMMAND` that runs when leadership ends, even at the end of this "+
+		"process. It is killed after --kill-after, right before another process can lead")
 	s.define(o)
 	return func(args []string) error {
 		err := s.read(from, o.given("kill-after"))

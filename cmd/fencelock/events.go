@@ -19,32 +19,32 @@ import (
 
 const watchHelp = `Usage: fencelock watch NAME [options]
 
-Prints what happens to the lock NAME, a line for each event, until INT or TERM. Every event has a revision, from which a
-later watch can go on without a gap; "fencelock holder NAME --json" tells the present one. Before a backend without a
-watch the state is compared every second: there is no history then, short holds may be missed, and how a hold ended is
-not known.
+Prints the changes of the lock NAME, one line for each event, until INT or TERM. Every event has a revision, from which
+a later watch can continue without a gap; "fencelock holder NAME --json" shows the current revision. If the backend has
+no watch, fencelock polls once a second: then there is no history, short holds may be missed, and the reason for the end
+of a hold is unknown.
 
 Options:
 
 {options}
 
-Services keep a limited history. If what happened after REV is no longer kept, fencelock says so, and from which
-revision to go on, after a look at who holds NAME now.
+Services store a limited history. If the events after REVISION are no longer stored, fencelock prints the revision from
+which to continue; check first who holds NAME now.
 
 Exit codes:
 
     0  ended by INT or TERM
-   64  the command line makes no sense, or the backend cannot watch
-   66  what happened after REV is no longer kept
-   69  the lock service cannot be reached, or is not fit for locks
-   77  the rules of the lock service deny it
+   64  the command line is invalid, or the backend cannot watch
+   66  the events after REVISION are no longer stored
+   69  the lock service cannot be reached, or is not configured for locks
+   77  the rules of the lock service deny the request
 `
 
 // eventColumns are wide enough for most rows: later ones are unknown when a line is printed.
 const eventColumns = "%-20s  %-12s  %-14s  %-12s  %-40s  %-20s  %s\n"
 
 func defineWatch(o *options) func([]string) error {
-	since := o.Uint64("since", 0, "begin after `REVISION`, with what has happened meanwhile; now if it is not given")
+	since := o.Uint64("since", 0, "begin with the events after `REVISION`; the default is to begin now")
 	s := o.look("watch")
 	return func(args []string) error {
 		return s.run(s.parse(args, "NAME"), func(ctx context.Context) error {
@@ -64,8 +64,8 @@ func (s *lookSettings) watch(ctx context.Context, name string, since uint64) err
 	if errors.Is(err, backend.ErrUnsupported) && since == 0 {
 		if looks, end, failed := open[backend.Inspector](ctx, s, backend.CapInspect); failed == nil {
 			d, closeDriver, err = poll.Watcher{Inspector: looks}, end, nil
-			say("watch: this backend has no history, so its state is compared every second: short holds may be missed, and " +
-				"how a hold ended is not known")
+			say("watch: this backend has no history, so fencelock polls once a second: short holds may be missed, " +
+				"and how a hold ended is not known")
 		}
 	}
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *lookSettings) watch(ctx context.Context, name string, since uint64) err
 		case errors.Is(err, backend.ErrCompacted):
 			return s.compacted(ctx, d, name, last, err)
 		case err != nil && last != 0:
-			return fmt.Errorf("%w; go on with --since %d", err, last)
+			return fmt.Errorf("%w; continue with --since %d", err, last)
 		case err != nil:
 			return err
 		}
@@ -121,8 +121,8 @@ func (s *lookSettings) compacted(ctx context.Context, d backend.Watcher, name st
 		ctx, cancel := context.WithTimeout(ctx, attemptTime)
 		defer cancel()
 		if now, failed := i.Look(ctx, name); failed == nil {
-			again = fmt.Sprintf("see who holds it now (fencelock holder), and go on with --since %d", now.Revision)
+			again = fmt.Sprintf("check who holds it now (fencelock holder), and continue with --since %d", now.Revision)
 		}
 	}
-	return fmt.Errorf("%w; what happened to %q after revision %d is not known any more: %s", err, name, last, again)
+	return fmt.Errorf("%w; the events of %q after revision %d are no longer stored: %s", err, name, last, again)
 }

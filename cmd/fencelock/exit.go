@@ -56,7 +56,7 @@ func exitOf(err error) int {
 // nobodyError names a lock without a holder.
 type nobodyError string
 
-func (e nobodyError) Error() string { return fmt.Sprintf("nobody holds %q", string(e)) }
+func (e nobodyError) Error() string { return fmt.Sprintf("%q is not held", string(e)) }
 
 // noMatchError names a lock without a hold that meets a condition.
 type noMatchError string

@@ -18,13 +18,13 @@ import (
 
 const explainHelp = `Usage: fencelock explain NAME [options]
 
-Explains why the lock NAME cannot be had: who holds it, since when and from where, what the holders wait for themselves,
-who waits in which order, and the same of the names that the holders wait for. A circle of holders that wait for each
-other is printed as a cycle. Only clusters of the bundled server tell this; for others there is "fencelock holder".
+Explains why the lock NAME cannot be acquired. It shows the holders, with the start and origin of each hold; the locks
+that the holders themselves wait for; the queue in order; and the same for those locks. Holders that wait for each
+other are printed as a cycle. This needs a cluster of the bundled server; with others, use "fencelock holder".
 
-A holder waits for what its program acquires under the lock, or on the same session without one, and for the locks of each
-"fencelock run" inside of its own. The last forced release
-is known for as long as the leader keeps the event. The answer may be out of date when it arrives: it is for people.
+A holder waits for the locks that its program acquires while it holds the lock, or on the same session without a lock,
+and for the locks of nested "fencelock run" commands. The last forced release is shown while the leader still stores
+the event. The output may already be out of date.
 
 Options:
 
@@ -32,9 +32,9 @@ Options:
 
 Exit codes:
 
-    0  somebody holds NAME or waits for it
-    1  nobody does
-   64  the command line makes no sense, or the backend is no cluster of the bundled server
+    0  NAME is held, or a client waits for it
+    1  NAME is free
+   64  the command line is invalid, or the backend is not a cluster of the bundled server
    69  the lock service cannot be reached, or has no leader
 `
 
@@ -82,7 +82,8 @@ func defineExplain(o *options) func([]string) error {
 
 func (s *lookSettings) explain(ctx context.Context, name string) error {
 	if !isBundled(s.backend) {
-		return fmt.Errorf("explain: only the bundled server tells who waits; see fencelock holder: %w", backend.ErrUnsupported)
+		return fmt.Errorf("explain: only the bundled server reports waiters; use fencelock holder: "+
+			"%w", backend.ErrUnsupported)
 	}
 	admin, err := builtin.OpenAdmin(s.backend)
 	if err != nil {
@@ -104,7 +105,7 @@ func (s *lookSettings) explain(ctx context.Context, name string) error {
 		}
 	}
 	if reply.More {
-		say("there are more names that holders wait for")
+		say("some locks that holders wait for are not shown")
 	}
 	if len(all[0].Holders) == 0 && all[0].Waiters == 0 {
 		return nobodyError(name)
@@ -169,7 +170,7 @@ func (x *explainedName) text() string {
 	var b strings.Builder
 	name := cell(x.Name)
 	if len(x.Holders) == 0 {
-		fmt.Fprintf(&b, "nobody holds %s\n", name)
+		fmt.Fprintf(&b, "%s is not held\n", name)
 	}
 	for i := range x.Holders {
 		h := &x.Holders[i]

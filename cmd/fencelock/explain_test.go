@@ -60,7 +60,7 @@ func TestExplainDeadlock(t *testing.T) {
 		return all[0].Cycle == nil && all[0].Forced != nil && all[0].Forced.Reason == "a cycle" &&
 			len(all[0].Holders) == 1 && all[0].Holders[0].Owner == "program-c"
 	})
-	start(t, "explain", "nothing", "--backend", url).expectExit(exitNobody, "nobody holds")
+	start(t, "explain", "nothing", "--backend", url).expectExit(exitNobody, "is not held")
 	start(t, "explain", "a", "--backend", "redis://127.0.0.1:1").expectExit(exitUsage, "only the bundled server")
 }
 

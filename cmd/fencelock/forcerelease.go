@@ -11,9 +11,9 @@ import (
 
 const forceReleaseHelp = `Usage: fencelock force-release NAME --reason TEXT [options]
 
-Takes the lock NAME away from all who hold it. Whoever waits for it gets it at once, while the former holder may still
-be at work: only a fencing token keeps its writes out. Make sure that it is dead, or that this is better than waiting.
-With --nonce or --token only the hold that has it ends, and never the hold of a successor.
+Releases the lock NAME, whoever holds it. The next waiter gets the lock immediately, while the former holder may still
+be working: only a fencing token stops its writes. Make sure that the holder is dead, or that this is better than
+waiting. With --nonce or --token, only the hold with that nonce or token ends, and never the hold of a successor.
 
 Options:
 
@@ -21,17 +21,17 @@ Options:
 
 Exit codes:
 
-    0  the lock was taken away
-    1  nobody holds NAME, or no hold has that nonce and token
-   64  the command line makes no sense, or the backend cannot do it
-   69  the lock service cannot be reached, or is not fit for locks; or no answer in time: the
-       lock may have been released
-   77  the rules of the lock service deny it
+    0  the lock was released
+    1  NAME is free, or no hold has that nonce and token
+   64  the command line is invalid, or the backend does not support forced releases
+   69  the lock service cannot be reached, is not configured for locks, or did not answer in time: the lock may
+       have been released
+   77  the rules of the lock service deny the request
 `
 
 func defineForceRelease(o *options) func([]string) error {
-	reason := o.String("reason", "", "a `TEXT` for the holder and for later readers of the history")
-	by := o.String("by", "", "the person or program that asks, a `TEXT` for the holder")
+	reason := o.String("reason", "", "a `TEXT` that is shown to the holder and kept in the history")
+	by := o.String("by", "", "a `TEXT` that names the person or program that asks; shown to the holder")
 	nonce := o.String("nonce", "", "end only the hold with this `NONCE`, as holder --json shows it")
 	token := o.String("token", "", "end only the hold with this fencing `TOKEN`")
 	s := o.look("force-release")

@@ -28,31 +28,31 @@ import (
 
 const gatewayHelp = `Usage: fencelock gateway --backend URL [options]
 
-Serves locks over HTTP, for every language, in front of any lock service. It keeps no locks. In front of Redis, Redlock and
-the bundled server run as many replicas as you like behind a load balancer; in front of etcd, ZooKeeper and PostgreSQL one
-replica serves at a time, and another one refuses to start. docs/HTTP.md documents the calls; so does the gateway, at
-/docs and /openapi.json.
+Serves the locks of any lock service over HTTP, for programs in any language. A gateway is stateless: in front of Redis,
+Redlock and the bundled server, run as many replicas as you like behind a load balancer. In front of etcd, ZooKeeper and
+PostgreSQL one replica serves at a time, and another one refuses to start. docs/HTTP.md documents the API, and so does
+the gateway itself, at /docs and /openapi.json.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
 {options}
 
-Each option is also read from the environment, as FENCELOCK_BACKEND and so on, if that is not empty; FENCELOCK_HTTP_KEY
-is the key itself. The command line counts before the environment, and that before --config. "fencelock serve" has the
-same names for the same options.
+Each option can also be set in the environment, as FENCELOCK_BACKEND and so on; an empty variable counts as unset, and
+FENCELOCK_HTTP_KEY contains the key itself. The command line overrides the environment, and the environment overrides
+--config. "fencelock serve" has the same names for the same options.
 
-Standard output gets one line for each listener of clients and probes; the log goes to standard error. While the lock
-service cannot be reached at the start, the gateway is live (/livez) and not ready (/readyz): it tries again.
+The gateway prints one line for each listener to standard output; the log goes to standard error. If the lock service
+cannot be reached at the start, the gateway is live (/livez) but not ready (/readyz), and tries again.
 
-INT and TERM answer the waiters and end the gateway, after --drain; locks stay as they are. A second one ends it
-immediately. HUP reads the files of TLS, --rules and --principals again, which requests do too within a second of a
-change.
+After INT or TERM and --drain, the gateway answers its waiting requests and exits; locks are not affected. A second
+signal ends it immediately. HUP reloads the files of TLS, --rules and --principals; requests also reload them within a
+second of a change.
 
 Exit codes:
 
     0  ended by INT or TERM
-   64  the command line is not valid, or the backend does not support the request
-   69  the gateway cannot start or go on, or the lock service is not fit for locks
+   64  the command line is invalid, or the backend does not support the request
+   69  the gateway cannot start or continue, or the lock service is not configured for locks
    75  another replica serves, and did not end within --replica-wait
 `
 
@@ -76,23 +76,24 @@ type door struct {
 
 func (d *door) define(o *options, listen, usage string) {
 	o.StringVar(&d.listen, "http-listen", listen, usage)
-	o.StringVar(&d.keyFiles, httpKeyOption, "", "a `FILE` with at least 16 bytes that all replicas share, so that each "+
-		"renews and releases what another one was granted over HTTP; the bytes in "+variable(httpKeyOption)+
-		" if it is not given, else random. Of several, NEW,OLD, the first seals lock tokens and all open them; HUP reads "+
-		"them again")
-	o.StringVar(&d.identity, httpIdentityOption, "", "a `FILE` with at least 16 bytes from which all replicas derive the "+
-		"ids of requests; the bytes in "+variable(httpIdentityOption)+" if it is not given, else those of --http-key. It "+
-		"must stay when the keys change")
-	o.StringVar(&d.hosts, httpHostOption, "", "names `A,B` under which requests without a client certificate may address "+
-		"the HTTP server, without ports; the first label may be *. Others are answered 421, so that no page in a browser "+
-		"reaches it by DNS rebinding. Addresses, localhost and the names of the certificate need not be given. "+
-		"Load balancers and pods use names like locks.default.svc")
-	o.StringVar(&d.proxies, "trusted-proxy", "", "networks `A,B` of proxies, like 10.0.0.0/8, whose X-Forwarded-For tells "+
-		"the address of the client, by which shares count")
+	o.StringVar(&d.keyFiles, httpKeyOption, "", "a `FILE` with a key of at least 16 bytes that all replicas share, "+
+		"so that each of them accepts the lock tokens of the others. Without the file, the key is the value of "+
+		""+variable(httpKeyOption)+
+		", or else random. With NEW,OLD, the gateway encrypts lock tokens with the first key and accepts both; HUP "+
+		"reloads the files")
+	o.StringVar(&d.identity, httpIdentityOption, "", "a `FILE` with a key of at least 16 bytes from which all "+
+		"replicas derive the ids of requests. Keep it when --http-key changes. Without the file, the key is the "+
+		"value of "+variable(httpIdentityOption)+", or else --http-key")
+	o.StringVar(&d.hosts, httpHostOption, "", "host names `A,B`, without ports, that requests without a client "+
+		"certificate may use, such as locks.default.svc; the first label may be *. Addresses, localhost and the "+
+		"names of the certificate are always accepted. Other names are refused with 421, as protection against DNS "+
+		"rebinding by a page in a browser")
+	o.StringVar(&d.proxies, "trusted-proxy", "", "networks `A,B` of proxies, such as 10.0.0.0/8, that send the "+
+		"address of the client in X-Forwarded-For; limits per client use that address")
 	d.limits.ClientOperations = clientOperations
 	o.Func(httpLimitOption, httpLimitUsage(), func(text string) error { return setHTTPLimit(&d.limits, text) })
-	o.BoolVar(&d.page, "http-page", true, "serve a page for browsers at / that shows the locks and changes nothing")
-	o.BoolVar(&d.accessLog, "access-log", true, "log a line for each request over HTTP")
+	o.BoolVar(&d.page, "http-page", true, "serve a read-only page for browsers at / that shows the locks")
+	o.BoolVar(&d.accessLog, "access-log", true, "log one line for each HTTP request")
 }
 
 // clientOperations is the default of the limit: far above the rate of programs that hold locks, and well below a
@@ -101,8 +102,8 @@ const clientOperations = 5000
 
 // httpLimitUsage lists the limits of an HTTP server.
 func httpLimitUsage() string {
-	lines := []string{"how much this replica takes on over HTTP, as `NAME=VALUE`; may be given several times. A client is a " +
-		"certificate, or else an address or an IPv6 /64. NAME is one of"}
+	lines := []string{"a limit of this replica's HTTP server, as `NAME=VALUE`; may be given several times. A client " +
+		"is a certificate, or else an address or an IPv6 /64. NAME is one of"}
 	var l gateway.Limits
 	for _, x := range l.All() {
 		n := x.Default
@@ -150,9 +151,10 @@ type listening struct {
 }
 
 func (l *listening) define(o *options) {
-	o.StringVar(&l.client.cert, "tls-cert", "", "a `FILE` with the certificate for clients, in PEM")
-	o.StringVar(&l.client.key, "tls-key", "", "a `FILE` with its key")
-	o.StringVar(&l.clientCA, "tls-client-ca", "", "a `FILE` with an authority: accept clients with a certificate of it only")
+	o.StringVar(&l.client.cert, "tls-cert", "", "a `FILE` in PEM with the server's certificate for clients")
+	o.StringVar(&l.client.key, "tls-key", "", "a `FILE` with the key of --tls-cert")
+	o.StringVar(&l.clientCA, "tls-client-ca", "", "a `FILE` with the only authority whose client certificates are "+
+		"accepted")
 	o.BoolVar(&l.insecure, "insecure", false, "allow non-loopback addresses without TLS; anyone who can connect can take "+
 		"or break any lock")
 	o.StringVar(&l.format, "log-format", "text", logFormatUsage)
@@ -225,10 +227,10 @@ func (d *door) Reload() {
 		err = g.SetKeys(k.key, k.old...)
 	}
 	if err != nil {
-		d.log.Warn("the keys of lock tokens are of no use: those read before stay in use", "error", err)
+		d.log.Warn("the new keys of lock tokens are invalid: the previous keys stay in use", "error", err)
 		return
 	}
-	d.log.Info("the keys of lock tokens were read", "keys", 1+len(k.old))
+	d.log.Info("the keys of lock tokens were reloaded", "keys", 1+len(k.old))
 }
 
 // sharedKey reads a key that several servers share, from the file that an option names or else from the option's
@@ -247,7 +249,7 @@ func sharedKey(option, file string, least int) ([]byte, error) {
 		return nil, nil
 	}
 	if len(key) < least {
-		return nil, fmt.Errorf("%s: it has %d bytes, fewer than %d", what, len(key), least)
+		return nil, fmt.Errorf("%s: it has %d bytes; want at least %d", what, len(key), least)
 	}
 	return key, nil
 }
@@ -270,7 +272,8 @@ func (d *door) check(secure bool) error {
 	if secure || host == "localhost" || ip != nil && ip.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("--http-listen %s: others reach it without TLS; give --tls-cert and --tls-key, or --insecure",
+	return fmt.Errorf("--http-listen %s: refusing to serve other machines without TLS; give --tls-cert and "+
+		"--tls-key, or --insecure",
 		d.listen)
 }
 
@@ -434,7 +437,7 @@ func (s *gatewaySettings) serve() error {
 	case held > 0:
 		// Closing the driver would end the holds that it keeps alive. Without Close, another replica takes them over,
 		// or they end with their TTL.
-		s.log.Info("locks are left to their holders", "locks", held)
+		s.log.Info("locks stay with their holders", "locks", held)
 	case s.locks != nil:
 		closeQuietly(s.locks.Close)
 	}
@@ -450,7 +453,7 @@ func (s *gatewaySettings) connect(ctx context.Context, failed func(error)) (back
 		}
 		failed(err)
 		if pause == connectPause {
-			s.log.Warn("the lock service cannot be reached yet", "err", err)
+			s.log.Warn("the lock service cannot be reached; trying again", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -526,7 +529,7 @@ func (d *door) serve(
 	d.addr = l.Addr()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	now, unreached := &answering{}, &reason{err: errors.New("the gateway connects to the lock service")}
+	now, unreached := &answering{}, &reason{err: errors.New("the gateway is still connecting to the lock service")}
 	now.set(gateway.Unready(unreached.get))
 	p.probes.set(now)
 	connected := make(chan struct{})

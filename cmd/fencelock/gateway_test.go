@@ -220,7 +220,7 @@ func TestGatewayWaitsForItsBackend(t *testing.T) {
 	p.terminate()
 
 	p = start(t, "gateway", "--backend", "redis://127.0.0.1:1", "--http-listen", addrs[0])
-	eventually(t, "the log says what is missing", func() bool { return strings.Contains(p.Stderr(), "cannot be reached yet") })
+	eventually(t, "the log says what is missing", func() bool { return strings.Contains(p.Stderr(), "cannot be reached; trying again") })
 	p.terminate()
 }
 
@@ -288,7 +288,7 @@ func TestGatewayChangesItsKey(t *testing.T) {
 	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the keys are read", func() bool { return strings.Contains(p.Stderr(), "the keys of lock tokens were read") })
+	eventually(t, "the keys are read", func() bool { return strings.Contains(p.Stderr(), "the keys of lock tokens were reloaded") })
 	if status, got := call(t, http.MethodPost, door+"/v1/locks/x/renew", `{"lockToken":"`+before+`"}`); status != 200 {
 		t.Errorf("renewal with the token of before: %d %v", status, got)
 	}

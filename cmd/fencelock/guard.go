@@ -38,44 +38,45 @@ const guardHelp = `Usage: fencelock guard check [RESOURCE...] --store URL [optio
        fencelock guard install --print s3 --protect BUCKET[/PREFIX]
        fencelock guard enforce --check [TABLE...] --store URL [options]
 
-Looks at what a fencing guard remembers in the store that it guards, and changes it; docs/FENCING.md tells when. A token
-that was granted now, and its space, are printed by
+Shows and changes the memory of a fencing guard in the store that it guards; docs/FENCING.md explains when to do so. To
+print a token that is granted now, and its space, run
 
        fencelock run --name any --tier correctness -- printenv FENCELOCK_TOKEN FENCELOCK_TOKEN_SPACE
 
-  check    shows the guard the claims of the locks, from $FENCELOCK_CLAIMS, which "fencelock run --tier correctness"
-           sets: one for each RESOURCE, or for each lock. A step of a shell script asks before it writes, and stops if the
-           claim is stale. A holder that is stopped between the check and the write is not refused: the check and the
-           write are one step only in a guard of the store
+    check    presents the claims of the locks to the guard: those of $FENCELOCK_CLAIMS, which "fencelock run --tier
+           correctness" sets, one for each RESOURCE, or for each lock. Run it in a shell script before a step that
+           writes, and stop if it fails. It cannot refuse a holder that is paused between the check and the write: only
+           a guard in the store checks and writes in one step
   show     prints the guard's terms, and the highest claim of RESOURCE
-  raise    makes FLOOR the smallest token that is admitted; --clean forgets what needs not be remembered then
-  accept   begins anew: forgets all tokens, and admits those of SPACE from --floor on. No holder of before may write any
-           more
-  install  makes the guard's memory, with a random id, before the first check; one that is there stays as it is. With
-           --print it prints the statements for a database instead, and with --protect triggers, too, that refuse a
-           write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id" in PostgreSQL and SQLite,
-           "CONCAT('accounts/', row.id)" in MySQL. For S3 it prints a bucket policy that refuses what names no condition
-  enforce  with --check, in PostgreSQL and MySQL: lists the tables of the database, or those that are named, as covered
-           by the triggers of install --protect or uncovered: tables without them, partitions and tables that inherit,
-           tables that were swapped for others since, triggers that are disabled. docs/FENCING.md tells what no trigger
-           sees
-  migrate  brings the memory of an earlier version to the present format; earlier programs admit nothing from then on
+  raise    makes FLOOR the smallest token that is admitted; --clean deletes the entries that are then redundant
+  accept   starts over: deletes all tokens, and admits the tokens of SPACE from --floor on. Make sure that no earlier
+           holder still writes
+  install  creates the guard's memory, with a random id; do this before the first check. An existing memory is not
+           changed. With --print, it prints the statements for a database instead, and with --protect also triggers
+           that refuse a write to TABLE without a claim for EXPRESSION: "'accounts/' || row.id" in PostgreSQL and
+           SQLite, "CONCAT('accounts/', row.id)" in MySQL. For S3, it prints a bucket policy that refuses requests
+           without a condition
+  enforce  with --check, in PostgreSQL and MySQL: lists the tables of the database, or the given tables, as covered by
+           the triggers of install --protect or uncovered. It detects tables, partitions and child tables without
+           triggers, tables that replaced others since, and disabled triggers. docs/FENCING.md lists the writes for
+           which no trigger fires
+  migrate  converts the memory of an earlier version to the present format; earlier programs then admit no claim
 
 Options:
 
 {options}
 
-A guard in SQLite has no URL here: its memory is a file of one machine. Its program administers it, with the methods of
-fencing.Keeper; --print sqlite prints the statements that create it.
+This command cannot connect to a guard in SQLite, because its memory is a local file: administer it in your program,
+with the methods of fencing.Keeper. --print sqlite prints the statements that create it.
 
 Exit codes:
 
-    0  done; with check, the claims are admitted; with enforce --check, all tables are covered
-    1  check: a claim is refused: stale, of another hold or of another lock service; enforce --check: a table is
+    0  success; with check, the claims are admitted; with enforce --check, all tables are covered
+    1  check: a claim is refused (stale, of another hold or of another lock service); enforce --check: a table is
        uncovered
-   64  the command line makes no sense, or asks for what the guard refuses: a floor below the present one, a second
+   64  the command line is invalid, or asks for what the guard refuses: a floor below the present one, a second
        memory in one database
-   69  the store cannot be reached, or refused
+   69  the store cannot be reached, or refused the request
 `
 
 // guardSettings are the options of "fencelock guard".
@@ -99,15 +100,16 @@ func defineGuard(o *options) func([]string) error {
 	s := &guardSettings{lookSettings: lookSettings{word: "guard"}, closeStore: func() {}}
 	from := o.url(storeOption, "the `URL` of the store in which the guard remembers: postgres://…, "+
 		"mysql://user@host:port/database (MariaDB, too), redis://… or etcd://host:port,…")
-	o.StringVar(&s.table, "table", "", "the guard's table in PostgreSQL or MySQL; fencing_tokens if none is given, in "+
-		"PostgreSQL in whatever schema it is")
-	o.StringVar(&s.prefix, "prefix", "", "what the guard's keys begin with in Redis and etcd; the guards' own default if "+
-		"none is given")
+	o.StringVar(&s.table, "table", "", "the guard's table in PostgreSQL or MySQL; the default is fencing_tokens, in "+
+		"PostgreSQL in any schema")
+	o.StringVar(&s.prefix, "prefix", "", "the prefix of the guard's keys in Redis and etcd; the default is that of "+
+		"the guards")
 	o.StringVar(&s.protect, "protect", "", "with --print: the `TABLE`, or the bucket and prefix, to protect")
 	o.StringVar(&s.resource, "resource", "", "with --protect: the SQL `EXPRESSION` for a row's resource")
 	o.StringVar(&s.floor, "floor", "0", "with accept: the smallest `TOKEN` that is admitted")
-	o.StringVar(&s.print, "print", "", "with install: print the statements for a `KIND` of store instead: postgres, mysql, sqlite or s3")
-	o.BoolVar(&s.clean, "clean", false, "with raise: forget what needs not be remembered then")
+	o.StringVar(&s.print, "print", "", "with install: print the statements for a `KIND` of store: postgres, mysql, "+
+		"sqlite or s3")
+	o.BoolVar(&s.clean, "clean", false, "with raise: delete the entries that are then redundant")
 	o.BoolVar(&s.check, "check", false, "with enforce: list the tables")
 	return func(args []string) (err error) {
 		if s.store, err = from.read(); err != nil {
@@ -152,7 +154,7 @@ func (s *guardSettings) parseGuard(args []string) (func(context.Context) error, 
 		}
 		return func(ctx context.Context) error { return s.raise(ctx, floor) }, nil
 	case word == "accept" && len(rest) == 1 && rest[0] == "":
-		return nil, errors.New("SPACE is empty: tokens of every lock service would be admitted")
+		return nil, errors.New("SPACE is empty: the guard would admit tokens of any lock service")
 	case word == "accept" && len(rest) == 1:
 		return func(ctx context.Context) error {
 			return errors.Join(s.keeper.Accept(ctx, rest[0], floor), s.show(ctx, nil))
@@ -164,13 +166,13 @@ func (s *guardSettings) parseGuard(args []string) (func(context.Context) error, 
 	case word == "enforce" && s.check:
 		return func(ctx context.Context) error { return s.enforced(ctx, rest) }, nil
 	case word == "enforce":
-		return nil, errors.New("enforce wants --check")
+		return nil, errors.New("enforce needs --check")
 	case word == "migrate" && len(rest) == 0:
 		return s.migrate, nil
 	case word == "install":
-		return nil, errors.New("install wants --store URL, or --print postgres, mysql, sqlite or s3")
+		return nil, errors.New("install needs --store URL, or --print postgres, mysql, sqlite or s3")
 	}
-	return nil, fmt.Errorf("%q: not what guard takes", s.args)
+	return nil, fmt.Errorf("%q: guard takes no such argument", s.args)
 }
 
 // open connects to the store.

@@ -6,7 +6,7 @@ import "runtime"
 
 // hold refuses: without process groups the command could outlive its lock.
 func (s *runSettings) hold() int {
-	say("run needs process groups to end a command whose lock is lost, and %s has none", runtime.GOOS)
+	say("run needs process groups to end a command after its lock is lost, and %s has none", runtime.GOOS)
 	return exitUnavailable
 }
 

@@ -9,8 +9,8 @@ import (
 
 const holderHelp = `Usage: fencelock holder NAME [options]
 
-Shows who holds the lock NAME. EXPIRES IN is how long a hold lasts unless it is renewed. The answer may be out of date
-when it arrives: it is for people, and no reason to write anything.
+Shows who holds the lock NAME. EXPIRES IN is the time after which a hold expires unless it is renewed. The output may
+already be out of date: use it for information only, and never to decide whether to write.
 
 Options:
 
@@ -18,11 +18,11 @@ Options:
 
 Exit codes:
 
-    0  somebody holds NAME
-    1  nobody does
-   64  the command line makes no sense, or the backend does not tell
-   69  the lock service cannot be reached, or is not fit for locks
-   77  the rules of the lock service deny it
+    0  NAME is held
+    1  NAME is free
+   64  the command line is invalid, or the backend cannot show holders
+   69  the lock service cannot be reached, or is not configured for locks
+   77  the rules of the lock service deny the request
 `
 
 func defineHolder(o *options) func([]string) error {

@@ -52,8 +52,8 @@ func (o *options) look(word string) *lookSettings {
 // administer is look with the option for the socket of a member on this machine.
 func (o *options) administer(word string) *lookSettings {
 	s := o.look(word)
-	o.dataDirOf(&s.dataDir, "", "the data `DIRECTORY` of a member on this machine, in place of --backend: the command reaches it by "+
-		"its socket there, as its user or root")
+	o.dataDirOf(&s.dataDir, "", "the data `DIRECTORY` of a member on this machine, instead of --backend: the command "+
+		"connects to the socket there, and must run as the member's user or root")
 	return s
 }
 

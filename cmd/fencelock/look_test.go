@@ -158,7 +158,7 @@ func TestHolder(t *testing.T) {
 		len(free[0].Holders) != 0 {
 		t.Errorf("nobody holds it: %+v", free)
 	}
-	p.expectExit(exitNobody, `nobody holds "orders/1"`)
+	p.expectExit(exitNobody, `"orders/1" is not held`)
 
 	lease := hold(t, url, "pod-1", "orders/1")
 	text := succeed(t, "holder", "--backend", url, "orders/1")
@@ -191,7 +191,7 @@ func TestForceRelease(t *testing.T) {
 	if lost := (*fencelock.LostError)(nil); !errors.As(lease.Err(), &lost) || lost.By != "Ann" {
 		t.Errorf("the holder learns %v, want who asked", lease.Err())
 	}
-	start(t, args[:6]...).expectExit(exitNobody, `nobody holds "orders/1"`)
+	start(t, args[:6]...).expectExit(exitNobody, `"orders/1" is not held`)
 }
 
 func TestWatch(t *testing.T) {

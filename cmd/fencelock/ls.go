@@ -9,8 +9,8 @@ import (
 
 const lsHelp = `Usage: fencelock ls [options]
 
-Lists the names that are held, one line for each holder. EXPIRES IN is how long a hold lasts unless it is renewed. Names
-that come or go meanwhile may be in the list or not.
+Lists held locks, one line for each holder. EXPIRES IN is the time after which a hold expires unless it is renewed. A
+lock that is acquired or released meanwhile may be missing or listed.
 
 Options:
 
@@ -18,10 +18,10 @@ Options:
 
 Exit codes:
 
-    0  done, also if nothing is held
-   64  the command line makes no sense, or the backend cannot list
-   69  the lock service cannot be reached, or is not fit for locks
-   77  the rules of the lock service deny it
+    0  success, even if no lock is held
+   64  the command line is invalid, or the backend cannot list
+   69  the lock service cannot be reached, or is not configured for locks
+   77  the rules of the lock service deny the request
 `
 
 func defineLs(o *options) func([]string) error {

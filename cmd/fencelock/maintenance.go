@@ -10,11 +10,11 @@ import (
 const maintenanceHelp = `Usage: fencelock maintenance on [options]
        fencelock maintenance off [options]
 
-Has one member of a cluster of bundled servers lead no more, for example while its machine is worked on, or again. With
-on, it hands the leadership over if it has it, and returns once another member leads. From then on the member follows
-and votes as before, and leads only if nobody else does, until off, or until it is started anew. Locks, waiters and
-sessions stay as they are. "fencelock status" says who is in maintenance. Stopping a server needs none of this: INT and
-TERM hand over too.
+Puts one member of a cluster of bundled servers into maintenance, for example while you work on its machine, or takes
+it out. With on, the member hands leadership over if it leads, and the command returns once another member leads. From
+then on, the member follows and votes as before, but leads only if no other member does, until off or its next start.
+Locks, waiters and sessions are not affected. "fencelock status" shows members in maintenance. To stop a server, you do
+not need this: INT and TERM also hand leadership over.
 
 Options:
 
@@ -23,14 +23,14 @@ Options:
 Exit codes:
 
     0  done
-    1  there is no such member; or it leads, and no other member with a vote can
-   64  the command line makes no sense
-   69  the member cannot be reached, or no other one leads in time
+    1  there is no such member; or it leads, and no other voting member can
+   64  the command line is invalid
+   69  the member cannot be reached, or no other member became leader in time
 `
 
 func defineMaintenance(o *options) func([]string) error {
-	node := o.String("node", "", "the id of the member, see \"fencelock member list\"; the member at --backend, if that is "+
-		"one address")
+	node := o.String("node", "", "the id of the member, see \"fencelock member list\"; the default is the member at "+
+		"--backend, if that is one address")
 	s := o.administer("maintenance")
 	return func(args []string) error {
 		err := s.parse(args, "on or off")

@@ -62,13 +62,13 @@ func TestStale(t *testing.T) {
 	})
 	p := start(t, "ls", "--stale", "--backend", left)
 	p.expectExit(exitOK,
-		"stale: this is what the member at "+left[len("fencelock://"):]+
-			" knows, which may be long over; it heard of a leader")
+		"stale: this is the state of the member at "+left[len("fencelock://"):]+
+			", which may be long out of date; its last contact with a leader was")
 	one := objects[lock](t, succeed(t, "holder", "orders/1", "--stale", "--backend", left, "--json"))
 	if len(one) != 1 || !one[0].Locked || one[0].Holders[0].OwnerID != "pod-1" || one[0].Holders[0].FencingToken == 0 ||
 		one[0].Stale == nil || one[0].Stale.HeardMillis == nil {
 		t.Errorf("one name: %+v", one)
 	}
-	start(t, "holder", "nothing", "--stale", "--backend", left).expectExit(exitNobody, "nobody holds")
+	start(t, "holder", "nothing", "--stale", "--backend", left).expectExit(exitNobody, "is not held")
 	start(t, "holder", "orders/1", "--stale", "--backend", "memory://").expectExit(exitUsage, "")
 }

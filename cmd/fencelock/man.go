@@ -15,7 +15,7 @@ Writes the manual pages, fencelock.1 and one for each subcommand, into DIRECTORY
 Exit codes:
 
     0  done
-   64  the command line makes no sense
+   64  the command line is invalid
    73  a page cannot be written
 `
 

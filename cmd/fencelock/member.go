@@ -11,18 +11,18 @@ const memberHelp = `Usage: fencelock member list [options]
        fencelock member add ADDRESS [options]
        fencelock member remove NODE [options]
 
-Looks after the members of a cluster of bundled servers.
+Lists, adds and removes members of a cluster of bundled servers.
 
-list tells who belongs to the cluster. VOTE is no for members that have yet to catch up, and waits for those that nobody
-has approved; ALIVE, whether a member answers the leader now.
+list shows the members of the cluster. VOTE is "no" for members that have not caught up yet, and "waits" for members
+that wait for approval. ALIVE says whether the member currently answers the leader.
 
-add approves the server that listens for other members at ADDRESS, HOST:PORT as in its --peer-advertise, and takes it in
-if it has not asked for that itself. It must have no data yet, and be started with --join. It gets its vote when it has
-caught up. If it is at the address of a member that has lost its data, it takes its place. A server with the --join-key
-of the others needs no add.
+add approves the server at ADDRESS, the HOST:PORT of its --peer-advertise, and adds it to the cluster if it has not
+asked to join. The server must have no data yet, and must be started with --join. It gets a vote once it has caught up.
+If it is at the address of a member that has lost its data, it takes the place of that member. A server with the
+--join-key of the others needs no add.
 
-remove takes the member with the id NODE out for good: stop it, and delete its data. To replace a member that is lost,
-remove it and add another one. It is refused if too few of the remaining members answer for a majority.
+remove permanently removes the member with the id NODE; then stop it, and delete its data. To replace a lost member,
+remove it and add another one. The removal is refused if the remaining members that answer are not a majority.
 
 Options:
 
@@ -31,8 +31,8 @@ Options:
 Exit codes:
 
     0  done
-    1  the cluster refuses it, or has no such member
-   64  the command line makes no sense
+    1  the cluster refuses the change, or has no such member
+   64  the command line is invalid
    69  no leader reachable, or no answer in time; the change may have been applied
 `
 

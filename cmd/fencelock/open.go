@@ -10,13 +10,13 @@ import (
 
 const openHelp = `Usage: fencelock open --yes [options]
 
-Ends the time in which a cluster of bundled servers that was restored, from a backup or from one disk, serves nobody.
-Without --yes it says until when that is, and changes nothing.
+Opens a cluster of bundled servers that refuses clients after a restore or a recovery. Without --yes, it shows when the
+cluster opens, and changes nothing.
 
-Whoever held a lock when the old cluster was lost may believe so for the TTL of that lock. The time is therefore the
-longest TTL that the old cluster permitted. Open earlier if every client of before has been stopped, or if the old
-cluster has been down for longer than the longest TTL that your clients use. What is printed is the longest one that was
-in use when the backup was made, or when the disk was written last: a longer one may have come after that.
+A client that held a lock when the old cluster was lost may still use it for the TTL of that lock. So the cluster stays
+closed for the longest TTL that it permitted. Open it earlier if every earlier client has stopped, or if the old cluster
+has been down for longer than the longest TTL that your clients use. The output shows the longest TTL that was in use
+when the backup was made, or when the disk was last written; a longer one may have been in use later.
 
 Options:
 
@@ -24,8 +24,8 @@ Options:
 
 Exit codes:
 
-    0  the cluster is open; without --yes, it may be closed
-   64  the command line makes no sense
+    0  the cluster is open; without --yes, it may still be closed
+   64  the command line is invalid
    69  no leader reachable, or no answer in time; the cluster may have been opened
 `
 

@@ -26,15 +26,15 @@ type ops struct {
 
 func (p *ops) define(o *options) {
 	p.draining = make(chan struct{})
-	o.StringVar(&p.listen, "ops-listen", "", "the `ADDRESS` of /livez, /readyz and /metrics, in plain HTTP that needs no "+
-		"certificate, for example 127.0.0.1:7483. They show no names and no owners")
-	o.DurationVar(&p.drain, "drain", 0, "how long INT and TERM leave everything served, while /readyz answers 503: load "+
-		"balancers need that to send no more. 10s under Kubernetes")
+	o.StringVar(&p.listen, "ops-listen", "", "the `ADDRESS` of /livez, /readyz and /metrics, over plain HTTP without "+
+		"certificates, such as 127.0.0.1:7483. They show no lock names and no owners")
+	o.DurationVar(&p.drain, "drain", 0, "the time to keep serving after INT or TERM, while /readyz is 503, so that "+
+		"load balancers stop sending requests. Use 10s on Kubernetes")
 }
 
 func (p *ops) check() error {
 	if p.drain < 0 {
-		return fmt.Errorf("--drain %v: it is negative", p.drain)
+		return fmt.Errorf("--drain %v is negative", p.drain)
 	}
 	if p.listen == "" {
 		return nil
@@ -63,7 +63,7 @@ func (p *ops) serve(log *slog.Logger) (end func(), err error) {
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := listeners.ServeOps(ctx, l, listeners.Ops(&p.probes, p.metrics.Handler()), log); err != nil {
-			log.Error("--ops-listen is not served any more", "err", err)
+			log.Error("the listener of --ops-listen has failed", "err", err)
 		}
 	})
 	fmt.Printf("fencelock: serving probes at http://%s\n", l.Addr())
@@ -79,7 +79,7 @@ func (p *ops) drained(signalled context.Context, log *slog.Logger, reset func())
 		notify(notifyStopping)
 		close(p.draining)
 		if p.drain > 0 {
-			log.Info("not ready any more, and about to stop", "drain", p.drain)
+			log.Info("not ready: draining before the stop", "drain", p.drain)
 			select {
 			case <-time.After(p.drain):
 			case <-ctx.Done():

@@ -74,7 +74,7 @@ func TestDrain(t *testing.T) {
 		for _, at := range x.probed {
 			eventually(t, at+" is not ready", func() bool {
 				status, text := fetch(t, at+"/readyz")
-				return status == http.StatusServiceUnavailable && strings.Contains(text, "about to stop")
+				return status == http.StatusServiceUnavailable && strings.Contains(text, "stopping")
 			})
 			if status, _ := fetch(t, at+"/livez"); status != http.StatusOK {
 				t.Errorf("%s is not live: %d", at, status)

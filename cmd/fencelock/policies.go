@@ -12,11 +12,11 @@ const policiesHelp = `Usage: fencelock policies get [options]
        fencelock policies set FILE [options]
        fencelock policies remove [options]
 
-Shows and changes the policies of a cluster of bundled servers: how long a hold may last, how many may wait, and how many
-permits there are, by prefix of the name. Other lock services have none.
+Shows and changes the policies of a cluster of bundled servers. For each prefix of names, they limit the duration of a
+hold and the number of waiters, and set the number of permits. Other lock services have no policies.
 
-get prints the policies of the cluster. set replaces them by those of FILE, for all members at once; remove leaves the
-cluster without policies. Each line of FILE has settings, separated by commas, and a prefix:
+get prints the policies of the cluster. set replaces them with the policies of FILE, on all members at the same log
+position. remove deletes them. Each line of FILE has settings, separated by commas, and a prefix:
 
   max-queue=5000             ""
   max-hold=1h,max-queue=100  accounts
@@ -30,8 +30,8 @@ Options:
 Exit codes:
 
     0  done
-    1  a member of the cluster runs a version without policies, or may not be told to change them here
-   64  the command line or the file makes no sense
+    1  a member of the cluster runs a version without policies, or this address accepts no changes: use --admin-listen
+   64  the command line or the file is invalid
    69  no leader reachable, or no answer in time; the change may have been applied
 `
 

@@ -31,7 +31,7 @@ func TestPoliciesOfACluster(t *testing.T) {
 		"":                                "get, set or remove is missing",
 		"set":                             "FILE is missing",
 		"set " + wrong:                    wrong + `: line 2: "max-hold=1": want none, or a duration`,
-		"set " + fileOf(t, "empty", "\n"): `"fencelock policies remove" has the cluster have no policies`,
+		"set " + fileOf(t, "empty", "\n"): `to delete the policies, run "fencelock policies remove"`,
 		"get --backend redis://127.0.0.1": "its scheme is none of fencelock, fencelocks",
 	} {
 		start(t, append([]string{"policies"}, strings.Fields(args)...)...).expectExit(exitUsage, want)

@@ -12,8 +12,8 @@ import (
 
 const postgresHelp = `Usage: fencelock postgres migrate [options]
 
-Brings the schema of the PostgreSQL driver to the version of this program, in one transaction. Programs that do so at
-the same time wait for each other. The role must be allowed to create a schema, or to create in it.
+Migrates the schema of the PostgreSQL driver to the version of this program, in one transaction. Concurrent migrations
+wait for each other. The role needs the right to create the schema, or to create tables in it.
 
 Options:
 
@@ -21,15 +21,15 @@ Options:
 
 Exit codes:
 
-    0  done, or there was nothing to do
-   64  the command line makes no sense
-   69  the database cannot be reached, or refused
+    0  success, or the schema was already up to date
+   64  the command line is invalid
+   69  the database cannot be reached, or refused the migration
 `
 
 func definePostgres(o *options) func([]string) error {
 	from := o.backend("the database, postgres://user@host:5432/database")
-	schema := o.String("schema", "", "the schema of the tables and functions, fencelock if none is given")
-	printOnly := o.Bool("print", false, "print the SQL of all steps instead, for another migration tool")
+	schema := o.String("schema", "", "the schema of the tables and functions; the default is fencelock")
+	printOnly := o.Bool("print", false, "print the SQL of all migrations instead, for another migration tool")
 	return func(args []string) (err error) {
 		s := lookSettings{word: "postgres"}
 		switch err := s.parse(args, "migrate"); {

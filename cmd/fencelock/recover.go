@@ -9,18 +9,18 @@ import (
 
 const recoverHelp = `Usage: fencelock recover [options]
 
-For a cluster that has lost most of its members, with their disks: makes a new cluster with one member of the data
-directory of one that is left, with all that is on this disk. "fencelock serve --data-dir DIR" starts it, without
---join, and other members join it with empty directories. The old directory is kept as DIR.lost.
+For a cluster that has lost most of its members with their disks: creates a new cluster with one member from the data
+directory of a remaining member. Start it with "fencelock serve --data-dir DIR", without --join; other members then
+join it with empty directories. The old directory is kept as DIR.lost.
 
-Stop every server of the old cluster first, for good: those that stand in the log, and those of --join, are asked
-whether they run. Take the disk with the highest LAST of "fencelock verify". As long
-as most members are left, or come back with their disks, nothing is to be recovered: see "fencelock help member".
+First stop every server of the old cluster permanently. Recover asks the members in the log and those of --join, and
+refuses if one of them answers. Use the disk with the highest LAST in "fencelock verify". If most members are left, or
+will return with their disks, you need no recovery: see "fencelock help member".
 
-Tokens go on far above all that were issued, so that guards accept the new holders and refuse the old ones. Whoever held
-or waited for a lock has lost it, and may not know: the new server serves nobody at first, for the longest TTL that the
-old ones permitted (the greatest --max-ttl that was in force), unless --closed-for says otherwise; "fencelock open" ends
-it.
+New tokens are far above all earlier ones, so that guards accept the new holders and refuse the old ones. All holders
+and waiters lose their locks and places, but may not know it yet. So the new server refuses clients for the longest TTL
+that the old cluster permitted (the greatest --max-ttl in force), unless --closed-for says otherwise. "fencelock open"
+opens it earlier.
 
 Options (durations like 500ms, 30s, 5m):
 
@@ -29,10 +29,10 @@ Options (durations like 500ms, 30s, 5m):
 Exit codes:
 
     0  done
-   64  the command line makes no sense
+   64  the command line is invalid
    65  the data is damaged; the message names the file and the entry
    69  a server of the old cluster answers; the message names its address
-   73  DIR cannot be read or written, or DIR.lost is there
+   73  DIR cannot be read or written, or DIR.lost exists
 `
 
 func defineRecover(f *options) func([]string) error {
@@ -40,8 +40,8 @@ func defineRecover(f *options) func([]string) error {
 	var asked superseding
 	var dir string
 	f.dataDir(&dir, "the data `DIRECTORY`")
-	closed := f.Duration("closed-for", 0, "how long it serves nobody at first: the longest TTL in use, less if the old "+
-		"cluster has been down for a while, or 0")
+	closed := f.Duration("closed-for", 0, "the time for which it refuses clients at first: the longest TTL in use, "+
+		"minus the time for which the old cluster has been down, or 0")
 	asked.define(f, &o)
 	return func(args []string) (err error) {
 		switch {

@@ -14,17 +14,17 @@ import (
 
 const restoreHelp = `Usage: fencelock restore FILE [options]
 
-Makes a data directory of a backup, for a new cluster that begins with one member: "fencelock serve --data-dir DIR"
-starts it, and other members join it with empty directories, as they join any cluster.
+Creates a data directory from a backup, for a new cluster with one member. Start it with "fencelock serve --data-dir
+DIR"; other members then join it with empty directories, as they join any cluster.
 
-Stop every server of the old cluster first, for good. What comes of the backup is another cluster for its members, and
-the same for clients and for the guards of what the locks protect: tokens go on far above all that were issued, also
-after the backup was made, so that the guards accept the new holders and refuse the old ones.
+First stop every server of the old cluster permanently. Members of the old cluster cannot join the restored one, but
+clients and guards treat it as the same cluster: new tokens are far above all earlier ones, even those issued after the
+backup, so that guards accept the new holders and refuse the old ones.
 
-Whoever held or waited for a lock has lost it. When the new server is started it serves nobody for the longest TTL that
-the old ones permitted (the greatest --max-ttl that was in force): for that long, a client that held a lock when the
-cluster was lost may believe so still. --closed-for makes that shorter, where you know better, and "fencelock open" ends
-it. What is printed as the longest TTL in use is that of the time of the backup.
+All holders and waiters lose their locks and places. After its start, the new server refuses clients for the longest
+TTL that the old cluster permitted (the greatest --max-ttl in force), because a client that held a lock may still use
+it for that long. --closed-for shortens this time, if you know better, and "fencelock open" opens the cluster earlier.
+Restore prints the longest TTL that was in use when the backup was made.
 
 Options (durations like 500ms, 30s, 5m):
 
@@ -33,8 +33,8 @@ Options (durations like 500ms, 30s, 5m):
 Exit codes:
 
     0  done
-   64  the command line makes no sense
-   66  FILE cannot be read, is no backup, or is cut off or damaged
+   64  the command line is invalid
+   66  FILE cannot be read, is not a backup, or is truncated or damaged
    69  a server of the old cluster answers; the message names its address
    73  DIR is not empty, or cannot be written
 `
@@ -46,13 +46,13 @@ type superseding struct {
 }
 
 func (s *superseding) define(f *options, o *replica.RestoreOptions) {
-	f.StringVar(&s.join, joinOption, "", "the peer addresses `A,B,C` of the members of the old cluster, which are asked "+
-		"first whether they run")
-	f.StringVar(&s.key, joinKeyOption, "", "a `FILE` with the key of \"fencelock serve\": only members that have it are "+
-		"believed; the key in "+variable(joinKeyOption)+" if it is not given")
+	f.StringVar(&s.join, joinOption, "", "the peer addresses `A,B,C` of the members of the old cluster, to check "+
+		"first that none of them is running")
+	f.StringVar(&s.key, joinKeyOption, "", "a `FILE` with the key of \"fencelock serve\": only answers of members "+
+		"with this key count; the key in "+variable(joinKeyOption)+" if it is not given")
 	s.peer.definePeer(f, &s.ca)
-	f.BoolVar(&o.Supersede, "supersede", false, "go on although a member answers. Each that has heard of the new cluster "+
-		"stops")
+	f.BoolVar(&o.Supersede, "supersede", false, "continue even if a member answers. Members of the old cluster stop "+
+		"once they learn of the new one")
 }
 
 // read copies the values into o.
@@ -97,10 +97,10 @@ func newRestore(f *options) *restoring {
 	o := &restoring{}
 	f.dataDir(&o.dir, "the `DIRECTORY` to make; it must be empty, or not exist")
 	f.StringVar((*string)(&o.Store), logStoreOption, string(replica.StoreWAL), logStoreUsage)
-	f.DurationVar(&o.closed, "closed-for", 0, "how long it serves nobody at first: the longest TTL in use, less if the old "+
-		"cluster has been down for a while, or 0 if it has been down for longer than that")
-	f.BoolVar(&o.NewCluster, "new-cluster", false, "give it another name, so that clients and guards that know the old "+
-		"cluster refuse it: for a copy beside the original")
+	f.DurationVar(&o.closed, "closed-for", 0, "the time for which it refuses clients at first: the longest TTL in "+
+		"use, minus the time for which the old cluster has been down, or 0 if it has been down for longer")
+	f.BoolVar(&o.NewCluster, "new-cluster", false, "create a new token space, which clients and guards of the old "+
+		"cluster refuse: for a copy that runs beside the original")
 	o.asked.define(f, &o.RestoreOptions)
 	return o
 }

@@ -17,12 +17,12 @@ const rulesHelp = `Usage: fencelock rules get [options]
        fencelock rules remove [options]
        fencelock rules test --rules FILE [NAME --as PRINCIPAL --verb VERB]
 
-Shows and changes the rules of a cluster of bundled servers, and shows what rules decide.
+Shows and changes the access rules of a cluster of bundled servers, and tests rules.
 
-get prints the rules of the cluster. set replaces them by those of FILE, for all members at once; remove leaves the
-cluster without rules, so that everybody may do everything.
+get prints the rules of the cluster. set replaces them with the rules of FILE, on all members at the same log position.
+remove deletes them: without rules, every client may make every call.
 
-test needs no service. Without NAME it checks the file alone. VERB is acquire, read, force, admin or proxy; for admin,
+test needs no service. Without NAME, it only checks the file. VERB is acquire, read, force, admin or proxy; for admin,
 NAME is "".
 
   fencelock rules test accounts/42 --rules rules --as token:ci --verb acquire
@@ -33,18 +33,19 @@ Options:
 
 Exit codes:
 
-    0  done; for test, the file is well, and the rules allow it
-    1  a member of the cluster runs a version without rules, or may not be told to change them here
-   64  the command line or the file makes no sense
+    0  success; for test, the file is valid, and the rules allow the call
+    1  a member of the cluster runs a version without rules, or this address accepts no changes: use --admin-listen
+   64  the command line or the file is invalid
    69  no leader reachable, or no answer in time; the change may have been applied
-   77  for test, the rules deny it
+   77  for test, the rules deny the call
 `
 
 func defineRules(o *options) func([]string) error {
 	file := o.String(rulesOption, "", "for test, the `FILE` of rules")
-	as := o.String("as", "", "for test, the `PRINCIPAL`; a client without a credential if it is empty")
+	as := o.String("as", "", "for test, the `PRINCIPAL`; empty means a client without a credential")
 	word := o.String("verb", "", "for test, the `VERB`")
-	subtree := o.Bool("subtree", false, "for test, ask for NAME and everything under it, as a hierarchical lock does")
+	subtree := o.Bool("subtree", false, "for test, check the right to NAME and everything under it, as for a "+
+		"hierarchical lock")
 	s := o.administer("rules")
 	return func(args []string) error {
 		if len(args) == 0 || args[0] != "test" {
@@ -117,7 +118,7 @@ func fileFor[T any](s *lookSettings, parse func([]byte) (T, error)) (text string
 		return parse(content)
 	})
 	if err == nil && strings.TrimSpace(text) == "" {
-		err = fmt.Errorf("%s is empty: \"fencelock %s remove\" has the cluster have no %[2]s", s.args[0], s.word)
+		err = fmt.Errorf("%s is empty: to delete the %[2]s, run \"fencelock %[2]s remove\"", s.args[0], s.word)
 	}
 	if err != nil {
 		return "", fmt.Errorf("%w: %w", backend.ErrInvalidOption, err)

@@ -100,7 +100,7 @@ func TestTokenCreate(t *testing.T) {
 		"list token:ci":                   `"list": want create`,
 		"create":                          "PRINCIPAL is missing",
 		"create ci":                       `"ci": want KIND:NAME`,
-		"create cert:ci":                  `"cert:ci": a token is of a principal token:NAME`,
+		"create cert:ci":                  `"cert:ci": want a principal of the form token:NAME`,
 		"create token:a*b":                `the name has '*'`,
 		"create token:ci --expires-in 0s": "--expires-in: want at least 1s",
 	} {

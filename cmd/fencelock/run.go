@@ -27,57 +27,56 @@ Options (durations like 500ms, 30s, 5m):
 
 {options}
 
-Each option but --name and --owner is also read from the environment, as FENCELOCK_BACKEND and so on, if that is not
-empty. The command line counts before the environment, and that before --config.
+Each option except --name and --owner can also be set in the environment, as FENCELOCK_BACKEND and so on; an empty
+variable counts as unset. The command line overrides the environment, and the environment overrides --config.
 
-COMMAND finds in its environment:
+The environment of COMMAND contains:
 
-  FENCELOCK_NAME         NAME; several names one on each line
+  FENCELOCK_NAME         NAME; several names are on separate lines
   FENCELOCK_OWNER        the owner text
   FENCELOCK_TOKEN        the fencing token in decimal digits: send it with every write. Empty in the efficiency tier
   FENCELOCK_TOKEN_SPACE  the cluster that issued the token; not set if there is none
-  FENCELOCK_CLAIMS       the claims of the locks, one on each line, for "fencelock guard check" and as the header
+  FENCELOCK_CLAIMS       the claims of the locks, one per line, for "fencelock guard check" and as the header
                          Fencing-Claim of HTTP requests; not set in the efficiency tier
-  FENCELOCK_UNDER        references to the holds that COMMAND runs under, for a fencelock inside of it: the bundled server
-                         refuses a lock that it would wait for without end, and "fencelock explain" shows what a
-                         holder waits for
+  FENCELOCK_UNDER        the holds under which COMMAND runs, for a nested fencelock: the bundled server refuses a wait
+                         that would deadlock, and "fencelock explain" shows what a holder waits for
 
 With several names, FENCELOCK_TOKEN and FENCELOCK_TOKEN_SPACE are not set. FENCELOCK_BACKEND is never passed on.
 
-Fencelock owns COMMAND and every process that descends from it. A guardian process, which knows the deadline of the
-lock, sends TERM to all of them when the lock is lost, and KILL after --kill-after. If the lock cannot be renewed, it is
-treated as lost --kill-after before it expires: the KILL comes before anybody else can get the lock. The guardian needs no help for
-that: it ends the processes also when fencelock is killed or stopped. If the guardian dies, fencelock kills the
-processes. A lock that was taken away in the service (evicted, force-released) may have a new holder before COMMAND is
-dead; --kill-after 0 makes that time short.
+Fencelock controls COMMAND and all its descendants. When the lock is lost, a guardian process, which knows the deadline
+of the lock, sends TERM to all of them, and KILL after --kill-after. If the lock cannot be renewed, it is treated as
+lost --kill-after before it expires, so that KILL comes before another process can acquire the lock. The guardian works
+even if fencelock is killed or stopped. If the guardian dies, fencelock kills the processes. If the service itself ended
+the hold (evicted, force-released), another process may acquire the lock before COMMAND is dead; --kill-after 0 shortens
+that time.
 
-The lock is released when no descendant of COMMAND is left. A daemon that COMMAND leaves behind keeps the lock, and
-a message names it; --kill-children ends it (TERM, --kill-after, KILL). If INT, TERM, HUP or QUIT to fencelock or to
-COMMAND has ended COMMAND, its children are ended, too (TERM, --stop-timeout, KILL).
+The lock is released when no descendant of COMMAND is left. A daemon that COMMAND leaves running keeps the lock, and a
+message names it; --kill-children ends it (TERM, --kill-after, KILL). If INT, TERM, HUP or QUIT to fencelock or to
+COMMAND has ended COMMAND, its children are ended too (TERM, --stop-timeout, KILL).
 
-TERM to fencelock ends the processes: TERM to COMMAND's process group, TERM to what is left when COMMAND has exited, and
-KILL after --stop-timeout. If a process survives KILL, fencelock exits with 71 and does not release the lock, which then
-ends with its TTL. INT, HUP, QUIT, USR1 and USR2 are passed on to COMMAND's process group. CONT follows
-each of TERM, INT, HUP and QUIT, so that a COMMAND that is stopped ends, too.
+After TERM, fencelock sends TERM to COMMAND's process group, TERM to the remaining processes when COMMAND has exited,
+and KILL after --stop-timeout. If a process survives KILL, fencelock exits with 71 and does not release the lock, which
+then expires after its TTL. Fencelock forwards INT, HUP, QUIT, USR1 and USR2 to COMMAND's process group. After TERM,
+INT, HUP and QUIT it also sends CONT, so that a stopped COMMAND ends too.
 
-COMMAND can use the controlling terminal, also if standard input is a pipe: its group gets the foreground from fencelock
-at the start or, in a pipeline or a script, when it asks for the terminal. Ctrl-Z stops COMMAND and fencelock, and the
-lock expires unless they go on in time.
+COMMAND can use the controlling terminal, even if standard input is a pipe: fencelock gives its process group the
+foreground at the start or, in a pipeline or a script, when it asks for the terminal. Ctrl-Z stops COMMAND and
+fencelock, and the lock expires unless they are resumed in time.
 
-Not covered: processes that another service starts for COMMAND (systemd-run, docker run, ssh, at); the children of
-COMMAND if fencelock and its guardian are killed, or stopped, at the same time; a frozen machine or container. Fencing
-tokens stop the writes of these. On systems other than Linux only COMMAND's process group is covered, not a process
-that leaves it.
+Fencelock does not control processes that another service starts for COMMAND (systemd-run, docker run, ssh, at),
+COMMAND's children if fencelock and its guardian are killed or stopped at the same time, or a paused machine or
+container. Fencing tokens stop the writes of these. On systems other than Linux, it controls only COMMAND's process
+group, and not processes that leave it.
 
-Exit codes, apart from COMMAND's own:
+Exit codes, in addition to COMMAND's own:
 
-   64  the command line is not valid, or the backend does not support the request (tier, TTL, kind of lock,
+   64  the command line is invalid, or the backend does not support the request (tier, TTL, kind of lock,
        --at-least), or NAME is in use with another kind or LIMIT
-   69  the lock service cannot be reached, also within the time of --wait, or is not fit for locks
-   71  the guardian process cannot start, or processes of COMMAND survive KILL; then the lock is not released
+   69  the lock service cannot be reached, even within the time of --wait, or is not configured for locks
+   71  the guardian process cannot start, or a process of COMMAND survived KILL; then the lock is not released
    73  the status file cannot be written. COMMAND was not run
-   75  another process holds the lock: at once with --try, after the time of --wait, or at once where the wait would
-       have no end, because the other process waits for a lock that this one runs under. COMMAND was not run
+   75  another process holds the lock: with --try, after the time of --wait, or because waiting would deadlock: the
+       other process waits for a lock that this one holds. COMMAND was not run
    76  the lock was lost while COMMAND ran, whatever COMMAND's exit code
    77  the rules of the lock service deny the lock. COMMAND was not run
   126  COMMAND cannot be executed
@@ -119,21 +118,21 @@ func defineRun(o *options) func([]string) error {
 		return backend.ValidateName(name)
 	})
 	hierarchical := o.Bool("hierarchical", false, "NAME is a path: a/b excludes a and everything below a/b")
-	shared := o.Bool("shared", false, "hold the lock together with others that give --shared")
-	permits := o.String("permits", "", "hold `N/LIMIT` permits: at most LIMIT run at once. All processes that "+
-		"use NAME give the same LIMIT")
-	o.DurationVar(&s.wait, "wait", 0, "the maximum to wait for the lock, also while the lock service cannot be reached. If "+
-		"it is not given, it waits as long as it takes, and a lock service that cannot be reached at the start is an error")
+	shared := o.Bool("shared", false, "share the lock with other processes that give --shared")
+	permits := o.String("permits", "", "hold `N/LIMIT` permits, N of at most LIMIT. All processes that use NAME must give "+
+		"the same LIMIT")
+	o.DurationVar(&s.wait, "wait", 0, "the maximum time to wait for the lock, even while the lock service cannot be "+
+		"reached. Without it, run waits indefinitely, and fails if the lock service cannot be reached at the start")
 	o.BoolVar(&s.try, "try", false, "do not wait")
-	atLeast := o.Duration("at-least", 0, "keep the name closed for that long after the start, also if COMMAND ends or dies "+
+	atLeast := o.Duration("at-least", 0, "keep the lock for at least this long after the start, even if COMMAND ends "+
 		"earlier")
 	s.define(o)
 	o.DurationVar(&s.stopTimeout, "stop-timeout", 8*time.Second, "the time between TERM and KILL after TERM to fencelock")
-	o.BoolVar(&s.killChildren, "kill-children", false, "end the children that run on when COMMAND has exited. Without it, "+
-		"the lock is kept until they end")
+	o.BoolVar(&s.killChildren, "kill-children", false, "end the children that are still running when COMMAND exits. "+
+		"Without it, the lock is kept until they end")
 	o.IntVarP(&s.conflictCode, "conflict-exit-code", "E", exitHeld, "exit with `N` if another process holds the lock")
-	o.StringVar(&s.status.path, "status-file", "", "write to `FILE`, as JSON, whether fencelock waits or COMMAND runs, and "+
-		"how it ended: COMMAND's exit code and fencelock's own")
+	o.StringVar(&s.status.path, "status-file", "", "write the state (waiting, running or ended) to `FILE`, as JSON, "+
+		"with the exit codes of COMMAND and of fencelock")
 	return func(args []string) error {
 		err := s.read(from, o.given("kill-after"))
 		if err == nil {
@@ -158,12 +157,12 @@ func defineRun(o *options) func([]string) error {
 func (s *runSettings) define(o *options) {
 	s.readTier = o.tier("in the efficiency tier a rare double run only wastes work; correctness is for a double run that " +
 		"corrupts data, and refuses a backend without fencing tokens")
-	o.DurationVar(&s.ttl, "ttl", fencelock.DefaultTTL, "how long the lock outlives this process if it dies; it is renewed "+
-		"meanwhile")
-	o.DurationVar(&s.killAfter, "kill-after", 0, "the time between TERM and KILL after the lock was lost, at most half the "+
-		"TTL. 0: KILL immediately. If it is not given, 5s or a sixth of the TTL, whichever is less")
-	o.StringVar(&s.owner, "owner", "", "a `TEXT` shown to processes that find the lock held; host/pid/random if it is not "+
-		"given")
+	o.DurationVar(&s.ttl, "ttl", fencelock.DefaultTTL, "the time after which the lock expires if this process dies; "+
+		"it is renewed until then")
+	o.DurationVar(&s.killAfter, "kill-after", 0, "the time between TERM and KILL after the lock was lost, at most "+
+		"half the TTL; 0 kills immediately. The default is 5s or a sixth of the TTL, whichever is less")
+	o.StringVar(&s.owner, "owner", "", "a `TEXT` shown to processes that find the lock held. The default is "+
+		"host/pid/random")
 	s.metadata = map[string]string{}
 	o.Func(metadataOption, "a pair `KEY=VALUE` shown with the owner. May be given several times", func(text string) error {
 		key, value, found := strings.Cut(text, "=")
@@ -207,15 +206,15 @@ func (s *runSettings) check(o *options, args []string, shared bool, permits stri
 	case len(args) == 0 || args[0] == "":
 		return errors.New("the command to run is missing")
 	case s.stopTimeout < 0:
-		return fmt.Errorf("--stop-timeout %v: it is negative", s.stopTimeout)
+		return fmt.Errorf("--stop-timeout %v is negative", s.stopTimeout)
 	case o.given("wait") && s.try:
 		return errors.New("--try and --wait exclude each other")
 	case o.given("wait") && s.wait <= 0:
-		return fmt.Errorf("--wait %v: it is not positive; --try does not wait", s.wait)
+		return fmt.Errorf("--wait %v is not positive; to not wait, give --try", s.wait)
 	case shared && o.given("permits"):
 		return errors.New("--shared and --permits exclude each other")
 	case o.given("at-least") && atLeast <= 0:
-		return fmt.Errorf("--at-least %v: it is not positive", atLeast)
+		return fmt.Errorf("--at-least %v is not positive", atLeast)
 	}
 	if shared {
 		s.options = append(s.options, fencelock.Shared())
@@ -242,9 +241,9 @@ func (s *runSettings) checkTimes(given bool) error {
 	}
 	switch {
 	case s.ttl <= 0:
-		return fmt.Errorf("--ttl %v: it is not positive", s.ttl)
+		return fmt.Errorf("--ttl %v is not positive", s.ttl)
 	case s.killAfter < 0:
-		return fmt.Errorf("--kill-after %v: it is negative", s.killAfter)
+		return fmt.Errorf("--kill-after %v is negative", s.killAfter)
 	case s.killAfter > s.ttl/2:
 		return fmt.Errorf("--kill-after %v: it is more than half of --ttl %v; the command is warned that long "+
 			"before the lock ends, which leaves too little time to hold it", s.killAfter, s.ttl)

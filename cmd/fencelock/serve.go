@@ -30,38 +30,39 @@ import (
 
 const serveHelp = `Usage: fencelock serve [options]
 
-Runs a lock server. Without options: one member that keeps its data in ./fencelock-data and that this machine alone
-reaches. Clients find it at fencelock://127.0.0.1:7480.
+Runs a lock server. Without options, it is a single member with its data in ./fencelock-data, and only clients on this
+machine can connect, to fencelock://127.0.0.1:7480.
 
 Options (durations like 500ms, 30s, 5m; addresses are HOST:PORT):
 
 {options}
 
-Each option is also read from the environment, as FENCELOCK_DATA_DIR and so on, if that is not empty; FENCELOCK_JOIN_KEY
-and FENCELOCK_HTTP_KEY are the key itself. The command line counts before the environment, and that before --config.
+Each option can also be set in the environment, as FENCELOCK_DATA_DIR and so on; an empty variable counts as unset, and
+FENCELOCK_JOIN_KEY and FENCELOCK_HTTP_KEY contain the key itself. The command line overrides the environment, and the
+environment overrides --config.
 
-Three members, each on a machine of its own, here on a:
+To run three members on the machines a, b and c, run on a:
 
   fencelock serve --listen a:7480 --peer-listen a:7482 --join a:7482,b:7482,c:7482 --bootstrap-expect 3 --tls-cert …
 
-Standard output gets one line for each listener of clients and probes; the log goes to standard error.
+Serve prints one line for each listener to standard output; the log goes to standard error.
 
-INT and TERM hand the leadership to another member, end the connections and the server, after --drain; locks stay as they
-are. A second one ends it immediately, which loses nothing either. HUP reads the files of TLS and --principals again,
-which a connection does too within a second of a change.
+After INT or TERM and --drain, the server hands leadership to another member, closes its connections and exits; locks
+are not affected. A second signal ends it immediately, which loses no data either. HUP reloads the files of TLS and
+--principals; new connections also reload them within a second of a change.
 
 Exit codes:
 
     0  ended by INT or TERM
-   64  the command line makes no sense
-   69  the server cannot start or go on
+   64  the command line is invalid
+   69  the server cannot start or continue
 `
 
 // limitUsage lists the limits.
 func limitUsage() string {
 	defaults := machine.DefaultLimits()
-	lines := []string{"how much the cluster takes on, as `NAME=VALUE`; may be given several times. Give all members the same: " +
-		"the leader's limits apply. NAME is one of"}
+	lines := []string{"a limit of the cluster, as `NAME=VALUE`; may be given several times. The leader's limits " +
+		"apply, so give all members the same. NAME is one of"}
 	for _, l := range defaults.All() {
 		lines = append(lines, fmt.Sprintf("%s: %s (default %d)", l.Name, limitsAre[l.Name], *l.Value))
 	}
@@ -74,13 +75,13 @@ var limitsAre = map[string]string{
 	"holds":            "holds of all sessions",
 	"waits":            "waiters of all sessions",
 	"waiters-per-name": "waiters in one queue",
-	"unacked":          "answers that one session has not acknowledged",
+	"unacked":          "replies that one session has not acknowledged",
 	"requests":         "names in one acquire",
 	"name-bytes":       "bytes of a name; at most 512",
 	"levels":           "levels of a hierarchical name",
 	"metadata-bytes":   "bytes of the metadata of one request",
-	"client-share":     "hundredths of sessions, holds, waits and connections that one client may have; at most 100",
-	"deadlock-steps":   "names, holders and waiters that a search for a deadlock looks at",
+	"client-share":     "the percentage of sessions, holds, waits and connections that one client may have",
+	"deadlock-steps":   "names, holders and waiters that one search for a deadlock visits",
 }
 
 // setLimit understands NAME=VALUE.
@@ -130,7 +131,7 @@ type serveSettings struct {
 // logStoreOption selects the format of the log.
 const (
 	logStoreOption = "log-store"
-	logStoreUsage  = "how the log is kept: `KIND` is wal or bolt. It cannot be changed later"
+	logStoreUsage  = "the storage of the log: `KIND` is wal or bolt. It cannot be changed later"
 )
 
 func defineServe(o *options) func([]string) error {
@@ -150,51 +151,53 @@ func newServe(o *options) *serveSettings {
 	s := &serveSettings{}
 	c := &s.config
 	o.String(configOption, "", configUsage)
-	o.BoolVar(&s.dev, "dev", false, "keep nothing: for trying out. Its tokens do not fence, and the correctness tier "+
-		"refuses it")
+	o.BoolVar(&s.dev, "dev", false, "keep all data in memory, for development. Its tokens cannot fence, and the "+
+		"correctness tier refuses it")
 	o.dataDir(&c.DataDir, "the `DIRECTORY` for the data")
-	o.BoolVar(&c.Moved, "moved", false, "start although the directory is a copy of another one, or was restored from one: "+
-		"the server of the original must never start again. Needed once")
+	o.BoolVar(&c.Moved, "moved", false, "start with a directory that is a copy. Give it once, and never start the "+
+		"server of the original directory again")
 	o.StringVar((*string)(&c.Store), logStoreOption, string(replica.StoreWAL), logStoreUsage)
 	o.StringVar(&c.Listen, "listen", "127.0.0.1:7480", "the `ADDRESS` for clients")
-	o.StringVar(&c.Advertise, "advertise", "", "the `ADDRESS` that clients get, if they reach --listen by another name")
-	s.door.define(o, "", "the `ADDRESS` for clients over HTTP, beside --listen and with the same certificates, for example "+
-		"127.0.0.1:7481: see fencelock help gateway")
+	o.StringVar(&c.Advertise, "advertise", "", "the `ADDRESS` to announce to clients, if it differs from --listen")
+	s.door.define(o, "", "the `ADDRESS` for clients over HTTP, such as 127.0.0.1:7481, with the same certificates as "+
+		"--listen; see fencelock help gateway")
 	s.ops.define(o)
 	s.audit.define(o)
-	o.StringVar(&c.AdminListen, "admin-listen", "", "where the cluster is changed and backed up: unix:PATH, a socket for the "+
-		"user of this process and root; the `ADDRESS` HOST:PORT, with --tls-cert and --admin-client-ca; or none. "+
-		"unix:admin.sock in --data-dir if it is not given")
-	o.StringVar(&s.adminCA, "admin-client-ca", "", "a `FILE` with the authority of the operators' certificates: whoever has "+
-		"one may change the cluster")
+	o.StringVar(&c.AdminListen, "admin-listen", "", "the `ADDRESS` for changes and backups of the cluster: "+
+		"unix:PATH, a socket for the user of this process and root; HOST:PORT, with --tls-cert and "+
+		"--admin-client-ca; or none. The default is unix:admin.sock in --data-dir")
+	o.StringVar(&s.adminCA, "admin-client-ca", "", "a `FILE` with the authority of the operators' certificates; any "+
+		"client with such a certificate may change the cluster")
 	o.StringVar(&c.PeerListen, "peer-listen", "127.0.0.1:7482", "the `ADDRESS` for the other members")
-	o.StringVar(&c.PeerAdvertise, "peer-advertise", "", "the `ADDRESS` that the other members get, if they reach "+
-		"--peer-listen by another name")
-	o.StringVar(&s.join, joinOption, "", "the peer addresses `A,B,C` of the members of the cluster; this member's own may be "+
-		"among them")
-	o.StringVar(&s.joinKey, joinKeyOption, "", "a `FILE` with at least 16 bytes that all members share: a server that has "+
-		"them is approved as a member; the bytes in "+variable(joinKeyOption)+" if it is not given. Without a key a new "+
-		"member, and a member that has lost its data, has no vote before \"fencelock member add\" approves it")
-	o.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "make a new cluster once all `N` members of --join are there, "+
-		"this one included. Give all of them the same --join. A cluster that exists already is joined")
-	o.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "the shortest TTL that clients may ask for. The default "+
-		"outlasts the election of a leader")
-	o.DurationVar(&c.MaxTTL, "max-ttl", 0, "the longest TTL that clients may ask for; a cluster that is restored serves "+
-		"nobody for that long. If it is not given, 1h, and 24h in a cluster that a version before 0.1 made")
-	o.DurationVar(&c.Timing.Heartbeat, "heartbeat-timeout", 0, "how long a member hears nothing of its leader before it "+
-		"stands for election: 10ms to 10s, 500ms if it is not given. Give all members the same, also of the next three. "+
-		"--min-ttl must outlast an election, which takes up to twice this and twice --election-timeout")
-	o.DurationVar(&c.Timing.Election, "election-timeout", 0, "how long it then waits for votes before it tries again: from "+
-		"--heartbeat-timeout, which it is if it is not given, to 10s")
-	o.DurationVar(&c.Timing.Lease, "leader-lease", 0, "how long a leader hears nothing of most members before it steps "+
-		"down: from 5ms to --heartbeat-timeout, which it is if it is not given")
-	o.DurationVar(&c.Timing.Commit, "commit-timeout", 0, "the maximum until followers know what is committed: 1ms to "+
-		"--heartbeat-timeout, 50ms if it is not given")
-	o.StringVar(&s.rules, rulesOption, "", "a `FILE` with the first rules of the cluster, which say what clients may "+
-		"do, see docs/SECURITY.md. A cluster that had rules keeps its own: see fencelock help rules. Give "+
-		"all members the same")
-	o.StringVar(&s.proofs, principalsOption, "", "a `FILE` that says whose the tokens of clients are, which they send instead "+
-		"of a certificate or beside it; it needs --tls-cert, and is read again when it changes")
+	o.StringVar(&c.PeerAdvertise, "peer-advertise", "", "the `ADDRESS` to announce to the other members, if it "+
+		"differs from --peer-listen")
+	o.StringVar(&s.join, joinOption, "", "the peer addresses `A,B,C` of the members of the cluster; they may include "+
+		"this member")
+	o.StringVar(&s.joinKey, joinKeyOption, "", "a `FILE` with a key of at least 16 bytes that all members share: a "+
+		"server with this key is approved as a member. Without the file, the key is the value of "+
+		""+variable(joinKeyOption)+". Without a key, a new member, or a member that has lost its data, gets no vote "+
+		"until \"fencelock member add\" approves it")
+	o.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "form a new cluster once all `N` members of --join are up, "+
+		"including this one, or join the cluster if it exists. Give all members the same --join")
+	o.DurationVar(&c.MinTTL, "min-ttl", server.DefaultMinTTL, "the shortest TTL that clients may request. The "+
+		"default outlasts the election of a leader")
+	o.DurationVar(&c.MaxTTL, "max-ttl", 0, "the longest TTL that clients may request; a restored cluster refuses "+
+		"clients for this time. The default is 1h, or 24h in a cluster created by a version before 0.1")
+	o.DurationVar(&c.Timing.Heartbeat, "heartbeat-timeout", 0, "the time without contact to the leader after which a "+
+		"member stands for election: 10ms to 10s, default 500ms. Give all members the same values of this and the "+
+		"next three options. --min-ttl must outlast an election, which takes up to twice the sum of this and "+
+		"--election-timeout")
+	o.DurationVar(&c.Timing.Election, "election-timeout", 0, "the time that a candidate waits for votes before it "+
+		"tries again: from --heartbeat-timeout, the default, to 10s")
+	o.DurationVar(&c.Timing.Lease, "leader-lease", 0, "the time without contact to a majority after which a leader "+
+		"steps down: from 5ms to --heartbeat-timeout, the default")
+	o.DurationVar(&c.Timing.Commit, "commit-timeout", 0, "the maximum time until followers learn of a commit: 1ms to "+
+		"--heartbeat-timeout, default 50ms")
+	o.StringVar(&s.rules, rulesOption, "", "a `FILE` with the access rules of a new cluster, see docs/SECURITY.md. A "+
+		"cluster that already has rules keeps them: see fencelock help rules. Give all members the same")
+	o.StringVar(&s.proofs, principalsOption, "", "a `FILE` that maps the tokens of clients to principals. Clients "+
+		"can send a token instead of, or in addition to, a certificate. It needs --tls-cert, and is reloaded when it "+
+		"changes")
 	o.Func(limitOption, limitUsage(), func(text string) error { return setLimit(&c.Limits, text) })
 	s.cluster.define(o)
 	s.peer.definePeer(o, &s.peerCA)
@@ -209,9 +212,9 @@ func (s *serveSettings) read(o *options, args []string) (err error) {
 	case len(args) > 0:
 		return fmt.Errorf("%q: serve takes no arguments", args[0])
 	case s.dev && (o.given("data-dir") || o.given(logStoreOption) || o.given("moved")):
-		return errors.New("--dev keeps nothing: it excludes --data-dir, --moved and --log-store")
+		return errors.New("--dev keeps all data in memory: it excludes --data-dir, --moved and --log-store")
 	case c.DataDir == "":
-		return errors.New("--data-dir is empty; --dev keeps nothing")
+		return errors.New("--data-dir is empty; to keep all data in memory, give --dev")
 	}
 	if s.dev {
 		c.DataDir = ""
@@ -252,7 +255,7 @@ func (s *serveSettings) read(o *options, args []string) (err error) {
 	}
 	if s.proofs != "" {
 		if s.tls == nil {
-			return errors.New("--" + principalsOption + " needs --tls-cert: in the clear others read the tokens")
+			return errors.New("--" + principalsOption + " needs --tls-cert, since tokens must not be sent unencrypted")
 		}
 		if s.tokens, err = reread("--"+principalsOption, s.proofs, principal.ParseProofs, c.Log, s.changedProofs); err != nil {
 			return err
@@ -287,7 +290,7 @@ func (s *serveSettings) serve() error {
 		s.config.Log.Warn("insecure: without TLS, anyone who can connect can take or break any lock")
 	}
 	if s.config.BootstrapExpect == 2 {
-		s.config.Log.Warn("a cluster of two members survives the loss of neither: use one, or three")
+		s.config.Log.Warn("a cluster of two members cannot tolerate the loss of either: use one member, or three")
 	}
 	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -322,7 +325,7 @@ func (s *serveSettings) serve() error {
 		return failed(exitUnavailable, err)
 	}
 	if s.dev {
-		say("this server keeps nothing: for trying out")
+		say("this server keeps all data in memory: for development only")
 	}
 	fmt.Printf("fencelock: serving clients at %s\n", srv.Addr())
 	s.running.Store(srv)
@@ -368,7 +371,7 @@ func (s *serveSettings) serve() error {
 	return nil
 }
 
-var errStopping = errors.New("the process is about to stop")
+var errStopping = errors.New("the process is stopping")
 
 // changedProofs writes that the tokens of clients were read again.
 func (s *serveSettings) changedProofs(*principal.Proofs) {

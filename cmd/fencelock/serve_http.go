@@ -20,11 +20,11 @@ type clusterClient struct {
 }
 
 func (c *clusterClient) define(o *options) {
-	o.StringVar(&c.cert, "cluster-cert", "", "a `FILE` with the certificate that this member shows the leader as its "+
-		"client, for requests over HTTP while another member leads; that of --tls-cert if it is not given")
-	o.StringVar(&c.key, "cluster-key", "", "a `FILE` with its key")
-	o.StringVar(&c.ca, "cluster-ca", "", "a `FILE` with the authority of the certificates that the other members show to "+
-		"clients; that of --tls-client-ca if it is not given, else the system's")
+	o.StringVar(&c.cert, "cluster-cert", "", "a `FILE` with the client certificate with which this member forwards "+
+		"HTTP requests to another leader; the default is --tls-cert")
+	o.StringVar(&c.key, "cluster-key", "", "a `FILE` with the key of --cluster-cert")
+	o.StringVar(&c.ca, "cluster-ca", "", "a `FILE` with the authority of the other members' --tls-cert. The default "+
+		"is --tls-client-ca, or else the system's authorities")
 }
 
 // prepareClient sets s.cluster.config, and refuses settings with which this member would serve HTTP only while it
@@ -67,14 +67,14 @@ func (s *serveSettings) prepareClient() (err error) {
 		return nil // the server reports that
 	}
 	if err := verify(s.tls, roots, host, x509.ExtKeyUsageServerAuth); err != nil {
-		return fmt.Errorf("--http-listen: the other members, which lead at times, could not be reached if their "+
-			"certificates are like that of --tls-cert: %w; give --cluster-ca, or a certificate for the host of "+
-			"--advertise", err)
+		return fmt.Errorf("--http-listen: this member could not connect to another leader with a certificate like "+
+			"that of --tls-cert: %w; give --cluster-ca, or a certificate for the host of --advertise", err)
 	}
 	if pool := s.tls.Current().ClientCAs; pool != nil {
 		if err := verify(own, pool, "", x509.ExtKeyUsageClientAuth); err != nil {
-			return fmt.Errorf("--http-listen: the other members, which lead at times, accept clients of --tls-client-ca "+
-				"only, and this member's certificate is none: %w; give --cluster-cert and --cluster-key", err)
+			return fmt.Errorf("--http-listen: another leader accepts only clients with a certificate of "+
+				"--tls-client-ca, and this member's certificate is not one: %w; give --cluster-cert and "+
+				"--cluster-key", err)
 		}
 	}
 	return nil
@@ -88,7 +88,7 @@ func (s *serveSettings) checkAdvertised() error {
 		return nil // the server reports the error
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-		return fmt.Errorf("--http-listen: the other members cannot reach this one at --listen %s when it leads: "+
+		return fmt.Errorf("--http-listen: the other members cannot connect to --listen %s when this member leads: "+
 			"give --advertise", s.config.Listen)
 	}
 	return nil

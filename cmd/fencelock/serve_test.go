@@ -78,7 +78,7 @@ func TestServeDev(t *testing.T) {
 	if err := syscall.Kill(p.Pid(), syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	p.expectExit(exitOK, "keeps nothing")
+	p.expectExit(exitOK, "keeps all data in memory")
 }
 
 func TestServeHelpTellsEveryLimit(t *testing.T) {

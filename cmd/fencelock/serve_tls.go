@@ -19,10 +19,10 @@ type certificates struct{ cert, key string }
 
 // definePeer adds the options for the certificates of members.
 func (c *certificates) definePeer(o *options, ca *string) {
-	o.StringVar(&c.cert, "peer-cert", "", "a `FILE` with the certificate for the other members, in PEM, which must have a "+
-		"certificate of the same authority. It speaks for the member whose host it names, in --peer-advertise or else "+
-		"--peer-listen, and for no other")
-	o.StringVar(&c.key, "peer-key", "", "a `FILE` with its key")
+	o.StringVar(&c.cert, "peer-cert", "", "a `FILE` in PEM with the certificate for connections between members. All "+
+		"members need certificates of the same authority. The certificate must name the host of --peer-advertise, or "+
+		"else of --peer-listen")
+	o.StringVar(&c.key, "peer-key", "", "a `FILE` with the key of --peer-cert")
 	o.StringVar(ca, "peer-ca", "", "a `FILE` with the authority of the members' certificates")
 }
 
@@ -41,7 +41,7 @@ func (c certificates) forPeers(ca string, log *slog.Logger) (*listeners.TLS, err
 		return nil, nil
 	}
 	if ca == "" {
-		return nil, errors.New("--peer-ca is missing: without it every member would take anybody for one")
+		return nil, errors.New("--peer-ca is missing: without it, members would accept any certificate")
 	}
 	return c.load("--peer-cert", "--peer-key", "--peer-ca", ca, log)
 }
@@ -92,7 +92,7 @@ func reloadOnHangup(ctx context.Context, log *slog.Logger, all ...reloader) {
 		for {
 			select {
 			case <-hangups:
-				log.Info("SIGHUP: files are read again")
+				log.Info("SIGHUP: reloading files")
 				for _, t := range all {
 					t.Reload()
 				}

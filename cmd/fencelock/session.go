@@ -12,13 +12,14 @@ import (
 const sessionHelp = `Usage: fencelock session list [options]
        fencelock session end SESSION [options]
 
-Looks after the sessions of a cluster of bundled servers: what a client holds and waits for hangs on them.
+Lists and ends the sessions of a cluster of bundled servers. Each hold and wait of a client belongs to a session.
 
-list tells which are open. OWNER is who holds or waits last on one, and NAMES are the first ten that it holds. CLIENT is the certificate or the address from which one was opened; CONNECTED, whether its
-client has a connection to the leader; LEFT, how long it lives unless its client renews it.
+list shows the open sessions. OWNER is the owner of the latest hold or wait, and NAMES are the first ten names that the
+session holds. CLIENT is the certificate or address that opened it. CONNECTED says whether its client is connected to
+the leader, and LEFT is the time after which the session ends unless its client renews it.
 
-end ends the one that list calls SESSION, with all that hangs on it: the locks are free at once, and a client that lives
-is told that it has lost them. It may open another session.
+end ends the session that list shows as SESSION, with its holds and waits. Its locks become free immediately, and its
+client, if it is still connected, is notified that it has lost them. The client may open another session.
 
 Options:
 
@@ -27,8 +28,8 @@ Options:
 Exit codes:
 
     0  done
-    1  no such session is open
-   64  the command line makes no sense
+    1  there is no such session
+   64  the command line is invalid
    69  no leader reachable, or no answer in time; the change may have been applied
 `
 

@@ -29,9 +29,8 @@ const (
 // isList has the options that may be repeated, as NAME=VALUE.
 var isList = map[string]bool{limitOption: true, httpLimitOption: true, metadataOption: true}
 
-const configUsage = "a `FILE` in YAML with options, without the dashes: \"ttl: 1m\". An option that may be given several " +
-	"times is a list or a mapping there. Entries that no subcommand has are refused; one file may serve several " +
-	"subcommands"
+const configUsage = "a YAML `FILE` with options, without the dashes: \"ttl: 1m\". A repeatable option is a list or a " +
+	"mapping. Several subcommands can share one file; unknown entries are errors"
 
 // variable returns the name of an option in the environment.
 func variable(option string) string {
@@ -153,13 +152,13 @@ func (o *options) readFile(path string, superseded func(option string) bool) err
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if err := in.Decode(&more); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: it has more than one document", path)
+		return fmt.Errorf("%s: want a single YAML document", path)
 	}
 	seen := map[string]int{}
 	return each(path, document.Content[0], func(key, value *yaml.Node) error {
 		name := key.Value
 		if before := seen[name]; before != 0 {
-			return fmt.Errorf("%s:%d: %q is there twice, first on line %d", path, key.Line, name, before)
+			return fmt.Errorf("%s:%d: duplicate setting %q, first on line %d", path, key.Line, name, before)
 		}
 		seen[name] = key.Line
 		if name == configOption || name == "help" || o.Lookup(name) == nil && !settable(name) {

@@ -97,7 +97,7 @@ func TestSettingsOfSeveralSubcommands(t *testing.T) {
 	p.expectExit(exitOK)
 	start(t, "gateway", "--config", path).expectExit(exitUsage, "--http-listen")
 	t.Setenv("FENCELOCK_HTTP_LISTEN", "0.0.0.0:7481")
-	start(t, "gateway", "--config", path).expectExit(exitUsage, "--http-listen 0.0.0.0:7481: others reach it without TLS")
+	start(t, "gateway", "--config", path).expectExit(exitUsage, "--http-listen 0.0.0.0:7481: refusing to serve other machines without TLS")
 	start(t, "gateway", "--config", configFile(t, "dta-dir: x")).expectExit(exitUsage, `there is no setting "dta-dir"`)
 }
 
@@ -129,7 +129,7 @@ func TestServeSettingsThatMakeNoSense(t *testing.T) {
 	for _, x := range []struct{ text, want string }{
 		{"data-dir: x\nlisten-at: y", `:2: there is no setting "listen-at"`},
 		{"config: x", `:1: there is no setting "config"`},
-		{"log-store: wal\nlog-store: bolt", `:2: "log-store" is there twice, first on line 1`},
+		{"log-store: wal\nlog-store: bolt", `:2: duplicate setting "log-store", first on line 1`},
 		{"\nmax-ttl: soon", ":2: max-ttl \"soon\""},
 		{"insecure:", ":1: want one value"},
 		{"data-dir: [x]", ":1: want one value"},
@@ -137,8 +137,8 @@ func TestServeSettingsThatMakeNoSense(t *testing.T) {
 		{"limit:\n  doors: 3", `:2: limit "doors=3": there is no limit "doors"`},
 		{"join: [a:1, [b:2]]", ":1: want one value"},
 		{"- data-dir", ":1: want a mapping"},
-		{"data-dir: x\n---\nlisten: y", "more than one document"},
-		{"dev: true\ndata-dir: x", "--dev keeps nothing"},
+		{"data-dir: x\n---\nlisten: y", "want a single YAML document"},
+		{"dev: true\ndata-dir: x", "--dev keeps all data in memory"},
 		{"log-format: xml", "--log-format xml"},
 		{"a: b: c", "server.yaml"},
 	} {

@@ -9,8 +9,9 @@ import (
 	"github.com/fencelock/fencelock/internal/gateway"
 )
 
-const staleUsage = "ask the first member of a bundled server that answers for what it knows, which may be out of date. " +
-	"That works without a leader and without a majority. Standard error, and \"stale\" with --json, say how old it may be"
+const staleUsage = "read the state of the first member of the bundled server that answers, which may be out of date. " +
+	"This works without a leader and without a majority. Standard error, or \"stale\" with --json, says how old the " +
+	"state may be"
 
 // stale marks one member's knowledge.
 type stale struct {
@@ -31,14 +32,14 @@ func staleLock(x *builtin.StaleState) lock {
 
 // sayStale explains a stale answer to people.
 func sayStale(x *builtin.StaleState) {
-	heard := "it leads, as far as it knows"
+	heard := "it considers itself the leader"
 	switch {
 	case x.Heard < 0:
-		heard = "it has heard of no leader since it was started"
+		heard = "it has had no contact with a leader since its start"
 	case x.Heard > 0:
-		heard = fmt.Sprintf("it heard of a leader %v ago", x.Heard.Round(time.Millisecond))
+		heard = fmt.Sprintf("its last contact with a leader was %v ago", x.Heard.Round(time.Millisecond))
 	}
-	say("stale: this is what the member at %s knows, which may be long over; %s", x.Address, heard)
+	say("stale: this is the state of the member at %s, which may be long out of date; %s", x.Address, heard)
 }
 
 func (s *lookSettings) staleHolder(ctx context.Context, name string) error {

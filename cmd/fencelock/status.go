@@ -13,39 +13,40 @@ import (
 
 const statusHelp = `Usage: fencelock status [options]
 
-Asks the members of a cluster of bundled servers what they know: those at the addresses of --backend, and the others of
-which these know. Each has two seconds to answer. The log positions tell how far a member is behind.
+Shows the state of a cluster of bundled servers, as each member reports it. It asks the members at the addresses of
+--backend, and the other members that these name. Each has two seconds to answer. The log positions show how far a
+member is behind.
 
 Options:
 
 {options}
 
 GENERATION counts the restores and recoveries of the cluster. ROLE is leader, follower, learner (no vote yet),
-leaderless (it knows no leader), unreachable, or "closed until TIME": elected, and serving nobody because the cluster was
-restored, see "fencelock help open"; "maintenance" beside it is that of "fencelock maintenance". APPLIED
-is how far the member has carried the log out, COMMITTED what it knows to be on most disks. DURABLE is no for a server
-with --dev.
+leaderless (it knows no leader), unreachable, or "closed until TIME": elected, but refusing clients because the cluster
+was restored, see "fencelock help open". "maintenance" after the role was set by "fencelock maintenance". APPLIED is the
+last log entry that the member has applied, COMMITTED the last one that it knows to be on a majority of the disks.
+DURABLE is no for a server with --dev.
 
-A member that is unreachable is stopped, stands still, or cannot be reached from here, which does not say that the other
-members cannot reach it either. The last line on standard error says what follows if they cannot.
+An unreachable member is stopped or paused, or cannot be reached from this machine; the other members may still reach
+it. The last line on standard error says what follows if they cannot.
 
-Once a minute, if something was written, all members compare the hash of what they keep with that of the leader. A
-member whose state differs is reported here and in its log; either that member or the leader is corrupt: "fencelock
-verify" looks for damage on a disk. If a single member differs, it is that one: give it an empty directory. If all but
-the leader do, it is the leader: let another one lead ("fencelock transfer"), then give it an empty directory.
+Once a minute, after a write, all members compare the hash of their state with the leader's. A member whose state
+differs is reported here and in its log: either that member or the leader is corrupt. "fencelock verify" checks a disk
+for damage. If a single member differs, that member is corrupt: restart it with an empty directory. If all members
+differ from the leader, the leader is corrupt: run "fencelock transfer", then restart it with an empty directory.
 
-A cluster is well if all members at the addresses of --backend answer; all who answer are of one cluster and one
-generation; one of them leads, and all others are members that follow it in its term; all approved members have a vote;
-and each member with a vote answers, and lacks at most 10,000 log entries or comes within 5 s to where the leader was.
-If something is not so, all is looked at again after 1 s, where entries are lacking after 5 s, and what is not so then
-is told. With --own only the members at --backend are judged, whether each answers, knows a leader and agrees with it: a
-health check of one member, which the loss of another one does not change.
+A cluster is healthy if all members at the addresses of --backend answer; all members that answer belong to the same
+cluster and generation; one of them leads, and all others follow it in its term; all approved members have a vote; and
+each voting member answers, and is at most 10,000 log entries behind or reaches the leader's former position within 5 s.
+If a condition fails, status checks everything again after 1 s, or after 5 s if a member is behind, and reports the
+conditions that still fail. With --own, it checks only the members at --backend: each must answer, know a leader and
+agree with it. Use this as a health check of one member, since the loss of another member does not affect it.
 
 Exit codes:
 
-    0  the cluster is well
-   64  the command line makes no sense
-   69  it is not; standard error says why, in one line for each reason
+    0  the cluster is healthy
+   64  the command line is invalid
+   69  the cluster is not healthy; standard error has one line for each reason
 `
 
 // member is the printed form of a member's status.
@@ -71,7 +72,7 @@ type member struct {
 
 func defineStatus(o *options) func([]string) error {
 	s := o.look("status")
-	own := o.Bool("own", false, "judge the members at --backend alone")
+	own := o.Bool("own", false, "check only the members at --backend")
 	return func(args []string) error {
 		return s.runAdmin(s.parse(args), func(ctx context.Context, admin *builtin.Admin) error {
 			return s.status(ctx, admin, *own)
@@ -108,7 +109,7 @@ func (s *lookSettings) status(ctx context.Context, admin *builtin.Admin, own boo
 		case answer.Err != nil:
 			err = fmt.Errorf("%s: %w", m.Address, answer.Err)
 		case m.DiffersIndex != 0:
-			err = fmt.Errorf("%s: %w: its state is another than the leader's, after log entry %d: "+
+			err = fmt.Errorf("%s: %w: its state differs from the leader's at log entry %d: "+
 				"one of them is wrong, see fencelock help status", m.Address, backend.ErrUnavailable, m.DiffersIndex)
 		case m.Role == roleClosed && own:
 			err = fmt.Errorf("%s: %w: %s", m.Address, backend.ErrUnavailable, closedText(m.ClosedUntil))

@@ -36,7 +36,7 @@ func TestStatusTellsWhoDiffers(t *testing.T) {
 	t.Cleanup(s.Stop)
 	url := "fencelock://" + l.Addr().String()
 	start(t, "status", "--backend", url).
-		expectExit(exitUnavailable, "its state is another than the leader's, after log entry 42")
+		expectExit(exitUnavailable, "its state differs from the leader's at log entry 42")
 	p := start(t, "status", "--backend", url, "--json")
 	if all := objects[member](t, p.output()); len(all) != 1 || all[0].DiffersIndex != 42 || all[0].AgreedIndex != 41 {
 		t.Errorf("with --json: %+v", all)

@@ -11,9 +11,9 @@ import (
 
 const tokenHelp = `Usage: fencelock token create PRINCIPAL [options]
 
-Prints a new token, which a client of a gateway shows, and the line for the gateway's file of --principals, which has
-its hash. The token itself is not stored. PRINCIPAL is token:NAME. A principal may have several tokens, which are valid
-until their lines are removed.
+Prints a new token for a client, and the line for the file of --principals, which contains a hash of the token. The
+token itself is not stored. PRINCIPAL is token:NAME. A principal may have several tokens. A token is valid until its
+line is removed, or until it expires.
 
   fencelock token create token:ci --expires-in 2160h
 
@@ -24,7 +24,7 @@ Options (durations like 12h):
 Exit codes:
 
     0  done
-   64  the command line makes no sense
+   64  the command line is invalid
 `
 
 func defineToken(o *options) func([]string) error {
@@ -42,7 +42,7 @@ func defineToken(o *options) func([]string) error {
 		case err != nil:
 			return fmt.Errorf("%q: %w", s.args[1], err)
 		case !strings.HasPrefix(s.args[1], "token:"):
-			return fmt.Errorf("%q: a token is of a principal token:NAME", s.args[1])
+			return fmt.Errorf("%q: want a principal of the form token:NAME", s.args[1])
 		case o.given("expires-in") && *expires < time.Second:
 			return errors.New("--expires-in: want at least 1s")
 		}

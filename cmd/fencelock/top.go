@@ -16,8 +16,8 @@ import (
 
 const topHelp = `Usage: fencelock top [options]
 
-Shows the locks with the longest queues, and among equal ones those that have been held longest, again and again until it
-is interrupted. Where the backend does not tell since when a lock is held, its age counts as 0.
+Shows the locks with the longest queues, and among equal queues the locks held longest. It repeats until it is
+interrupted. If the backend does not report the start of a hold, its age counts as 0.
 
 Options:
 
@@ -26,8 +26,8 @@ Options:
 Exit codes:
 
     0  done
-   64  the command line makes no sense, or the backend cannot list
-   69  the lock service cannot be reached, or is not fit for locks
+   64  the command line is invalid, or the backend cannot list
+   69  the lock service cannot be reached, or is not configured for locks
 `
 
 // topSettings are the options of top.
@@ -42,9 +42,9 @@ type topSettings struct {
 
 func defineTop(o *options) func([]string) error {
 	s := &topSettings{lookSettings: o.look("top")}
-	o.BoolVar(&s.once, "once", false, "print the list once")
-	o.DurationVar(&s.every, "every", 2*time.Second, "time `DURATION` between two lists, at least 100ms")
-	o.IntVar(&s.lines, "lines", 20, "number `N` of locks in the list")
+	o.BoolVar(&s.once, "once", false, "print the list once and exit")
+	o.DurationVar(&s.every, "every", 2*time.Second, "the `DURATION` between two lists, at least 100ms")
+	o.IntVar(&s.lines, "lines", 20, "the maximum number `N` of locks in the list")
 	o.StringVar(&s.prefix, "prefix", "", "list only names that start with `TEXT`")
 	o.BoolVar(&s.age, "by-age", false, "sort by age first")
 	return func(args []string) error {

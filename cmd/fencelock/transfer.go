@@ -8,9 +8,9 @@ import (
 
 const transferHelp = `Usage: fencelock transfer [options]
 
-Has another member of a cluster of bundled servers lead, for example before the machine of the leader is stopped.
-Clients follow it within a second; locks, waiters and sessions stay as they are. It prints the id of the member that
-leads then.
+Hands leadership to another member of a cluster of bundled servers, for example before the machine of the leader is
+stopped, and prints the id of the new leader. Clients follow within a second; locks, waiters and sessions are not
+affected.
 
 Options:
 
@@ -18,9 +18,9 @@ Options:
 
 Exit codes:
 
-    0  another member leads, or NODE does
-    1  there is no such member, or none with a vote answers the leader
-   64  the command line makes no sense
+    0  another member leads, or MEMBER does
+    1  there is no such member, or no voting member answers the leader
+   64  the command line is invalid
    69  no leader reachable, or no answer in time; the change may have been applied
 `
 
@@ -30,8 +30,8 @@ type leads struct {
 }
 
 func defineTransfer(o *options) func([]string) error {
-	to := o.String("to", "", "the id of the `MEMBER` that is to lead, see \"fencelock member list\"; the member that has the "+
-		"most of the log if none is given")
+	to := o.String("to", "", "the id of the `MEMBER` to lead, see \"fencelock member list\"; the default is the "+
+		"member with the longest log")
 	s := o.administer("transfer")
 	return func(args []string) error {
 		return s.runAdmin(s.parse(args), func(ctx context.Context, admin *builtin.Admin) error {

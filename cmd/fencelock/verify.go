@@ -11,10 +11,11 @@ import (
 
 const verifyHelp = `Usage: fencelock verify [options]
 
-Reads all of the data directory of a server that is stopped: every entry of its log and every snapshot, by their
-checksums, and carries the log out in memory. A server does the former whenever it starts, and does not start on damage.
+Checks the data directory of a stopped server: it reads every log entry and every snapshot, verifies their checksums,
+and applies the log in memory. A server verifies the checksums whenever it starts, and does not start if they are wrong.
 
-UNSUMMED are entries that a version without checksums wrote: damage in them is noticed only if they make no sense.
+UNSUMMED is the number of entries from a version without checksums: damage to them is detected only if they are
+malformed.
 
 Options:
 
@@ -23,8 +24,8 @@ Options:
 Exit codes:
 
     0  no damage
-   64  the command line makes no sense
-   65  damage; the message names the file and the entry
+   64  the command line is invalid
+   65  the data is damaged; the message names the file and the entry
    66  DIR cannot be read, or a server uses it
 `
 

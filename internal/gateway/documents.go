@@ -81,7 +81,7 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 	case err != nil:
 		out.Detail = err.Error()
 	case g.closing.Err() != nil, g.draining():
-		out.Ready, out.Detail = false, "the gateway is about to stop"
+		out.Ready, out.Detail = false, "the gateway is stopping"
 	default:
 		_, err := g.history.Now()
 		if err == nil && g.o.Grants != nil {

@@ -33,18 +33,18 @@ type Limit struct {
 // All lists the limits.
 func (l *Limits) All() []Limit {
 	return []Limit{
-		{"connections", &l.Connections, 0, "connections over HTTP; 0: what the descriptors of the process allow"},
-		{"client-connections", &l.ClientConnections, 0, "connections of one address; 0: a quarter of what the descriptors allow"},
-		{"waits", &l.Waits, 10_000, "requests that wait"},
-		{"client-waits", &l.ClientWaits, 1_000, "those of one client"},
+		{"connections", &l.Connections, 0, "connections over HTTP; 0: as the file descriptors of the process allow"},
+		{"client-connections", &l.ClientConnections, 0, "connections of one address; 0: a quarter of what the file descriptors allow"},
+		{"waits", &l.Waits, 10_000, "waiting requests"},
+		{"client-waits", &l.ClientWaits, 1_000, "waiting requests of one client"},
 		{"watches", &l.Watches, 10_000, "watches"},
-		{"client-watches", &l.ClientWatches, 1_000, "those of one client"},
+		{"client-watches", &l.ClientWatches, 1_000, "watches of one client"},
 		{"holds", &l.Holds, 250_000, "holds and attempts of this replica"},
-		{"client-holds", &l.ClientHolds, 62_500, "those of one client"},
-		{"client-sessions", &l.ClientSessions, 64, "different TTLs that one client uses within their length, where each opens " +
-			"a session at the service"},
-		{"operations", &l.Operations, 0, "requests a second; 0: no bound"},
-		{"client-operations", &l.ClientOperations, 0, "those of one client; 0: no bound"},
+		{"client-holds", &l.ClientHolds, 62_500, "holds and attempts of one client"},
+		{"client-sessions", &l.ClientSessions, 64, "different TTLs that one client uses at a time, with services " +
+			"where each TTL is a session"},
+		{"operations", &l.Operations, 0, "requests per second; 0: unlimited"},
+		{"client-operations", &l.ClientOperations, 0, "requests per second of one client; 0: unlimited"},
 	}
 }
 
