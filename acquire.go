@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/history"
 )
 
-// lateGrace bounds the time for which a call goes on after its context has ended: long enough for a healthy service,
+// lateGrace bounds the time for which a call continues after its context has ended: long enough for a healthy service,
 // short enough to be imperceptible to the caller.
 const lateGrace = 40 * time.Millisecond
 
@@ -47,7 +47,7 @@ func (e *overError) Error() string {
 }
 
 // errWaitedEnough is the cause of a context that WaitAtMost ended.
-var errWaitedEnough = errors.New("waited as long as WaitAtMost allows")
+var errWaitedEnough = errors.New("waited for WaitAtMost")
 
 // acquire is Acquire and TryAcquire. Checks without the service come first, in this order: bad
 // options, an ended context, a deadlock with a lease that the caller holds already, a closed client.

@@ -205,7 +205,7 @@ func (a *acquisition) show(bounded context.Context, l *Lease) error {
 // lock is held (TestEndedWaitKeepsTheDriversError). After Close the error is only ErrClosed.
 //
 //	ended by     the driver answered    the caller's error contains
-//	ctx          ctx's error            ctx.Err(), its cause, and ErrHeld if somebody holds the name
+//	ctx          ctx's error            ctx.Err(), its cause, and ErrHeld if the name is held
 //	ctx          ErrUnknown             the same, and ErrUnknown
 //	WaitAtMost   the context's error    ErrHeld; without a holder the context's error, and for how long was waited
 //	WaitAtMost   ErrUnknown             ErrHeld and ErrUnknown
@@ -252,7 +252,7 @@ func (a *acquisition) explain(bounded context.Context, err error) error {
 // service did not answer.
 //
 //	driver without CapInspect                 as if the service did not answer
-//	somebody else holds one of the names      a *HeldError with the holder, and until when
+//	another client holds one of the names      a *HeldError with the holder, and until when
 //	nobody does, or only this very request    nil: the wait ended for another reason
 //	the service does not answer               the name alone; nil after ErrUnknown and ErrUnavailable
 func (a *acquisition) heldBy(bounded context.Context, err error) *HeldError {
@@ -286,7 +286,7 @@ func (a *acquisition) heldBy(bounded context.Context, err error) *HeldError {
 	return nil
 }
 
-// report tells the observer that the acquire ended without the lock: EventContended if somebody else has it, else
+// report reports an acquire that ended without the lock: EventContended if another client holds it, else
 // EventFailed, for each name.
 func (a *acquisition) report(err error) {
 	c := a.client

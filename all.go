@@ -45,7 +45,7 @@ func (c *Client) AcquireAll(ctx context.Context, names []string, opts ...Acquire
 //
 //	leases, err := locks.TryAcquireAll(ctx, []string{"disk/1", "disk/2"})
 //	if errors.Is(err, fencelock.ErrHeld) {
-//		return nil // somebody works on one of them
+//		return nil // another client is working on one of them
 //	}
 func (c *Client) TryAcquireAll(ctx context.Context, names []string, opts ...AcquireOption) (Leases, error) {
 	return c.acquireAll(ctx, names, false, opts)

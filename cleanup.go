@@ -343,7 +343,7 @@ func (c *cleaner) finish(job *cleanJob, err error) {
 	}
 }
 
-// close tries every waiting job immediately and goes on until all are done or ctx ends. It returns the number of
+// close tries every waiting job immediately, until all are done or ctx ends. It returns the number of
 // remaining jobs, which end with ErrClosed; their names are free when their TTL ends. Jobs that are added meanwhile
 // are tried immediately, too; jobs added afterwards end immediately.
 func (c *cleaner) close(ctx context.Context) (left int) {

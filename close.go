@@ -36,7 +36,7 @@ type work struct {
 	mu sync.Mutex // protects the following fields and those of all flights
 	// flights are the calls in progress; nil before the first.
 	flights map[*flight]struct{}
-	// closing: no acquire, run or look is let in any more.
+	// closing: no new acquire, run or look is admitted.
 	closing bool
 	// draining: acquires are refused except under a lease, see Client.Drain. It is written under mu.
 	draining atomic.Bool
@@ -219,7 +219,7 @@ func (c *Client) Close(ctx context.Context) error {
 }
 
 const (
-	// closeGrace bounds the time for which Close goes on after the end of its context, as Release does.
+	// closeGrace bounds the time for which Close continues after the end of its context, as Release does.
 	closeGrace = time.Second
 	// driverGrace is the part of closeGrace that is the driver's: to end a session takes one exchange.
 	driverGrace = 300 * time.Millisecond

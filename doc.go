@@ -9,7 +9,7 @@
 //	defer locks.Close(ctx)
 //
 //	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
-//		return guard.Tx(ctx, lease.Claim("accounts/42"), debit) // ctx ends before somebody else can hold the lock
+//		return guard.Tx(ctx, lease.Claim("accounts/42"), debit) // ctx ends before another client can hold the lock
 //	})
 //
 // # Tiers

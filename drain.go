@@ -17,7 +17,7 @@ import (
 // holds a lease of this client may acquire more, with a context that comes from that lease, to finish its work.
 // Leases are renewed as before. A leader leads until its function returns.
 //
-// If ctx ends first, Drain returns its error and interrupts no work: the client goes on refusing new acquires, and
+// If ctx ends first, Drain returns its error and interrupts no work: the client still refuses new acquires, and
 // Drain or Close may follow. If the client is closed meanwhile, Drain returns the result of Close.
 func (c *Client) Drain(ctx context.Context) error {
 	if c.zero() {

@@ -44,14 +44,14 @@ var (
 	// ErrMisconfigured: the service's settings make it unfit for locks. A *ConfigError is in the chain. Permanent
 	// until an operator changes them.
 	ErrMisconfigured = backend.ErrMisconfigured
-	// ErrDenied: the rules of the bundled server, or of a gateway, do not permit it to this client, or its credential is
-	// not valid: see docs/SECURITY.md. The call had no effect. The error stays until somebody changes the rules or the
-	// credential.
+	// ErrDenied: the rules of the bundled server, or of a gateway, do not permit it to this client, or its credential
+	// is not valid: see docs/SECURITY.md. The call had no effect. The error stays until an operator changes the rules
+	// or the credential.
 	ErrDenied = backend.ErrDenied
 	// ErrDeadlock: waiting would close a cycle of holders that wait for each other, or goes against Options.Order. A
 	// *DeadlockError is in the chain. Release your leases, and retry.
 	ErrDeadlock = backend.ErrDeadlock
-	// ErrQueueFull: the lock is held, and the service accepts no more waiters for it. The call had no effect.
+	// ErrQueueFull: the lock is held, and its queue is full. The call had no effect.
 	ErrQueueFull = backend.ErrQueueFull
 	// ErrLimitMismatch: the name is in use with another kind, or another limit of permits, or as a path. Two parts of
 	// the program disagree about it.

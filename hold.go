@@ -65,7 +65,7 @@ type hold struct {
 	ttl time.Duration
 	// renew: one of the leases is renewed automatically.
 	renew bool
-	// last: the service extends the hold no more, and the deadline stays, see backend.Renewal.
+	// last: the service no longer extends the hold, so its deadline is final; see backend.Renewal.
 	last bool
 	// since is when the hold began here.
 	since instant
@@ -84,7 +84,7 @@ type hold struct {
 	// of them, and failed.
 	extends []*extension
 	failed  bool
-	// lastErr is the error of the latest renewal; nil if it was confirmed. It tells in a LostError why the deadline
+	// lastErr is the error of the latest renewal; nil if it was confirmed. In a LostError, it explains why the deadline
 	// passed.
 	lastErr error
 	// suspect: an attempt has failed since the latest renewal that was confirmed, and the observer got an EventSuspect.

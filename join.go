@@ -66,7 +66,7 @@ func (h *hold) serves(r *backend.Request, o *acquireOptions, repeated bool) erro
 	case repeated, g.Kind == backend.KindPermits, r.Kind == backend.KindPermits:
 		return ErrLimitMismatch
 	case g.Kind == backend.KindShared:
-		return fmt.Errorf("a shared hold cannot be taken again exclusively: %w", deadlock(h.client.set.Owner, h.name, h.name))
+		return fmt.Errorf("a shared hold cannot become exclusive: %w", deadlock(h.client.set.Owner, h.name, h.name))
 	}
 	switch {
 	case r.MinHold > h.minHold:

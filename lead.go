@@ -17,7 +17,7 @@ import (
 // wrapped.
 var ErrResign = errors.New("resigned")
 
-// Lead stands for election under name and runs fn while it leads: of all who call Lead with the name, one does at a
+// Lead stands for election under name and runs fn while it leads: of all callers of Lead with the name, one leads at a
 // time. fn gets a context that ends when ctx ends or, with a *LostError as its cause, before another candidate can
 // lead; Lead waits for fn to return. After a loss it stands again, as it does when the lock service cannot be reached
 // for a while, always after a short pause.

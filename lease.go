@@ -143,7 +143,7 @@ func (l *Lease) Grant() backend.Grant {
 }
 
 // Context returns a context that ends with the lease. On a loss, context.Cause is a *LostError, and the context ends
-// before somebody else can hold the lock. After a release the cause is context.Canceled. It carries the values of the
+// before another client can hold the lock. After a release the cause is context.Canceled. It carries the values of the
 // context given to Acquire, but not its end. It is made once, and costs no goroutine.
 //
 // Work that runs under the lease should use it, or a context made from it. An acquire with such a context is known to
@@ -254,11 +254,11 @@ const releaseGrace = 500 * time.Millisecond
 //
 // It returns
 //
-//   - nil if the service confirmed, or another lease of the hold goes on;
-//   - ErrLost, at once, if the lease was lost before, or if the service has given the lock to somebody else meanwhile:
+//   - nil if the service confirmed the release, or if another lease of the hold continues;
+//   - ErrLost, immediately, if the lease was lost before, or if the service has granted the lock to another client:
 //     a *LostError with the reason is in the chain;
 //   - ErrNotHeld if it was released before;
-//   - any other error, usually ErrUnknown, if the outcome is not known. The release goes on in the background until it
+//   - any other error, usually ErrUnknown, if the outcome is unknown. The release continues in the background until it
 //     is, or until the service has ended the hold by its TTL.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.zero() {

@@ -118,7 +118,7 @@ func (c *Client) Look(ctx context.Context, name string) (State, error) {
 }
 
 // List yields the held names that start with prefix, in no promised order, and ends with the first error. The empty
-// prefix stands for all names of the client's namespace. It is no snapshot: names that change hands meanwhile may be
+// prefix means all names of the client's namespace. It is not a snapshot: names that change hands meanwhile may be
 // there or not. Needs a driver with CapList, ErrUnsupported otherwise.
 //
 //	for state, err := range locks.List(ctx, "accounts/") {

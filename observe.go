@@ -126,7 +126,7 @@ func joined(under, over map[string]string) map[string]string {
 type EventType string
 
 const (
-	// EventWaiting: an acquire has waited for 50 ms and goes on. Holder is for whom, where the driver can tell.
+	// EventWaiting: an acquire has waited for 50 ms. Holder is the holder that it waits for, if the driver reports it.
 	EventWaiting EventType = "waiting"
 	// EventAcquired: a lease began. Wait is the duration of the acquire; Contended reports whether it had to queue.
 	EventAcquired EventType = "acquired"
@@ -206,7 +206,7 @@ type Event struct {
 
 const (
 	// maxEvents bounds the events that wait, and with them the memory of an observer that hangs. It is more than a
-	// client of 100,000 leases has to tell when all of them are lost at once.
+	// client of 100,000 leases has to report when it loses all of them together.
 	maxEvents = 1 << 17
 	// gatherTime is the maximum time for which events that are not urgent wait for others.
 	gatherTime = 5 * time.Millisecond
@@ -451,7 +451,7 @@ func (h *hold) tell(e *Event) {
 	h.client.tell(h.values, e)
 }
 
-// tellOfLoss tells the observer of the end of a hold that was lost. The caller holds mu, or the hold has ended.
+// tellOfLoss reports a lost hold to the observer. The caller holds mu, or the hold has ended.
 func (h *hold) tellOfLoss(now instant) {
 	if lost := (*LostError)(nil); errors.As(h.causeOrNil(), &lost) {
 		h.tell(&Event{Type: EventLost, Held: now.Sub(h.since), Reason: lost.Reason, Err: lost.Err})

@@ -42,8 +42,8 @@ type Options struct {
 	TTL time.Duration
 
 	// StopEarly ends leases that much before their deadline, for work that needs time to stop. The deadline already
-	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can give the lock to somebody else. It has
-	// to leave a tenth of the time before that: ErrInvalidTTL. Negative: ErrInvalidOption. Default 0.
+	// lies 1 % of the TTL + 50 ms + the driver's own term before the service can grant the lock to another client. It
+	// has to leave a tenth of the time before that: ErrInvalidTTL. Negative: ErrInvalidOption. Default 0.
 	//
 	//	sent ──────────────► lost here ─── StopEarly ──► deadline without it ── margin ──► free for others
 	StopEarly time.Duration

@@ -41,7 +41,7 @@ type heart struct {
 	// timer is nil until the first hold. It fires at timerAt; zero: it is not armed, or has just fired.
 	timer   *time.Timer
 	timerAt instant
-	// closed: no hold is added any more, and ticks have no effect.
+	// closed: no new hold is added, and ticks have no effect.
 	closed bool
 
 	// size is the length of due, for validity, which does not take the lock. A slightly old figure will
@@ -209,8 +209,8 @@ func (b *heart) takeDue(now instant) (over, due []*hold) {
 	return over, due
 }
 
-// endAll ends holds for the cause that why returns, and tells their holders: all of them before anything else, side by
-// side if they are many. A nil cause leaves a hold alone. What remains to be done is settleEnding, for each of the
+// endAll ends holds for the cause that why returns, and notifies their holders: all of them before anything else, side
+// by side if they are many. A nil cause leaves a hold alone. What remains to be done is settleEnding, for each of the
 // result.
 //
 // It waits for the goroutines that it starts. why runs under the hold's mutex.
@@ -253,7 +253,7 @@ func (b *heart) endAll(holds []*hold, why func(*hold) error) []ending {
 	return told
 }
 
-// announce tells the holder of a hold that has just ended, if it has, and then does the rest. The caller holds no
+// announce notifies the holder of a hold that has just ended, if it has, and then does the rest. The caller holds no
 // mutex.
 //
 // It is for one hold; a tick, which has many, calls endAll for all of them before the first settleEnding.
@@ -356,7 +356,7 @@ func (b *heart) renew(x *batch) {
 }
 
 // errTooFew is the fault of a driver that broke the contract; it is no loss, because the service did not report one.
-var errTooFew = fmt.Errorf("%w: the driver answered fewer renewals than it was asked for", ErrUnknown)
+var errTooFew = fmt.Errorf("%w: the driver returned fewer renewals than requested", ErrUnknown)
 
 // outcome is shared by the renewals of one call: they succeed, or are repeated, together. Holds that each drew their
 // own time for the next attempt would come back as a thousand calls.
@@ -400,7 +400,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 	}
 	h.lastErr = r.Err
 	h.failed = r.Err != nil && ttl > h.ttl
-	// An answer after the deadline is no proof any more: Lease.Err may already have reported the end of the hold.
+	// A reply after the deadline confirms nothing: Lease.Err may already have reported the end of the hold.
 	tell := h.expire(now)
 	told := h.handed
 	switch {

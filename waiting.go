@@ -37,7 +37,7 @@ type waitReport struct {
 	listed        bool
 
 	mu sync.Mutex // protects the following fields
-	// ended: there are no more reports.
+	// ended: no further reports follow.
 	ended bool
 	// reported: the observer got an EventWaiting for each name, with these holders.
 	reported bool

@@ -65,7 +65,7 @@
 // Loss. Only an authoritative "not yours" is a loss (NotHeldError); a transport fault is not. A grant that the driver
 // has reported as not held stays lost.
 //
-// Identity. Request.RequestID is the key of one attempt to hold one lock: at least 128 random bits, made anew for
+// Identity. Request.RequestID is the key of one attempt to hold one lock: at least 128 random bits, new for
 // every attempt, known only to the client that made it and to the service. Presenting it is enough to release or
 // renew the hold. So it is compared whole, never by prefix and never through a hash shorter than itself, and no
 // inspection (State, Change, HeldError, logs) ever shows it. Inspections show Request.HoldID, which gives no power
@@ -436,8 +436,8 @@ type Renewal struct {
 	SentAt Instant
 	// TTL granted from SentAt, no shorter than Grant.TTL of the argument unless Last is set. Valid only if Err is nil.
 	TTL time.Duration
-	// Last says that the service does not extend the hold beyond SentAt + TTL: a policy bounds how long it may last. The
-	// core does not renew it any more, unless Extend asks, and declares it lost with ReasonMaxHold at its deadline, which
+	// Last says that the service does not extend the hold beyond SentAt + TTL: a policy bounds how long it may last.
+	// The core no longer renews it, except by Extend, and declares it lost with ReasonMaxHold at its deadline, which
 	// lies before that instant by the margin of every hold. Valid only if Err is nil.
 	Last bool
 	// Err is nil if renewed. It wraps ErrNotHeld on a loss, with the reason in a *NotHeldError; ErrHistoryLost if the

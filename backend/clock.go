@@ -23,7 +23,7 @@ func (t Instant) IsZero() bool { return t == 0 }
 // if the operating system allows. A driver and the core use the same clock.
 //
 // The wall clock is no substitute (an administrator or NTP can set it back, and a lease would stay valid for too
-// long), nor is Go's monotonic clock (it stands still while the machine is suspended).
+// long), nor is Go's monotonic clock (it stops while the machine is suspended).
 type Clock interface {
 	// Now returns the current instant, never zero and never less than an earlier result. It is called on every
 	// acquire, renewal and Lease.Err, from any goroutine, so it should take nanoseconds.
@@ -42,7 +42,7 @@ type systemClock struct{}
 func (systemClock) Now() Instant { return systemNow() }
 
 // GoClock reads only package time's monotonic clock. It is for tests that run under testing/synctest, where that clock
-// is simulated. Do not use it in production: it stands still while the machine is suspended, and a lease would be
+// is simulated. Do not use it in production: it stops while the machine is suspended, and a lease would be
 // believed for all that time. All GoClocks are one clock.
 func GoClock() Clock { return goClock{} }
 

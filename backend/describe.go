@@ -1,7 +1,7 @@
 package backend
 
 // Description, with the bounds, the safety margin, the exclusion and the capabilities of a driver. It describes one
-// configuration at one moment, since a probe can find an unfit server; the core reads it anew at every acquire.
+// configuration at one moment, since a probe can find an unfit server; the core reads it at every acquire.
 
 import (
 	"strings"
@@ -24,7 +24,7 @@ import (
 // And of the same driver before a server without durable storage: ExclusionVolatileServer, without CapFencing and
 // TokenSpace, and with NoFencing: "the server does not sync its log".
 type Description struct {
-	// Name of the driver, such as "redis". It stands in errors and events.
+	// Name of the driver, such as "redis". It appears in errors and events.
 	Name string
 
 	// Capabilities declared for this configuration. Requests that need another capability fail with ErrUnsupported:
@@ -93,7 +93,7 @@ type StateFields struct {
 	Waiters, Queue, QueueSince bool
 }
 
-// Exclusion says what keeps two clients from holding one lock at once when a process or a machine of the service fails.
+// Exclusion describes what prevents two concurrent holders when a process or a machine of the service fails.
 // It is a word about the configuration, declared by the driver and tested by stopping servers; the fencing tokens of a
 // driver may be sound although its exclusion is weak, and then only guards keep two holders apart.
 type Exclusion uint8
@@ -164,7 +164,7 @@ const (
 	// CapMetadata: Request.Metadata.
 	CapMetadata
 	// CapPushLoss: Request.Lost is called within one second of a loss that the service can see, and never for a hold
-	// that lives. Without it the core learns of such a loss by the next renewal.
+	// that lives. Without it, the core notices such a loss at the next renewal.
 	CapPushLoss
 	// CapInspect: the driver is an Inspector.
 	CapInspect
@@ -172,7 +172,7 @@ const (
 	CapList
 	// CapWatch: the driver is a Watcher.
 	CapWatch
-	// CapWatchReplay: Watch replays from a revision, or answers ErrCompacted; Look tells the revision.
+	// CapWatchReplay: Watch replays from a revision, or returns ErrCompacted; Look returns the revision.
 	CapWatchReplay
 	// CapForceRelease: the driver is a ForceReleaser.
 	CapForceRelease

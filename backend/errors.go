@@ -18,7 +18,7 @@ var (
 	// ErrHeld: another client holds the lock, or waits for it on a fair driver. A *HeldError is in the chain. No
 	// entry was left in the service. Retry later, or wait.
 	ErrHeld = errors.New("lock is held")
-	// ErrNotHeld: the hold that was named does not exist any more, or never did. From Renew it is a loss; from a
+	// ErrNotHeld: the hold no longer exists, or never did. From Renew it is a loss; from a
 	// repeated Release it is success.
 	ErrNotHeld = errors.New("lock is not held by this request")
 	// ErrUnsupported: the driver does not support the call in this configuration, and has made no change. The same
@@ -34,14 +34,14 @@ var (
 	// the chain. It will be the same next time, until an operator changes the setting.
 	ErrMisconfigured = errors.New("lock service is misconfigured")
 	// ErrDenied: the rules of the service do not permit it to this caller, or its credential is not valid. The call had
-	// no effect. The error stays until somebody changes the rules or the credential.
+	// no effect. The error stays until an operator changes the rules or the credential.
 	ErrDenied = errors.New("denied")
 	// ErrDeadlock: waiting would close a cycle of holders that wait for each other. A *DeadlockError is in the chain.
 	// The caller should release its holds and retry.
 	ErrDeadlock = errors.New("waiting would deadlock")
-	// ErrQueueFull: the name is held, and the service accepts no more waiters for it. The call had no effect. Retry
+	// ErrQueueFull: the name is held, and its queue is full. The call had no effect. Retry
 	// with a pause: immediate retries add to the load.
-	ErrQueueFull = errors.New("too many wait for the lock")
+	ErrQueueFull = errors.New("the lock's queue is full")
 	// ErrLimitMismatch: the name is in use with another kind, or with another limit of permits, or as a path. A
 	// *LimitError is in the chain. It ends when all who use it that way have gone; usually two parts of a program
 	// disagree.
@@ -50,7 +50,7 @@ var (
 	ErrInvalidName = errors.New("invalid lock name")
 	// ErrInvalidTTL: the TTL is outside the driver's range or granularity. An *InvalidError is in the chain.
 	ErrInvalidTTL = errors.New("invalid TTL")
-	// ErrInvalidOption: another option has a value that makes no sense. An *InvalidError is in the chain.
+	// ErrInvalidOption: another option has an invalid value. An *InvalidError is in the chain.
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrClosed: the client or driver was closed, before the call or while it waited.
 	ErrClosed = errors.New("closed")
@@ -88,7 +88,7 @@ const (
 	// ReasonReplaced: an acquire with the same request id through the same client got the hold, see
 	// fencelock.RequestID.
 	ReasonReplaced Reason = "replaced"
-	// ReasonMaxHold: the hold has lasted as long as a policy of the service permits, and was not extended any more: see
+	// ReasonMaxHold: the hold has lasted as long as a policy of the service permits, and is no longer extended: see
 	// Renewal.Last. The core declares the loss before the service grants the name to another client.
 	ReasonMaxHold Reason = "max-hold"
 	// ReasonClosed: the client was closed under the hold.
@@ -197,7 +197,7 @@ func (e *LimitError) Error() string {
 // Is reports true for ErrLimitMismatch.
 func (e *LimitError) Is(target error) bool { return target == ErrLimitMismatch }
 
-// NotHeldError is ErrNotHeld with the reason, where the service tells. With an empty Reason the core takes
+// NotHeldError is ErrNotHeld with the reason, if the service reports one. With an empty Reason the core takes
 // ReasonEvicted.
 type NotHeldError struct {
 	Name   string
@@ -226,7 +226,7 @@ func (e *NotHeldError) Is(target error) bool { return target == ErrNotHeld }
 // is set and the cycle is the one edge that goes against the order.
 //
 // For example, Ann's worker holds "a" and asks for "b", while Bob's holds "b" and waits for "a". Ann's request is
-// refused, and Bob goes on waiting:
+// refused, and Bob still waits:
 //
 //	waiting would deadlock: ann has "a" and wants "b"; bob has "b" and wants "a"
 type DeadlockError struct {

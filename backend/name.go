@@ -108,7 +108,7 @@ func HoldID(requestID string) string {
 }
 
 // NewRequestID returns 128 random bits in hexadecimal, 32 characters. It never fails: crypto/rand ends the program when
-// the system has no randomness, which is better than a key that somebody can guess.
+// the system has no randomness, which is better than a key that an attacker can guess.
 func NewRequestID() string {
 	var raw [16]byte
 	rand.Read(raw[:]) // never fails: it ends the program when the system has no randomness

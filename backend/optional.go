@@ -79,11 +79,11 @@ type Pinger interface {
 type State struct {
 	// Name as it was asked for, with the namespace; the core takes that out.
 	Name string
-	// Held: somebody holds the name.
+	// Held: the name has a holder.
 	Held bool
 	// Holders, several of them for shared holds and permits. Empty if the name is free.
 	Holders []Holder
-	// Waiters counts the requests that stand in the queue. StateFields.Waiters.
+	// Waiters is the number of requests in the queue. StateFields.Waiters.
 	Waiters int
 	// Queue has the first MaxQueue waiters in their order. StateFields.Queue.
 	Queue []Waiter
@@ -204,7 +204,7 @@ const (
 	ChangeForceReleased ChangeType = "force-released"
 )
 
-// Change is one change of a name, as Watch tells it.
+// Change is one change of a name, as Watch reports it.
 type Change struct {
 	// Type is the type of the change to the hold of Owner on Name.
 	Type  ChangeType

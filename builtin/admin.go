@@ -192,7 +192,7 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 		return err
 	}
 	if !slices.ContainsFunc(members, func(m *lockpb.Member) bool { return m.NodeId == id }) {
-		return adminError(call, id, status.Error(codes.NotFound, "none of those that the leader knows"))
+		return adminError(call, id, status.Error(codes.NotFound, "the leader does not know it"))
 	}
 	_, err = changeLeader(ctx, a, lockpb.AdminServiceClient.RemoveMember, &lockpb.RemoveMemberRequest{NodeId: id})
 	if status.Code(err) == codes.NotFound {
@@ -252,7 +252,7 @@ func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 // until another member leads. Repeating it does no harm.
 func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if id == "" && len(a.addresses) != 1 {
-		return status.Error(codes.InvalidArgument, "there are several members: which one?")
+		return status.Error(codes.InvalidArgument, "there are several members: name one")
 	}
 	m, err := a.member(ctx, id)
 	if err != nil {
@@ -265,7 +265,7 @@ func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 			break
 		}
 		if kit.Sleep(ctx, spread(busyPause)) != nil {
-			err = status.Error(codes.Unavailable, "no other member leads yet")
+			err = status.Error(codes.Unavailable, "no other member has become leader yet")
 		}
 	}
 	return err
@@ -336,7 +336,7 @@ func (a *Admin) changeAt(
 		return a.at(ctx, m.Address, within, do)
 	}
 	elsewhere := func(code codes.Code, why any) error {
-		return status.Errorf(code, "the member %s, which clients find at %s, makes changes at %s alone: %v", m.NodeId,
+		return status.Errorf(code, "the member %s at %s accepts changes only at %s: %v", m.NodeId,
 			m.Address, m.AdminAddress, why)
 	}
 	if path, is := strings.CutPrefix(m.AdminAddress, unixPrefix); is {

@@ -234,12 +234,12 @@ func (d *Driver) unlockAndTell() {
 	}
 }
 
-// errDeposed: the server does not lead any more.
-var errDeposed = errors.New("the server does not lead any more")
+// errDeposed: the server no longer leads.
+var errDeposed = errors.New("the server no longer leads")
 
 // errPushLost: a push of the server did not come, or the server does not know that its pushes go here. Neither can
 // happen while a connection works. The next connection begins with a comparison of the session: see attach.
-var errPushLost = errors.New("a push of the server got lost")
+var errPushLost = errors.New("a notification from the server was lost")
 
 // receive handles one reply. It drops a reply to a call that has been abandoned, or that belongs to another
 // connection by now: its call is answered there. The caller holds d.mu.
@@ -292,7 +292,7 @@ func (d *Driver) allPushed(c *conn, r *lockpb.Reply) bool {
 	if r.Pushed == nil || r.GetPushed() == c.pushed {
 		return true
 	}
-	d.log.Warn("fencelock: a push of the server got lost", "driver", driverName, "server", c.address,
+	d.log.Warn("fencelock: a notification from the server was lost", "driver", driverName, "server", c.address,
 		"sent", r.GetPushed(), "received", c.pushed)
 	c.cancel(errPushLost)
 	return false
@@ -318,7 +318,7 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 		}
 	case *lockpb.Reply_Goodbye:
 		d.leader = p.Goodbye.LeaderAddress
-		c.cancel(fmt.Errorf("the server ends the connection: %v: %s", p.Goodbye.Code, p.Goodbye.Message))
+		c.cancel(fmt.Errorf("the server closed the connection: %v: %s", p.Goodbye.Code, p.Goodbye.Message))
 	}
 }
 

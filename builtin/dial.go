@@ -82,7 +82,7 @@ func inProcess(connect func(context.Context) Stream) dialer {
 }
 
 // errNoStream: the function passed to Attach returned nil.
-var errNoStream = errors.New("the server in this process gives no stream")
+var errNoStream = errors.New("the server in this process opened no stream")
 
 // networkDialer speaks gRPC over TCP or TLS. Each stream has a separate connection: a connection that hangs is closed
 // together with its stream.

@@ -13,41 +13,41 @@
 // all its traffic: concurrent requests of callers are sent together, answers come in any order, and the server pushes
 // grants to waiters, losses to holders and events to watchers. See package lockpb for the protocol.
 //
-// Pushes get lost with their connection only. On the next one the driver compares its records with the server's list:
-// missing holds are lost, missing waiters repeat their request. Should the server lose a push by a fault, the answer
-// to the next keepalive shows it, and the driver ends the connection.
+// Notifications are lost only with their connection. On the next connection, the driver compares its records with the
+// server's list: missing holds are lost, and missing waiters repeat their request. If a bug of the server loses a
+// notification, the reply to the next keepalive shows this, and the driver closes the connection.
 //
-// All locks of one client with one TTL hang on one session, which the driver keeps alive while it is in use, and
-// which costs one small request per third of the TTL however many locks there are. Each further TTL costs
-// another session, so an application should use few different ones. A hold is valid for the TTL from the instant before
-// the last request was sent that renewed the session. The leader answers such a request only after most servers have
-// confirmed that it still led when the request arrived, so an overtaken leader confirms no renewal.
+// All locks of one client with one TTL belong to one session, which the driver renews while it is in use. That takes
+// one small request per third of the TTL, however many locks there are. Each other TTL needs another session, so an
+// application should use few different TTLs. A hold is valid for the TTL from the instant before the driver sent the
+// last request that renewed the session. The leader answers such a request only after most servers have confirmed that
+// it still led when the request arrived, so an overtaken leader confirms no renewal.
 //
 // # Promises
 //
 // The token is the server's count of changes at the grant. It is in the log entry that grants, and increases strictly
-// over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO, and
-// nobody barges. A push notifies a holder of a loss.
+// over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO: no later
+// request overtakes a waiter. The server notifies holders of a loss.
 //
-// TokenSpace is the cluster's id. A driver that has had an answer of a durable cluster notices when that cluster has
-// forgotten acknowledged changes: its id is another (it was wiped, or replaced), it was restored from a backup, or
-// its revision fell (its data directory is an old copy, or lost its end). Then every hold of the driver is lost with
-// backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until the driver is made anew. A new
-// driver takes the cluster as it is: a restored one issues greater tokens than before in the same token space, a wiped
-// one has another.
+// TokenSpace is the cluster's id. A driver that has had a reply from a durable cluster notices if that cluster has lost
+// acknowledged changes: its id has changed (it was wiped or replaced), it was restored from a backup, or its revision
+// has decreased (its data directory is an old copy, or was truncated). Then every hold of the driver is lost with
+// backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until a new driver is created. A new
+// driver accepts the cluster as it is: a restored cluster issues greater tokens than before in the same token space, a
+// wiped cluster has a new one.
 //
 // Identity. A request with the same Request.RequestID for a name gets the hold that this request has, with the same
-// token. The server does not show the id; a look at the name shows Request.HoldID. A renewal for less time than
+// token. The server does not show the id; Look shows Request.HoldID. A renewal for less time than
 // before leaves the hold as it is until the longer time is over.
 //
-// A request that was sent is carried out once, however often it arrives, and not at all after its caller gave up and
-// the clean-up was carried out. Late messages of an abandoned connection have no effect.
+// A request is executed once, however often it arrives, and not at all after its caller has left and the request has
+// been cleaned up. Late messages of an abandoned connection have no effect.
 //
 // # Kinds of holds
 //
 // Queues are strict for every kind: no request passes an earlier waiter with which it is incompatible. So a waiting
-// writer stops later readers, and a request for few permits does not overtake one for many. Permits come back when
-// their holder releases or its session ends. Tokens of shared holds and of permits are marked
+// writer stops later readers, and a request for few permits does not overtake one for many. Permits become free when
+// their holder releases them or its session ends. Tokens of shared holds and of permits are marked
 // (fencing.Token.Exclusive): guards refuse them.
 //
 // Names do not change their use while they are held or waited for: permits with another limit, permits beside other
@@ -58,16 +58,16 @@
 //
 // AcquireAll is one log entry with one place in all queues, so sets that overlap cannot deadlock each other. A
 // repetition with the same request ids is the same set; if only part of it is left, because an administrator
-// force-released one name, the rest is released and the whole set is acquired anew. After an attempt without Wait and
+// force-released one name, the rest is released and the whole set is acquired again. After an attempt without Wait and
 // without an answer, Release removes its holds, as for Acquire.
 //
 // Deadlocks. A request made under holds (backend.Request.Under) that would have to wait is refused with a
 // *backend.DeadlockError if one of these holds is in its way, directly or over any number of others that wait under
 // theirs, whichever client and TTL they belong to, and whether they hold the name or wait ahead. Two requests under one
-// hold that want the same name just queue. The server looks at 10,000 holders and waiters per request, unless told
-// otherwise; a longer cycle is not found. The holds of other processes are named by Options.Under, which "fencelock run"
-// hands to a fencelock inside of it. A holder of permits counts in the search only if no other holder could make
-// room instead. A waiter that queues a second time because its session had ended is examined a second time.
+// hold that want the same name just queue. The server visits at most 10,000 holders and waiters per request by default;
+// a longer cycle is not found. The holds of other processes are named by Options.Under, which "fencelock run" hands to
+// a fencelock inside of it. A holder of permits counts in the search only if no other holder could make room instead. A
+// waiter that queues a second time because its session had ended is examined a second time.
 //
 // # Bounds
 //
@@ -76,9 +76,9 @@
 // new leader; and if both die at about the same time, up to half a TTL more with many sessions, 10 ms for each
 // with few.
 //
-// A silent server is left after a quarter of the shortest TTL in use, between 500 ms and 3 s. A session outlives the
-// change of leader if its TTL is longer than that and the election together: hence the servers' least TTL of 3 s by
-// default (--min-ttl). A waiter whose session ended takes a new place at the end of the queue.
+// The driver leaves a server that has not answered for a quarter of the shortest TTL in use, between 500 ms and 3 s. A
+// session outlives the change of leader if its TTL is longer than that and the election together: hence the servers'
+// least TTL of 3 s by default (--min-ttl). A waiter whose session ended takes a new place at the end of the queue.
 //
 // Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s
 // without a leader, and after 5 s without any answer. Requests in a queue wait on.
@@ -92,7 +92,6 @@
 //
 // # Settings
 //
-// The addresses are those of all members, or of some: the driver learns the others from them. If clients reach
-// members by other names than the members report, Options.Dial translates. A Driver links neither the servers nor
-// Raft.
+// Give the addresses of all members, or of some: the driver asks them for the others. If clients reach members by other
+// names than the members report, Options.Dial can translate. A Driver links neither the servers nor Raft.
 package builtin

@@ -46,7 +46,7 @@ func (e *LimitError) class() error {
 	return backend.ErrUnavailable
 }
 
-// ClosedError means that the cluster was restored, from a backup or one disk, and serves nobody until every earlier
+// ClosedError means that the cluster was restored, from a backup or one disk, and refuses clients until every earlier
 // lock has expired. It wraps backend.ErrUnavailable.
 type ClosedError struct {
 	Until time.Time // by this machine's clock, for people

@@ -155,7 +155,7 @@ func (d *Driver) lost(l *lockpb.Lost) {
 // indefinitely.
 func waitLost(r lockpb.Reason) error {
 	if r == lockpb.Reason_REASON_MOVED {
-		return fmt.Errorf("%w: another client waits on with this request id", backend.ErrHeld)
+		return fmt.Errorf("%w: another client has taken over this request id", backend.ErrHeld)
 	}
 	return errAgain
 }

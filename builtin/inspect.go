@@ -17,10 +17,10 @@ import (
 
 // Ping checks that a leader answers, and that most members follow it; otherwise it returns backend.ErrUnavailable.
 //
-// It asks for a name that nobody need hold, because that answer needs the majority; it writes no log entry. A
+// It asks for a name that need not be held, because that reply needs the majority; it writes no log entry. A
 // leader that denies the client that name has answered too.
 // Other errors are ErrMisconfigured (another protocol), ErrDenied (the token is not valid), ErrHistoryLost and
-// ErrClosed, or wrap ctx's error. Without a ctx that ends sooner it takes up to 10 seconds while nobody leads.
+// ErrClosed, or wrap ctx's error. Without a ctx that ends sooner, it takes up to 10 seconds while there is no leader.
 func (d *Driver) Ping(ctx context.Context) error {
 	_, err := d.nameState(ctx, driverName)
 	if errors.Is(err, backend.ErrDenied) && !errors.Is(err, errToken) {
@@ -70,7 +70,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 }
 
 // errNoAnswer: the server violates the protocol.
-var errNoAnswer = fmt.Errorf("%w: the server answers something else", backend.ErrUnavailable)
+var errNoAnswer = fmt.Errorf("%w: unexpected reply of the server", backend.ErrUnavailable)
 
 // stateOf converts a name's state to the contract's type. It omits the tokens of a server that is not durable: they
 // do not fence.
@@ -169,7 +169,7 @@ func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[
 }
 
 // ForceRelease ends the holds that r names; a minimum hold ends too. Their holders are notified immediately, with
-// backend.ReasonForceReleased. A name that nobody holds, or no hold that matches, is backend.ErrNotHeld. The server
+// backend.ReasonForceReleased. A name without a holder, or without a matching hold, is backend.ErrNotHeld. The server
 // knows the principal itself; r's is not sent.
 //
 // r.Reason is text for people, and is shown to watchers of the name. The first waiters are granted in the same step.

@@ -127,7 +127,7 @@ func (d *Driver) awaitDemand() bool {
 }
 
 // errElecting: members answer, but no member is the leader.
-var errElecting = errors.New("the members have no leader now")
+var errElecting = errors.New("the members have no leader at present")
 
 // nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited for as
 // long as such a failure may last in a healthy cluster. The next round may succeed for a call that is younger than
@@ -303,7 +303,7 @@ func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, St
 	}
 	switch {
 	case w == nil:
-		return nil, nil, errors.New("it does not answer as a Fencelock server")
+		return nil, nil, errors.New("it is not a Fencelock server")
 	case w.Protocol != protocol:
 		return nil, nil, &backend.ConfigError{
 			Setting: "protocol", Value: fmt.Sprint(w.Protocol), Want: fmt.Sprint(protocol),

@@ -96,7 +96,7 @@ func TestMembersAreReplacedThroughTheLevelOfRules(t *testing.T) {
 			if err == nil {
 				t.Fatal("a cluster with members of an earlier version takes rules")
 			}
-			return strings.Contains(err.Error(), "a member of the cluster runs a version that knows no rules")
+			return strings.Contains(err.Error(), "a member of the cluster runs a version without rules")
 		})
 		n.stop(t)
 		works("a member is gone")

@@ -51,7 +51,7 @@ const mostEvents = 4096
 // backend.ErrCompacted. The loop ends with an error when ctx ends, or with Close.
 //
 // A change of leader, a restart of the servers and a slow caller neither lose nor repeat an event, as long as the
-// service keeps events: the watch goes on from the revision of its last one. Waits that begin or end are not shown,
+// service keeps events: the watch continues from the revision of its last event. Waits that begin or end are not shown,
 // nor minimum holds that end.
 //
 // To miss no change between looking and watching, watch from the revision of the look:

@@ -19,13 +19,13 @@ var (
 	ErrNoToken = errors.New("fencing: no token")
 	// ErrNotExclusive: the token is of a shared hold or of permits, which do not exclude other writers. A
 	// *NotExclusiveError is in the chain.
-	ErrNotExclusive = errors.New("fencing: token is not of an exclusive hold")
+	ErrNotExclusive = errors.New("fencing: token does not belong to an exclusive hold")
 	// ErrSpace: the token comes from another cluster than the one the guard trusts, or its origin was not told, or its
 	// generation has the number of another one (see Generation). A *SpaceError is in the chain.
-	ErrSpace = errors.New("fencing: token is of another space")
+	ErrSpace = errors.New("fencing: token belongs to another space")
 	// ErrHold: another hold with the same token was admitted for this resource: the lock service has issued the token
 	// twice, as after a restore. A *HoldError is in the chain.
-	ErrHold = errors.New("fencing: token is of another hold")
+	ErrHold = errors.New("fencing: token belongs to another hold")
 	// ErrRepeated: the hold has made the write with this Claim.Sequence, which is not carried out twice. A
 	// *SequenceError is in the chain.
 	ErrRepeated = errors.New("fencing: write is repeated")
@@ -44,7 +44,7 @@ var (
 	// refuses all claims. A *VersionError is in the chain.
 	ErrGuardVersion = errors.New("fencing: the guard's memory has another format")
 	// ErrGuardID: the guard's memory has another ID than Options.ID, or than this guard saw first: the store was
-	// dropped and created anew, or is another store.
+	// dropped and recreated, or is another store.
 	ErrGuardID = errors.New("fencing: the guard's memory is not the one that was used before")
 	// ErrUnfenced: the transaction of a guarded section ended before the section did, by an implicit commit, a deadlock
 	// or a COMMIT in a statement, for example. Other holders may have written since, and part of the section's writes
@@ -52,12 +52,12 @@ var (
 	ErrUnfenced = errors.New("fencing: the transaction ended inside its guarded section: part of it may be durable")
 	// ErrUnknown: a guarded section was verified, and the answer to its commit is missing or ambiguous: it is committed
 	// or not, as a whole.
-	ErrUnknown = errors.New("fencing: unknown whether the guarded section was committed")
+	ErrUnknown = errors.New("fencing: the outcome of the guarded section's commit is unknown")
 	// ErrInvalid: a resource or space that no guard can remember. An *InvalidError is in the chain.
 	ErrInvalid = errors.New("fencing: invalid claim")
 )
 
-// StaleError tells both tokens of a refused write.
+// StaleError has both tokens of a refused write.
 type StaleError struct {
 	Resource string
 	Token    Token // the refused one
@@ -79,7 +79,7 @@ func (e *StaleError) Error() string {
 // Is reports true for ErrStale.
 func (e *StaleError) Is(target error) bool { return target == ErrStale }
 
-// NoTokenError tells of a write that came with the zero token.
+// NoTokenError reports a write with the zero token.
 type NoTokenError struct {
 	Resource string
 	Highest  Token // the highest one admitted before; zero without one, or if the resource could not be asked
@@ -94,7 +94,7 @@ func (e *NoTokenError) Error() string {
 // Is reports true for ErrNoToken.
 func (e *NoTokenError) Is(target error) bool { return target == ErrNoToken }
 
-// NotExclusiveError tells of a write with the token of a shared hold or of permits.
+// NotExclusiveError reports a write with the token of a shared hold or of permits.
 type NotExclusiveError struct {
 	Resource string
 	Token    Token // the refused one
@@ -109,7 +109,7 @@ func (e *NotExclusiveError) Error() string {
 // Is reports true for ErrNotExclusive.
 func (e *NotExclusiveError) Is(target error) bool { return target == ErrNotExclusive }
 
-// SpaceError tells both spaces and both tokens of a refused write. The generations are why if the spaces are equal.
+// SpaceError has both spaces and both tokens of a refused write. If the spaces are equal, the generations differ.
 type SpaceError struct {
 	Resource string
 	Token    Token  // the refused one
@@ -152,7 +152,7 @@ func (e *HoldError) Error() string {
 // Is reports true for ErrHold.
 func (e *HoldError) Is(target error) bool { return target == ErrHold }
 
-// SequenceError tells of a write that the hold has made already, or that a later one has overtaken; see Claim.At.
+// SequenceError reports a write that the hold has already made, or that a later write has overtaken; see Claim.At.
 type SequenceError struct {
 	Resource string
 	Token    Token

@@ -10,7 +10,7 @@ import "errors"
 // sets the space; later only an operator changes them (Keeper). They are stored separately, so that an operator can
 // forget all tokens, or raise them all, without visiting every resource.
 type Terms struct {
-	// ID is random, and drawn when the guard's memory was created: a store that was dropped and created anew has
+	// ID is random, and drawn when the guard's memory was created: a store that was dropped and recreated has
 	// another one. Zero for a Memory, which lives no longer than the process.
 	ID Nonce
 	// Epoch counts the times that an operator has reset the guard. Claims seen in an earlier epoch are forgotten.

@@ -33,7 +33,7 @@ type Keeper interface {
 	// issued token). First make sure that no earlier holder can still write: the guard has forgotten its tokens.
 	//
 	// If the terms are lost (ErrTermsLost) it makes new ones, with a new ID, so that guards that have seen the old ID
-	// return ErrGuardID until they are made anew.
+	// return ErrGuardID until they are created again.
 	//
 	// It takes effect in one step, without a concurrent check. It raises the epoch, so it costs the same for one
 	// resource and for a million.
@@ -54,7 +54,7 @@ func LostTerms() Terms {
 	return Terms{ID: NewNonce(), Epoch: uint64(max(0, time.Now().Unix()))} //nolint:gosec // not negative
 }
 
-// Accept returns the terms of a guard that begins anew; see Keeper. An *InvalidError for a space that cannot be
+// Accept returns the terms of a guard that starts over; see Keeper. An *InvalidError for a space that cannot be
 // remembered, or a floor above MaxToken.
 func (t Terms) Accept(space string, floor Token) (Terms, error) {
 	err := ValidateSpace(space)

@@ -115,7 +115,7 @@ func (g *Memory) Seen(_ context.Context, resource string) (Seen, error) {
 	return g.seen[resource], nil
 }
 
-// Accept makes the guard begin anew; see Keeper. Older entries stay until Clean or a claim replaces them.
+// Accept makes the guard start over; see Keeper. Older entries stay until Clean or a claim replaces them.
 func (g *Memory) Accept(_ context.Context, space string, floor Token) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

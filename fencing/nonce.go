@@ -47,7 +47,7 @@ func ParseNonce(s string) (Nonce, error) {
 // recovered from a minority of its members, raises the generation, because it may issue tokens a second time.
 //
 // Generations are ordered by Number. Two generations with the same number and different ids come from two independent
-// restores: neither is later. The zero Generation stands for a service that was never restored, and for a claim
+// restores: neither is later. The zero Generation means a service that was never restored, and for a claim
 // without a generation.
 type Generation struct {
 	Number uint64

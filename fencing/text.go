@@ -12,7 +12,7 @@ import (
 // Format is the version of the texts, in the terms. Version 1 kept numbers in separate fields.
 const Format = 2
 
-// noNonce stands for a zero nonce, pinned for a space that is set.
+// noNonce represents a zero nonce, pinned for a space that is set.
 const (
 	noNonce  = "-"
 	pinned   = "="

@@ -141,7 +141,7 @@ func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter) (bac
 }
 
 // errLapsed: the session is over, and with it a grant that no caller got.
-var errLapsed = fmt.Errorf("a grant that was answered late has lapsed: %w", errNoSession)
+var errLapsed = fmt.Errorf("a late grant has already expired: %w", errNoSession)
 
 // dropLapsed drops the minimum holds of grants of this call that no caller got, where lapsed says that there may be
 // such: they would refuse the next try.
@@ -417,7 +417,7 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 	select {
 	case err = <-done:
 	case <-patience.C:
-		err = errors.New("the place in the queue is given back in the background")
+		err = errors.New("the place in the queue is released in the background")
 	}
 	ended := ctx.Err()
 	if ended == nil {

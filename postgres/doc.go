@@ -1,5 +1,5 @@
-// Package postgres takes locks in a PostgreSQL database, 13 or later, through pgx: no service beside the database that
-// an application has already, and the lock, the fencing check and the write can be one transaction (Tx).
+// Package postgres is the driver for PostgreSQL 13 and later, through pgx. An application needs no service besides its
+// database, and the lock, the fencing check and the write can be one transaction (Tx).
 //
 //	pool, _ := pgxpool.New(ctx, "postgres://app@db/app")
 //	postgres.Migrate(ctx, pool, nil) // once, by a role that may create a schema
@@ -21,7 +21,7 @@
 // The row of a name that was not used for 24 h is deleted, if its token is below the position on disk: the next token
 // is greater without it.
 //
-// An old primary that was not shut down goes on granting. Its tokens have the old timeline, so that guards which have
+// An old primary that was not shut down still grants locks. Its tokens have the old timeline, so that guards which have
 // seen the new timeline refuse them; a guard in the old primary's own database does not know about it.
 //
 // This needs one authority that promotes at most one standby of a timeline, as do Patroni, repmgr and the clouds'
@@ -162,7 +162,6 @@
 //
 // # Versions
 //
-// Migrate, then run the new programs. A step of the schema says which earlier programs may go on beside it; a driver
-// that the schema does not allow any more refuses to acquire with ErrMisconfigured and both versions, and still renews
-// and releases.
+// Migrate, then run the new programs. Each migration says which earlier programs may still run. A driver that the
+// schema no longer allows refuses to acquire, with ErrMisconfigured and both versions, and still renews and releases.
 package postgres

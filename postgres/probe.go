@@ -196,7 +196,7 @@ func (d *Driver) learn(f facts) error {
 		return lost
 	}
 	if f.spared {
-		d.log.Warn("fencelock: a PostgreSQL standby receives the log, and no commit waits for it; "+
+		d.log.Warn("fencelock: a PostgreSQL standby replicates asynchronously; "+
 			"the correctness tier refuses this server from the next probe on",
 			"remedy", "synchronous_standby_names, Options.IgnoreStandbys or Options.AcceptAsyncReplica")
 	}

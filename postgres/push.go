@@ -130,7 +130,7 @@ func (d *Driver) listenAll(ctx context.Context) {
 		d.described.Store(d.describe(d.facts()))
 		if ctx.Err() == nil && !told {
 			told = true
-			d.log.Warn("fencelock: notifications of PostgreSQL do not arrive; waiters poll", "error", err)
+			d.log.Warn("fencelock: PostgreSQL notifications do not arrive; waiters poll instead", "error", err)
 		}
 		d.pause(ctx, kit.RetryPause(20*time.Second))
 	}

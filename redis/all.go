@@ -38,7 +38,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) (_ []back
 	}
 	// One call of the script takes no more; the core takes the names one by one then.
 	if len(rs) > maxAll {
-		return nil, fmt.Errorf("%d names at once, more than %d: %w", len(rs), maxAll, backend.ErrUnsupported)
+		return nil, fmt.Errorf("%d names in one call, more than %d: %w", len(rs), maxAll, backend.ErrUnsupported)
 	}
 	if err := d.probe.BeginAcquire(ctx, d.Describe(), rs...); err != nil {
 		return nil, err
@@ -164,7 +164,7 @@ func (a *setAttempt) refused(ctx context.Context, answer any) error {
 	case r.Mismatch:
 		return a.d.mismatch(ctx, a.rs[r.Index].Name)
 	case a.rs[0].Wait:
-		return fmt.Errorf("a wait for several names at once: %w", backend.ErrUnsupported)
+		return fmt.Errorf("a wait for several names: %w", backend.ErrUnsupported)
 	}
 	return redisconn.HeldError(a.rs[r.Index].Name, r.State)
 }

@@ -1,5 +1,5 @@
 // Package redis is the driver for one Redis or Valkey server, a master behind Sentinels, or a Redis Cluster. It
-// serves the efficiency tier: it keeps two workers from doing the same work, and does not fence.
+// serves the efficiency tier: it prevents duplicate work, but does not fence.
 //
 //	Acquire ─► SET NX PX, EXISTS queue ─► granted
 //	            │ held, or others wait              release: DEL; where somebody waits
@@ -19,14 +19,13 @@
 // that, and the request gives way: in one more step it goes to the end of the queue. So it overtakes no waiter,
 // except if the answer is lost between the two steps and while a cluster's slot moves.
 //
-// Requests that have to wait stand in a list, and the release hands the lock to the first of them: the key is never
-// absent between two holders, no request barges past the list, and only the next waiter is woken, by a message on its
-// client's channel. A contended grant costs 13 commands at the server in three round trips, those inside the
-// script counted. Messages can be lost, so each client also polls for its waiters: on one server all of its names
-// together, every second, with two commands for up to 500 of them; and each name separately, less often the more
-// names there are. 200 waiters on 200 names cost some 20 commands a second, 10,000 some 300. With up to 64 names, and
-// always on a cluster or for shares, a name is also settled when its hold should have run out, which is otherwise
-// noticed a second later.
+// Waiting requests form a list, and a release hands the lock to the first of them: the key is never absent between two
+// holders, no request overtakes the list, and only the next waiter is woken, by a message on its client's channel. A
+// contended grant costs 13 commands at the server in three round trips, those inside the script counted. Messages can
+// be lost, so each client also polls for its waiters: on one server all of its names together, every second, with two
+// commands for up to 500 of them; and each name separately, less often the more names there are. 200 waiters on 200
+// names cost some 20 commands a second, 10,000 some 300. With up to 64 names, and always on a cluster or for shares, a
+// name is also settled when its hold should have run out, which is otherwise noticed a second later.
 //
 // A waiter may have died meanwhile. So the lock is offered for one second: the waiter's client accepts, in one more
 // round trip, and holds it for the whole TTL. If the client does not accept, all its places are removed, all other
@@ -54,7 +53,7 @@
 // share closed: a reader's keeps writers out and lets readers in.
 //
 // AcquireAll is one call of the script for up to 128 names of any kinds, all or nothing. It does not wait: see
-// Driver.AcquireAll. On a cluster, where names are on different servers, it is not declared.
+// Driver.AcquireAll. On a cluster, where names are on different servers, it is not supported.
 //
 // # Listing and force-release
 //
@@ -93,8 +92,8 @@
 //
 // A server that has lost its memory gives no sign of it: run_id and replication id change with every restart, even
 // without a loss, and a FLUSHALL changes neither. The hold itself is the sign. The next Renew or Release of each
-// missing hold reports it (backend.ReasonEvicted), and locks are granted anew immediately. backend.ErrHistoryLost is
-// not used: it is for services with tokens that could go back.
+// missing hold reports it (backend.ReasonEvicted), and the locks can be granted again immediately.
+// backend.ErrHistoryLost is not used: it is for services with tokens that could go back.
 //
 // # Without subscriptions
 //
@@ -134,7 +133,7 @@
 //
 // The client itself finds the nodes of a cluster, asks INFO, scans, and subscribes. Its hooks (AddHook) see one command
 // for each step of a lock, or for the renewals of many, named fencelock.take, fencelock.free or by a letter of the
-// script, with the lock's key. Arguments with secrets are not shown. If a hook does not pass the command on, the call
+// script, with the lock's key. Arguments with secrets are not shown. If a hook does not forward the command, the call
 // fails and is not sent. Hooks for dialling and pipelines do not see the driver's own connections.
 //
 // # Settings checked

@@ -144,7 +144,7 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 // dialServer makes the client of one server; the path is the number of its database.
 func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
 	if len(u.Addresses) > 1 {
-		return nil, fmt.Errorf("it has several addresses: write %s+sentinel or %s+cluster", u.Scheme, u.Scheme)
+		return nil, fmt.Errorf("it has several addresses: use %s+sentinel or %s+cluster", u.Scheme, u.Scheme)
 	}
 	if u.Path != "" {
 		if opt.DB, err = redisconn.Database(u.Path); err != nil {
@@ -158,7 +158,7 @@ func dialServer(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClie
 // dialSentinels makes a client that asks the Sentinels for the master of the path's name.
 func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalClient, err error) {
 	if u.Path == "" || strings.Contains(u.Path, "/") {
-		return nil, errors.New("its path is to be the name of the Sentinels' master, such as mymaster")
+		return nil, errors.New("its path must be the name of the Sentinels' master, such as mymaster")
 	}
 	if text := u.Options.Get("db"); text != "" {
 		if opt.DB, err = redisconn.Database(text); err != nil {
@@ -178,7 +178,7 @@ func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalC
 // dialCluster makes the client of a cluster, which has one database.
 func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClient, error) {
 	if u.Path != "" {
-		return nil, errors.New("it has a path, and a cluster has one database without a number")
+		return nil, errors.New("it has a path, but a cluster has only one database")
 	}
 	return goredis.NewClusterClient(&goredis.ClusterOptions{
 		Addrs: u.Addresses, Username: opt.Username, Password: opt.Password,

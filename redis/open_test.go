@@ -107,7 +107,7 @@ func TestBadURLs(t *testing.T) {
 		"redis://:secret@a:1/x":              "database",
 		"redis://a/-1":                       "database",
 		"redis://a/1/2":                      "database",
-		"redis://:secret@a?what=7":           "unknown option \"what\": there are prefix, pool-size",
+		"redis://:secret@a?what=7":           "unknown option \"what\"; the options are prefix, pool-size",
 		"redis://a?key_prefix=x":             "unknown option",
 		"redis://a?sentinel-password=secret": "unknown option",
 		"redis://a?prefix=a&prefix=b":        "2 times",

@@ -1,6 +1,6 @@
 // Package redlock is the driver for the Redlock algorithm: a lock belongs to the request that has the votes of a
-// majority of three, five or more independent Redis or Valkey servers. It serves the efficiency tier: it keeps two
-// workers from doing the same work as long as clocks and delays behave, and does not fence.
+// majority of three, five or more independent Redis or Valkey servers. It serves the efficiency tier: it prevents
+// duplicate work while clocks and delays stay within bounds, but does not fence.
 //
 //	Acquire ─► a majority at once: SET NX PX ─► granted ─► 3 ms later: the other servers, too
 //	            (the others if one refuses, fails, or does not answer for 3 ms)
@@ -59,10 +59,10 @@
 //
 // # When to use something else
 //
-// Where two holders at once would corrupt data, use a driver that fences: etcd, ZooKeeper, PostgreSQL, or the bundled
-// server. They need no more machines. If a lost lock now and then only wastes work, one Redis (package redis) is
-// enough, with a fifth of the requests. Redlock is for the case between: there are independent servers, the lock
-// should survive the loss of any minority of them, and a rare double run is acceptable.
+// If two holders would corrupt data, use a driver that fences: etcd, ZooKeeper, PostgreSQL, or the bundled server. They
+// need no more machines. If an occasional lost lock only wastes work, a single Redis (package redis) is enough, with a
+// fifth of the requests. Use Redlock if you have independent servers, the lock should survive the loss of any minority
+// of them, and an occasional double run is acceptable.
 //
 // # Waiting
 //
@@ -103,9 +103,9 @@
 // Ping, Open and the first call refuse, with errors that wrap backend.ErrInvalidOption or backend.ErrMisconfigured: an
 // even number of servers, or fewer than three; the same server twice, by run_id; nodes and clients of a cluster,
 // clients of Sentinel; replicas; a maxmemory limit with any policy but noeviction (see Options.AllowVolatileEviction);
-// versions before 6.0. An unreachable minority is no obstacle. Its servers are checked when they come back, before
-// they vote, and excluded if they are unfit. All servers are checked again every half minute, beside the calls: a
-// server that has become unfit is asked for no more votes, while its existing votes can be renewed and released. A
-// user restricted by ACL needs the rights of package redis; without +config|get a server counts as volatile, and
-// without +info see Options.AssumeVersion.
+// versions before 6.0. An unreachable minority is no obstacle. Its servers are checked when they come back, before they
+// vote, and excluded if they are unfit. All servers are checked again every half minute, beside the calls: a server
+// that has become unfit gets no further requests for votes, but its existing votes can be renewed and released. A user
+// restricted by ACL needs the rights of package redis; without +config|get a server counts as volatile, and without
+// +info see Options.AssumeVersion.
 package redlock

@@ -34,9 +34,9 @@ var (
 	// errSilent: a server was asked and had no answer when its time was over.
 	errSilent = errors.New("the server does not answer")
 	// errLate: the votes are released, as their grant would have ended before it began.
-	errLate = errors.New("the majority's answers took so long that nothing of the validity is left")
+	errLate = errors.New("the majority's replies took longer than the validity of the hold")
 	// errSplit: the try releases its votes and is repeated after a pause.
-	errSplit = errors.New("nobody has a majority")
+	errSplit = errors.New("no client has a majority")
 	// errNobody: there is no server to wait on, for lack of a subscription.
-	errNobody = errors.New("no server with a queue answers")
+	errNobody = errors.New("no server that keeps a queue answers")
 )

@@ -76,7 +76,7 @@ func (d *Driver) survey(ctx context.Context) error {
 	case unfit != nil:
 		return &redisconn.Failure{Cause: unfit, Fatal: true}
 	case well < d.quorum:
-		return &redisconn.Failure{Cause: fmt.Errorf("%d of %d servers answer, %d are needed: %w",
+		return &redisconn.Failure{Cause: fmt.Errorf("%d of %d servers answer, but %d are needed: %w",
 			well, len(d.nodes), d.quorum, errors.Join(errs...))}
 	}
 	d.probe.Note(d.clock.Now(), nil)

@@ -179,7 +179,7 @@ func TestErrorCodes(t *testing.T) {
 				}
 			}
 			text := fmt.Sprint(err)
-			if known == strings.Contains(text, "no error of versions") || strings.Contains(text, "unknown error") {
+			if known == strings.Contains(text, "do not define") || strings.Contains(text, "unknown error") {
 				t.Errorf("code %d: %s = %v, want words for it", code, call, err)
 			}
 		}

@@ -54,10 +54,10 @@ func TestWrongPeer(t *testing.T) {
 	for name, test := range map[string]struct{ url, want string }{
 		"nobody listens":    {"zk://" + refusing, "connection refused"},
 		"no such host":      {"zk://nowhere.invalid", "nowhere.invalid"},
-		"closes every time": {"zk://" + closed, closed + " answered no connect request"},
-		"a web server":      {"zk://" + peer(t, says("HTTP/1.1 400 Bad Request\r\n\r\n")), "no ZooKeeper"},
+		"closes every time": {"zk://" + closed, closed + " did not answer the connect request"},
+		"a web server":      {"zk://" + peer(t, says("HTTP/1.1 400 Bad Request\r\n\r\n")), "not ZooKeeper"},
 		"a server that wants TLS": {
-			"zk://" + peer(t, says("\x15\x03\x03\x00\x02\x02\x46 and the rest of it")), "wants TLS",
+			"zk://" + peer(t, says("\x15\x03\x03\x00\x02\x02\x46 and the rest of it")), "requires TLS",
 		},
 		"TLS with a plain peer": {"zks://" + peer(t, says("no TLS spoken here, sorry")), "TLS"},
 		"TLS with a ZooKeeper":  {"zks://" + sharedServer(t).Addr(), "TLS"},

@@ -38,7 +38,7 @@
 // that is longer, but four per TTL at least: with a TTL of 30 s, 20 per minute and client process, however many locks
 // it holds.
 //
-// Every session has its own connection, which never goes on with another session: requests that were queued when a
+// Every session has a separate connection, which never continues with another session: requests that were queued when a
 // session ended are not sent.
 //
 // # Promises
@@ -62,7 +62,7 @@
 // ErrInvalidTTL, which names the bound. A hold ends for its holder one tick before the session may: see Options.Tick.
 // An expired session loses only its own holds; the next acquire makes another session.
 //
-// Each server applies its own limits to every session that connects to it. Before a session goes on at a server, the
+// Each server applies its own limits to every session that connects to it. Before a session continues on a server, the
 // driver asks that server for both limits, by two short sessions. A server that grants less than the TTL, or that has a
 // longer tick than Options.Tick, never sees the session: the holds go on at the other servers, or end at their
 // deadlines.
@@ -84,17 +84,14 @@
 //
 // # Faults
 //
-//   - A connection is lost: the library finds another server; waiters keep their places, and holds go on while the
-//     session lives. A renewal without an answer is no loss.
+//   - A connection is lost: the library finds another server; waiters keep their places, and holds continue while the session lives. A renewal without a reply is not a loss.
 //   - The client is cut off: its holds end by its own clock, one tick before the session may. In the bench (TTL 3 s)
 //     the holder knew 630 ms before its rival held, at worst.
 //   - The client dies: its nodes stay until the session's timeout, and then the next in the queue holds. With a TTL of
 //     3 s that took 2.98 to 3.36 s.
 //   - The leader dies, or is cut off or frozen: another one is elected, which gives every session its whole timeout
-//     again. Grants go on within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader cannot
-//     prove a session, since it has no majority.
-//   - The client is frozen for longer than its TTL: its earlier requests are not sent on another session when it goes
-//     on, so that a waiter which wakes up late is not granted.
+//     again. Grants continue within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader cannot confirm a session, since it has no majority.
+//   - The client is frozen for longer than its TTL: its earlier requests are not sent on another session when it resumes, so a waiter that resumes late is not granted.
 //   - A majority is gone: calls answer ErrUnavailable or ErrUnknown, and holds end at their deadlines.
 //
 // # History
@@ -107,23 +104,24 @@
 // counts as the loss of history, too.
 //
 // From then on all holds of the driver are lost with ReasonHistoryLost (ReasonSessionExpired if the session was found
-// missing first), and every call returns ErrHistoryLost, until the driver is made anew. To go on, an operator makes
+// missing first), and every call returns ErrHistoryLost, until a new driver is created. To go on, an operator makes
 // sure that no earlier holder is still running, lets the guards accept the new token space, and restarts the clients.
 //
 // A new client cannot know the earlier history. If the ensemble was wiped, it finds no token space and makes one. If
 // the ensemble was restored with its old space, the first client that detects it makes a new one. If no client was
 // running, the operator deletes the node of Options.KeyPrefix before the first client starts.
 //
-// Two things no client can see, and the operator has to prevent them. The data of one server go back in time (its disk
-// is put back to a copy): with a second server down it may then be in the majority that serves, and acknowledged holds
-// and tokens are forgotten; and servers that differ afterwards may each show other holders, with no error anywhere.
-// Instead of starting a server on earlier data, wipe its dataDir and dataLogDir, except myid, and start it while a
-// majority of the others serves, so that it copies the leader's. And the data of a server are copied to another
-// machine, and both run with one myid: each copy can make a majority with other servers, and two leaders grant the same
-// name with the same tokens, in one token space. Never start a copy of a member: a new machine starts with empty data.
+// No client can detect the following two faults; the operator has to prevent them. First, the data of one server is
+// reverted (its disk is restored from a copy). If a second server is down, the reverted server may be in the majority
+// that serves, and acknowledged holds and tokens are lost; later, servers may show different holders without any error.
+// So never start a server on earlier data: wipe its dataDir and dataLogDir, except myid, and start it while a majority
+// of the others serves, so that it copies the leader's data. Second, the data of a server is copied to another machine,
+// and both run with the same myid. Each copy can form a majority with other servers, and two leaders grant the same
+// name with the same tokens, in one token space. So never start a copy of a member: a new machine starts with empty
+// data.
 //
-// A client that finds no node of Options.KeyPrefix makes it, with a new token space, and logs a warning with its path.
-// A typing mistake in the chroot or the prefix of one program is such a space.
+// A client that finds no node of Options.KeyPrefix creates it, with a new token space, and logs a warning with its
+// path. A typing mistake in the chroot or the prefix of one program creates such a space.
 //
 // # Limits
 //
@@ -136,8 +134,8 @@
 // hold that is prolonged with a shorter TTL stays on the session with the longer one: if its client dies, the name
 // stays closed for the longer TTL.
 //
-// The servers cannot take several names, each with its queue, in one step: there is no AcquireAll here. A name's queue
-// is one answer of a server, some 80 bytes for each holder and waiter; servers do not bound answers.
+// The servers cannot acquire several names, each with its queue, in one step, so AcquireAll is not supported. A name's
+// queue is one answer of a server, some 80 bytes for each holder and waiter; servers do not bound answers.
 //
 // The driver works with a jute.maxbuffer of 8 KB or more where the metadata of holds are small: servers close the
 // connection for a longer request.

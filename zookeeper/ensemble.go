@@ -132,9 +132,9 @@ func (d *Driver) granted(ctx context.Context, address string, ask time.Duration)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return 0, fmt.Errorf("%s answered no connect request: %w", address, kit.Ended(ctx))
+		return 0, fmt.Errorf("%s did not answer the connect request: %w", address, kit.Ended(ctx))
 	case err != nil:
-		return 0, fmt.Errorf("%s answered no connect request: %w", address, err)
+		return 0, fmt.Errorf("%s did not answer the connect request: %w", address, err)
 	case binary.BigEndian.Uint32(answer[:]) > maxHello:
 		return 0, errNoZooKeeper
 	}

@@ -111,7 +111,7 @@ func named(err error) error {
 			return a.err
 		}
 	}
-	return fmt.Errorf("ZooKeeper answers %d, which is no error of versions 3.5 to 3.9", code)
+	return fmt.Errorf("ZooKeeper returned error code %d, which versions 3.5 to 3.9 do not define", code)
 }
 
 // throttled reports whether err is the answer of a server that has too much to do, and has not begun with the request.

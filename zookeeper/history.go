@@ -157,7 +157,8 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 			return d.forgot("token space", known, cmp.Or(root.space, "none"))
 		case known != "":
 			if known == planted {
-				d.o.Logger.Warn("fencelock/zookeeper: made a new token space; another chroot or prefix has its own",
+				d.o.Logger.Warn("fencelock/zookeeper: created a new token space; each chroot and prefix has a "+
+					"separate one",
 					"node", d.root, "space", planted)
 			}
 			return nil

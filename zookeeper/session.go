@@ -350,7 +350,7 @@ func (s *session) dialFailed(err error) {
 // if the client claimed something.
 func (s *session) turnedAway(w *wire, err error) {
 	s.mu.Lock()
-	s.trouble = fmt.Errorf("%s answered no connect request: %w", w.address, err)
+	s.trouble = fmt.Errorf("%s did not answer the connect request: %w", w.address, err)
 	s.mu.Unlock()
 	if w.seen > 0 && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
 		s.d.suspect()

@@ -19,7 +19,8 @@ import (
 )
 
 // errSpent: the entry of an acquire has a number with which nobody holds, and has left the queue.
-var errSpent = errors.New("the name's queue has used up its numbers, and begins anew when its last entry has gone")
+var errSpent = errors.New("the sequence numbers of the name's queue are exhausted; they restart when the queue is " +
+	"empty")
 
 // The pauses between two looks at a queue that is to begin anew.
 const (

@@ -87,7 +87,7 @@ const headBytes = 4 + 4 + 4 + 8
 // ZooKeeper: the first four bytes of an HTTP answer or of a TLS alert, read as a length, are far above.
 const maxHello = 1 << 10
 
-var errNoZooKeeper = errors.New("what listens there is no ZooKeeper, or wants TLS")
+var errNoZooKeeper = errors.New("the server is not ZooKeeper, or requires TLS")
 
 // dial opens a connection for the client library. It fails once the session has ended: the library would make another
 // session on it, and send the queued requests of the old session there.

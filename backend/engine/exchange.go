@@ -94,7 +94,7 @@ func exchangeHere[T any](ctx *stepContext, d *Driver, step func(context.Context)
 	return value, sent, errNoAnswer
 }
 
-var errNoAnswer = fmt.Errorf("%w: no answer within %v", backend.ErrUnknown, exchangeTimeout)
+var errNoAnswer = fmt.Errorf("%w: no reply within %v", backend.ErrUnknown, exchangeTimeout)
 
 // stepContext is the context of a step of a Prompt service: its caller's, with an earlier deadline. It makes no timer:
 // Await does, if the answer takes long.

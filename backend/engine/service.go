@@ -178,7 +178,7 @@ var (
 	// ErrNoSession: it has ended, with all its holds and waiters.
 	ErrNoSession = errors.New("the session is gone")
 	// ErrOutgrown: it lives, and cannot be proved any more. Its holds and waiters move to another session.
-	ErrOutgrown = errors.New("the session has to be replaced by another one")
+	ErrOutgrown = errors.New("the session must be replaced")
 )
 
 // Watches is for services on which a waiter watches the entry before it.

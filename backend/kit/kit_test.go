@@ -86,14 +86,14 @@ func TestPasswordFile(t *testing.T) {
 
 func TestBadURLs(t *testing.T) {
 	for raw, why := range map[string]string{
-		"other://a": "none of some, somes", "some:/a": "none of",
+		"other://a": "not one of some, somes", "some:/a": "not one of",
 		"some://": "no host: write some://localhost:77", "some://a,,b": "no host",
 		"some://:1": "no host before the port", "some://a:0": "port", "some://a:65536": "port",
 		"some://a:x": "port", "some://::1": "brackets",
 		"some://a:1:2": "brackets", "some://a b": "host", "some://%zz": "host", "some://u:secret@": "no host",
 		"some://u:secret%@a": "write %25", "some://u:sec/ret@a": "write %2F", "some://u:sec?ret@a": "%3F",
 		"some://u:sec#ret@a": "write %23", "some://u:secret@a/%zz": "path",
-		"some://a?what=1": `unknown option "what": there are prefix, n`, "some://a?n=1&n=2": "2 times",
+		"some://a?what=1": `unknown option "what"; the options are prefix, n`, "some://a?n=1&n=2": "2 times",
 		"some://a?timeout=0s": "timeout", "some://a?timeout=5": "such as 5s", "some://a?x=%zz": "option=value",
 		"some://a?ca=/nowhere": "ca", "some://a?cert=/nowhere": "cert and key",
 	} {
@@ -107,7 +107,7 @@ func TestBadURLs(t *testing.T) {
 		}
 	}
 	plain := Syntax{Driver: "plain", Schemes: []string{"plain"}, Port: "1"}
-	for raw, why := range map[string]string{"plain://u:secret@a": "names a user", "plain://a/b": "has a path"} {
+	for raw, why := range map[string]string{"plain://u:secret@a": "has a user", "plain://a/b": "has a path"} {
 		if _, err := plain.ParseURL(raw); err == nil || !strings.Contains(err.Error(), why) ||
 			strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want %q", raw, err, why)

@@ -118,19 +118,19 @@ func (u *URL) Invalid(why error) error {
 func (u *URL) parse(s Syntax) (err error) {
 	scheme, rest, ok := strings.Cut(u.raw, "://")
 	if u.Scheme = scheme; !ok || !slices.Contains(s.Schemes, scheme) && !slices.Contains(s.Secure, scheme) {
-		return fmt.Errorf("its scheme is none of %s", strings.Join(slices.Concat(s.Schemes, s.Secure), ", "))
+		return fmt.Errorf("its scheme is not one of %s", strings.Join(slices.Concat(s.Schemes, s.Secure), ", "))
 	}
 	if strings.Contains(rest, "#") {
-		return errors.New("it has a #; write %23 in a password")
+		return errors.New("it contains #; in a password, write %23")
 	}
 	rest, query, _ := strings.Cut(rest, "?")
 	hosts, path, _ := strings.Cut(rest, "/")
 	if strings.Contains(path, "@") || strings.Contains(query, "@") && !strings.Contains(hosts, "@") {
-		return errors.New("it has a / or a ? before the @; write %2F and %3F in a password") // and do not show it
+		return errors.New("it contains / or ? before the @; in a password, write %2F and %3F") // and do not show it
 	}
 	if at := strings.LastIndexByte(hosts, '@'); at >= 0 {
 		if !s.User {
-			return errors.New("it names a user; the service knows clients by their certificates")
+			return errors.New("it has a user; this service identifies clients by their certificates")
 		}
 		user, password, _ := strings.Cut(hosts[:at], ":")
 		hosts = hosts[at+1:]
@@ -138,7 +138,7 @@ func (u *URL) parse(s Syntax) (err error) {
 			u.Password, err = url.PathUnescape(password)
 		}
 		if err != nil {
-			return errors.New("its user or password is malformed; write %25 for %")
+			return errors.New("its user or password is malformed; for %, write %25")
 		}
 	}
 	if u.Path, err = url.PathUnescape(strings.Trim(path, "/")); err != nil {
@@ -168,7 +168,7 @@ func addressOf(host, defaultPort string) (string, error) {
 		if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
 			name = host[1 : len(host)-1]
 		} else if strings.Count(host, ":") > 1 {
-			return "", errors.New("an IPv6 address stands in brackets, and no host has two ports")
+			return "", errors.New("its host has too many colons: put an IPv6 address in brackets")
 		}
 	}
 	switch n, err := strconv.ParseUint(port, 10, 16); {
@@ -185,7 +185,7 @@ func addressOf(host, defaultPort string) (string, error) {
 // readOptions refuses unknown and repeated options, and reads the options that all drivers share.
 func (u *URL) readOptions(query string, s Syntax) (err error) {
 	if u.Options, err = url.ParseQuery(query); err != nil {
-		return errors.New("its options cannot be read: write option=value, with & between them")
+		return errors.New("its options are malformed: write option=value, separated by &")
 	}
 	known := slices.Concat(s.Options, commonOptions)
 	if s.User {
@@ -193,7 +193,7 @@ func (u *URL) readOptions(query string, s Syntax) (err error) {
 	}
 	for name, values := range u.Options {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("it has the unknown option %q: there are %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("it has the unknown option %q; the options are %s", name, strings.Join(known, ", "))
 		}
 		if len(values) != 1 {
 			return fmt.Errorf("option %s is given %d times", name, len(values))
@@ -247,7 +247,7 @@ func (u *URL) readPassword(path string) error {
 func (u *URL) Duration(name string) (time.Duration, error) {
 	d, err := time.ParseDuration(u.Options.Get(name))
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("option %s is %q, no positive duration such as 5s", name, u.Options.Get(name))
+		return 0, fmt.Errorf("option %s is %q; want a positive duration such as 5s", name, u.Options.Get(name))
 	}
 	return d, nil
 }
@@ -261,7 +261,7 @@ func (u *URL) Int(name string, least, most int) (int, error) {
 	text := u.Options.Get(name)
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
-		return 0, fmt.Errorf("option %s is %q, no number from %d to %d", name, text, least, most)
+		return 0, fmt.Errorf("option %s is %q; want a number from %d to %d", name, text, least, most)
 	}
 	return n, nil
 }
@@ -274,7 +274,7 @@ func (u *URL) Bool(name string) (bool, error) {
 	case text == "true":
 		return true, nil
 	default:
-		return false, fmt.Errorf("option %s is %q, neither true nor false", name, text)
+		return false, fmt.Errorf("option %s is %q; want true or false", name, text)
 	}
 }
 
@@ -321,7 +321,7 @@ func tlsOf(options url.Values) (*tls.Config, error) {
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca: %s has no certificate in PEM form", file)
+			return nil, fmt.Errorf("ca: %s contains no PEM certificate", file)
 		}
 	}
 	cert, key := options.Get("cert"), options.Get("key")

@@ -47,7 +47,7 @@ type Options struct {
 	// three.
 	MinTTL time.Duration
 
-	// MaxTTL is the greatest TTL of a lock; a restored cluster serves nobody for that long. Default 1 hour, and
+	// MaxTTL is the greatest TTL of a lock; a restored cluster refuses clients for that long. Default 1 hour, and
 	// 24 hours in a cluster that a version before 0.1 made.
 	MaxTTL time.Duration
 	// Limits bound the server's state. Zero fields have their defaults.
@@ -125,7 +125,7 @@ var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Mi
 // Start starts a server. It returns a single server when that serves: after some tens of milliseconds, or longer if
 // DataDir is large. It returns a member of a cluster when that can be reached, which is before most of
 // the others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live
-// for at most their TTL from now on, unless their clients renew them. An option that makes no sense wraps
+// for at most their TTL from now on, unless their clients renew them. An invalid option wraps
 // backend.ErrInvalidOption.
 //
 // With a cluster a goroutine waits for the first leader. It ends when the leader is known, or with the server.

@@ -34,7 +34,7 @@ type RestoreOptions struct {
 	// NewCluster gives the cluster a new token space, for a copy beside the original. Guards that know the old one
 	// refuse it.
 	NewCluster bool
-	// ClosedFor is the time for which the server serves nobody at first. 0: the longest TTL that the old cluster
+	// ClosedFor is the time for which the server refuses clients at first. 0: the longest TTL that the old cluster
 	// granted, or 24 hours if unknown. Negative: no time. A client that held a lock at the end relies on it for its
 	// TTL.
 	ClosedFor time.Duration
@@ -62,7 +62,7 @@ type Restored struct {
 	After      uint64
 	// At is when the backup was made, or the disk last written, by the clock of that machine.
 	At time.Time
-	// ClosedFor is the time for which the server will serve nobody after its start.
+	// ClosedFor is the time for which the server will refuse clients after its start.
 	ClosedFor time.Duration
 	// Generation of the new cluster, which its grants carry.
 	Generation fencing.Generation

@@ -83,7 +83,7 @@ func TestGatewayWithRulesThatMakeNoSense(t *testing.T) {
 	credential := fileOf(t, "credential", principal.NewToken())
 	for url, want := range map[string]string{
 		"http://192.0.2.1:7481?credential=" + credential: "a credential needs https",
-		"http://127.0.0.1:1?credential=" + good:          "it is no token",
+		"http://127.0.0.1:1?credential=" + good:          "it is not a token",
 		"http://127.0.0.1:1?credential=/none":            "no such file",
 	} {
 		start(t, "acquire", "x", "--backend", url).expectExit(exitUsage, want)
@@ -173,7 +173,7 @@ func TestAccessFilesAreReplacedUnderLoad(t *testing.T) {
 		warnings := 2 * (round + 1)
 		eventually(t, "the files are refused", func() bool {
 			accepted(token) // a request has them looked at
-			return strings.Count(gateway.Stderr(), "a file is of no use") >= warnings
+			return strings.Count(gateway.Stderr(), "a changed file is invalid") >= warnings
 		})
 		works()
 		replace(t, principals, lineOf("token:ci", token))

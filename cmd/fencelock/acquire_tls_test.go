@@ -29,6 +29,6 @@ func TestAcquireOverTLS(t *testing.T) {
 	with("release", options).expectExit(exitOK)
 	with("acquire", "timeout=2s").expectExit(exitUnavailable, "certificate")
 	with("acquire", "ca="+authority.File).expectExit(exitUnavailable)
-	with("acquire", options+"&credential="+token).expectExit(exitUsage, "it is no token")
+	with("acquire", options+"&credential="+token).expectExit(exitUsage, "it is not a token")
 	with("acquire", "nothing=1").expectExit(exitUsage, "unknown option")
 }

@@ -140,7 +140,7 @@ func TestURLsTakeTheOptionsOfTheTable(t *testing.T) {
 			}
 			// The other direction: the table has every option of the driver.
 			err := open("nothing=1")
-			_, list, _ := strings.Cut(fmt.Sprint(err), "there are ")
+			_, list, _ := strings.Cut(fmt.Sprint(err), "the options are ")
 			list, _, _ = strings.Cut(list, "\n")
 			got := strings.Split(list, ", ")
 			slices.Sort(got)

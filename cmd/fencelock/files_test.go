@@ -36,7 +36,7 @@ func TestIdleHTTPConnectionsLeaveFiles(t *testing.T) {
 		idle = append(idle, c)
 	}
 	eventually(t, "connections are turned away", func() bool {
-		return strings.Contains(p.Stderr(), "connections are turned away")
+		return strings.Contains(p.Stderr(), "connections are refused")
 	})
 	for range 3 {
 		if next := tokenAt(t, url); next <= first {

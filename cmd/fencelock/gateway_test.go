@@ -175,7 +175,7 @@ func TestGatewayUsage(t *testing.T) {
 		{"--tier best", "efficiency or correctness"},
 		{"--http-listen 0.0.0.0:0", "without TLS"},
 		{"--http-listen nowhere", "--http-listen"},
-		{"--http-key " + short, "fewer than 16"},
+		{"--http-key " + short, "want at least 16"},
 		{"--http-key nowhere", "--http-key"},
 	} {
 		start(t, append([]string{"gateway"}, strings.Fields(x.args)...)...).
@@ -300,7 +300,7 @@ func TestGatewayChangesItsKey(t *testing.T) {
 	if err := syscall.Kill(p.Pid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the short key is refused", func() bool { return strings.Contains(p.Stderr(), "are of no use") })
+	eventually(t, "the short key is refused", func() bool { return strings.Contains(p.Stderr(), "the new keys of lock tokens are invalid") })
 	if status, got := call(t, http.MethodPost, door+"/v1/locks/x/release",
 		`{"lockToken":"`+again["lockToken"].(string)+`"}`); status != 200 {
 		t.Errorf("release: %d %v", status, got)

@@ -24,7 +24,7 @@ func TestTheProgramHasNoMemoryBackend(t *testing.T) {
 	} {
 		out, err := exec.Command(program, args...).CombinedOutput()
 		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != exitUsage ||
-			!strings.Contains(string(out), "exclude nobody") {
+			!strings.Contains(string(out), "do not exclude other processes") {
 			t.Errorf("%v: %v: %s", args, err, out)
 		}
 	}

@@ -32,7 +32,7 @@ func TestPoliciesOfACluster(t *testing.T) {
 		"set":                             "FILE is missing",
 		"set " + wrong:                    wrong + `: line 2: "max-hold=1": want none, or a duration`,
 		"set " + fileOf(t, "empty", "\n"): `to delete the policies, run "fencelock policies remove"`,
-		"get --backend redis://127.0.0.1": "its scheme is none of fencelock, fencelocks",
+		"get --backend redis://127.0.0.1": "its scheme is not one of fencelock, fencelocks",
 	} {
 		start(t, append([]string{"policies"}, strings.Fields(args)...)...).expectExit(exitUsage, want)
 	}

@@ -86,7 +86,7 @@ func failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	return status.Error(codes.Unavailable, "the fencing guard cannot tell")
+	return status.Error(codes.Unavailable, "the fencing guard cannot decide")
 }
 
 // ClaimsFrom reads the claims of a call being served, for the resources that it writes to, as httpguard.ClaimsFrom

@@ -30,10 +30,10 @@ var (
 	// ErrChanged: the object does not meet the condition.
 	ErrChanged = errors.New("objectguard: the object has changed")
 	// ErrForeign: the object does not begin with a guard's line.
-	ErrForeign = errors.New("objectguard: not an object that a guard wrote")
+	ErrForeign = errors.New("objectguard: the object was not written by a guard")
 	// ErrRefuses: the store goes on refusing a condition that names the object as it is. A proxy that rewrites ETags,
 	// to tell a compressed answer from another for example, makes it so.
-	ErrRefuses = errors.New("objectguard: the store refuses the tag that it gave")
+	ErrRefuses = errors.New("objectguard: the store refuses the ETag that it returned")
 )
 
 // Options of a guard. Nil is the same as the zero value.

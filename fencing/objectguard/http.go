@@ -54,7 +54,7 @@ func (s *HTTP) Get(ctx context.Context, key string) ([]byte, string, error) {
 	}
 	tag := resp.Header.Get("ETag")
 	if strings.HasPrefix(tag, "W/") {
-		return nil, "", fmt.Errorf("GET %s: the ETag %s is weak, and If-Match does not match such", key, tag)
+		return nil, "", fmt.Errorf("GET %s: the ETag %s is weak, and If-Match needs a strong one", key, tag)
 	}
 	return content, tag, nil
 }

@@ -87,7 +87,7 @@ func (g *Guard) get(ctx context.Context, name string) ([]byte, string, error) {
 		return nil, "", nil
 	}
 	if err == nil && tag == "" {
-		err = errors.New("the store gave no tag: If-Match has nothing to go by")
+		err = errors.New("the store returned no ETag, which If-Match needs")
 	}
 	return text, tag, err
 }

@@ -12,7 +12,7 @@ var (
 	ErrUnconditional = errors.New("objectguard: the store ignores conditions")
 	// ErrNotAtomic: of several writes at once that name the same object the store carries out more than one: it looks
 	// at the condition, and writes in another step. A guard on it loses acknowledged writes.
-	ErrNotAtomic = errors.New("objectguard: the store looks at conditions and writes in two steps")
+	ErrNotAtomic = errors.New("objectguard: the store does not check conditions and write atomically")
 )
 
 // How often Probe lets writes meet, and how many of them. A store that works answers each round in the time of two
@@ -38,7 +38,7 @@ func Probe(ctx context.Context, s Store, key string) error {
 		return fail("get what was put", err)
 	}
 	if now == "" || now == tag {
-		return fail("get what was put", fmt.Errorf("%w: other content has the tag %q again", ErrUnconditional, now))
+		return fail("get what was put", fmt.Errorf("%w: different content has the same ETag %q", ErrUnconditional, now))
 	}
 	for _, c := range []struct{ step, tag string }{
 		{"put an object that must not be there", ""},
@@ -79,7 +79,8 @@ func meet(ctx context.Context, s Store, key string) error {
 		}
 	}
 	if written > 1 {
-		return fmt.Errorf("%w: of %d with one tag it acknowledged %d", ErrNotAtomic, probeWrites, written)
+		return fmt.Errorf("%w: of %d concurrent writes with one ETag it acknowledged "+
+			"%d", ErrNotAtomic, probeWrites, written)
 	}
 	return failed
 }

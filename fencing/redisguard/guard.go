@@ -214,7 +214,7 @@ func (g *Guard) refused(claims []fencing.Claim, answer []any) error {
 		texts[i], _ = answer[i].(string)
 	}
 	if len(texts) == 0 {
-		return errors.New("the server gives an answer that no guard wrote")
+		return errors.New("the server's reply is not that of a guard's script")
 	}
 	terms, err := parseTerms(texts[0])
 	if err == nil {
@@ -228,10 +228,10 @@ func (g *Guard) refused(claims []fencing.Claim, answer []any) error {
 		if next++; next < len(texts) {
 			return parseSeen(texts[next])
 		}
-		return fencing.Seen{}, errors.New("the server gives an answer that no guard wrote")
+		return fencing.Seen{}, errors.New("the server's reply is not that of a guard's script")
 	})
 	if err == nil {
-		err = fmt.Errorf("the server refused %v, and %q do not say why", claims, texts)
+		err = fmt.Errorf("the server refused %v with the unknown reply %q", claims, texts)
 	}
 	return err
 }

@@ -11,9 +11,9 @@ import (
 
 var (
 	// ErrEvicts: the server may evict keys without an expiry, including the keys of guards.
-	ErrEvicts = errors.New("redisguard: the server may evict what a guard remembers")
+	ErrEvicts = errors.New("redisguard: the server may evict the guard's memory")
 	// ErrForgets: the server may lose acknowledged writes at a restart.
-	ErrForgets = errors.New("redisguard: the server forgets what a guard remembers when it restarts")
+	ErrForgets = errors.New("redisguard: the server may lose the guard's memory when it restarts")
 	// ErrReplica: the server takes its data from another one, which may not have sent all.
 	ErrReplica = errors.New("redisguard: the server is a replica")
 )

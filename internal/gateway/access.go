@@ -87,9 +87,9 @@ func (g *Gateway) identify(r *http.Request, at time.Time) (c caller) {
 	}
 	switch {
 	case len(given) > 0 && proofs == nil:
-		c.err = errors.New("this server knows no tokens: see --principals")
+		c.err = errors.New("this server accepts no tokens: see --principals")
 	case len(given) > 1:
-		c.err = errors.New("the request has several headers Authorization")
+		c.err = errors.New("the request has several Authorization headers")
 	case len(given) == 1:
 		scheme, token, _ := strings.Cut(given[0], " ")
 		if !strings.EqualFold(scheme, "Bearer") {
@@ -209,7 +209,7 @@ func trustListener(r *http.Request, v rules.Verb) error {
 	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsLoopback() {
 		return nil
 	}
-	return problem(codeDenied, "force-release takes a client on the same machine, or one with a certificate")
+	return problem(codeDenied, "force-release needs a client on the same machine, or a client certificate")
 }
 
 // reads returns the filter for names that the sender of the request may see. It fails if the sender may not see any

@@ -73,7 +73,7 @@ func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []bac
 		switch {
 		case g.closing.Err() != nil:
 			g.mu.Unlock()
-			return nil, nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
+			return nil, nil, problem(codeUnavailable, "the gateway is stopping").retry(comeAgain)
 		case a == nil && g.finished.has(key, g.clock.Now()):
 			g.mu.Unlock()
 			return nil, nil, problem(codeDone, "acquire again with another requestId")
@@ -95,7 +95,7 @@ func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []bac
 			return a, carryOut, nil
 		case a.print != print:
 			g.mu.Unlock()
-			return nil, nil, problem(codeMismatch, "a request with this requestId asked for something else")
+			return nil, nil, problem(codeMismatch, "an earlier request with this requestId was different")
 		case !a.abandoned:
 			a.polls++
 			a.stopTimer()
@@ -192,10 +192,10 @@ func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
 		err := g.history.Judge(seen, &grants[i], space)
 		switch {
 		case errors.Is(err, history.ErrOvertaken):
-			err = problem(codeUnavailable, "its hold was over before it was answered").retry(comeAgain)
+			err = problem(codeUnavailable, "the hold ended before the response was sent").retry(comeAgain)
 		case err != nil && g.history.Lose(err):
 			g.o.Log.Error("the lock service has lost its history; "+
-				"nothing more is granted until this replica is started anew",
+				"this replica grants no more locks until it is restarted",
 				"err", err)
 		}
 		errs = append(errs, err)

@@ -29,7 +29,7 @@ type Idempotent struct {
 // into uses the header as the request's id.
 func (i *Idempotent) into(t *Terms) error {
 	if i.Key != "" && t.RequestID != "" && i.Key != t.RequestID {
-		return problem(codeRequest, "requestId and the header Idempotency-Key differ")
+		return problem(codeRequest, "requestId and the header Idempotency-Key have different values")
 	}
 	t.RequestID = cmp.Or(t.RequestID, i.Key)
 	return nil

@@ -39,7 +39,7 @@ func (b *bodies) enter(r *http.Request) (out func(), p *Problem) {
 		return nil, quota("client-bodies", "at most "+strconv.Itoa(maxBodiesOfOne)+" bytes of bodies of one client are on "+
 			"their way")
 	case b.used+size > maxBodies:
-		return nil, quota("bodies", "at most "+strconv.Itoa(maxBodies)+" bytes of bodies are on their way")
+		return nil, quota("bodies", "at most "+strconv.Itoa(maxBodies)+" bytes of bodies are in flight")
 	}
 	b.used += size
 	b.of[who] += size

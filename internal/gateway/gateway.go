@@ -160,7 +160,7 @@ type Gateway struct {
 // New returns a gateway. It does no I/O.
 func New(o Options) (*Gateway, error) {
 	if o.Driver == nil {
-		return nil, errors.New("gateway: New without a driver")
+		return nil, errors.New("gateway: New: driver is nil")
 	}
 	if o.Key == nil {
 		o.Key = make([]byte, 32)
@@ -346,7 +346,8 @@ func (g *Gateway) ofBrowser(r *http.Request) *Problem {
 		return problem(codeDenied, err.Error())
 	}
 	if crossSite(r) {
-		return problem(codeDenied, "a browser sent it for a page of another origin; "+docsPath+" alone is open to those")
+		return problem(codeDenied, "a browser sent the request for a page of another origin; "+docsPath+" alone is "+
+			"open to those")
 	}
 	return nil
 }

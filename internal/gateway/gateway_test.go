@@ -221,12 +221,12 @@ func TestBodies(t *testing.T) {
 
 		d.is(d.post(orders+"/release", `{"lockToken":"`+first.LockToken+`","ownerId":"worker-2"}`), 403,
 			`{"error":"NOT_LOCK_OWNER","type":"urn:fencelock:problem:NOT_LOCK_OWNER",`+
-				`"title":"The lock token is not one of this lock and owner","status":403,`+
-				`"detail":"the lock token is of another owner"}`)
+				`"title":"The lock token does not belong to this lock and owner","status":403,`+
+				`"detail":"the lock token belongs to another owner"}`)
 		d.is(d.post(orders+"/release", released(first)), 200, `{"status":"RELEASED","lockKey":"inventory:sku-42"}`)
 		d.is(d.post(orders+"/release", released(first)), 200, `{"status":"RELEASED","lockKey":"inventory:sku-42","alreadyReleased":true}`)
 		d.is(d.post(orders+"/renew", `{"lockToken":"`+first.LockToken+`","ownerId":"worker-1","ttlMillis":30000}`), 409,
-			`{"error":"LOCK_EXPIRED","type":"urn:fencelock:problem:LOCK_EXPIRED","title":"The hold is over","status":409,`+
+			`{"error":"LOCK_EXPIRED","type":"urn:fencelock:problem:LOCK_EXPIRED","title":"The hold has ended","status":409,`+
 				`"detail":"memory: renew \"inventory:sku-42\": lock is not held by this request"}`)
 		d.is(d.get(orders), 404, `{"locked":false}`)
 

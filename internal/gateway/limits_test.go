@@ -103,8 +103,8 @@ func TestSlowClients(t *testing.T) {
 	}{
 		{"silence", "", headerTime, ""},
 		{"half a header", "POST /v1/locks/x/acquire HTTP/1.1\r\nHost: localhost\r\nX-", headerTime, ""},
-		{"half a body", postX + "Content-Length: 50\r\n\r\n{\"ownerId\"", bodyTime, "the body did not arrive"},
-		{"half a chunk", postX + "Transfer-Encoding: chunked\r\n\r\n32\r\n{", bodyTime, "the body did not arrive"},
+		{"half a body", postX + "Content-Length: 50\r\n\r\n{\"ownerId\"", bodyTime, "the body could not be read"},
+		{"half a chunk", postX + "Transfer-Encoding: chunked\r\n\r\n32\r\n{", bodyTime, "the body could not be read"},
 		{"half a refused body", "POST / HTTP/1.1\r\nHost: evil.test\r\nContent-Length: 50\r\n\r\n{", bodyTime, "MISDIRECTED"},
 		{"idle", request, idleTime, "lockToken"},
 	} {

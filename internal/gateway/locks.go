@@ -78,7 +78,7 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 			return "", "", nil, err
 		}
 		if names[w.Name] {
-			return "", "", nil, problem(codeRequest, fmt.Sprintf("%q is there twice", w.Name))
+			return "", "", nil, problem(codeRequest, fmt.Sprintf("%q is given twice", w.Name))
 		}
 		names[w.Name] = true
 		more, err := w.needs()
@@ -137,13 +137,13 @@ func (w *wish) needs() (need backend.Capabilities, err error) {
 	kind, known := kindsIn[w.Kind]
 	switch {
 	case !known:
-		return 0, problem(codeRequest, fmt.Sprintf("kind %q is none of exclusive, shared and permits", w.Kind))
+		return 0, problem(codeRequest, fmt.Sprintf("kind %q is not one of exclusive, shared and permits", w.Kind))
 	case kind == backend.KindPermits && (w.Permits < 1 || w.Limit < w.Permits || w.Limit > math.MaxInt32):
 		return 0, problem(codeRequest, "want 1 <= permits <= limit < 2^31")
 	case kind != backend.KindPermits && (w.Permits != 0 || w.Limit != 0):
-		return 0, problem(codeRequest, `permits and limit belong to "kind":"permits"`)
+		return 0, problem(codeRequest, `permits and limit need "kind":"permits"`)
 	case kind == backend.KindPermits && w.Hierarchical:
-		return 0, problem(codeRequest, "permits of a hierarchical name")
+		return 0, problem(codeRequest, "a hierarchical name has no permits")
 	case kind == backend.KindShared:
 		need = backend.CapShared
 	case kind == backend.KindPermits:
@@ -233,10 +233,10 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	if x.err != nil {
 		g.leave(x, 0)
 		if g.isCancelled(x) {
-			return nil, problem(codeCancelled, "it was taken out of the queue by DELETE")
+			return nil, problem(codeCancelled, "the wait was cancelled by DELETE")
 		}
 		if g.closing.Err() != nil {
-			return nil, problem(codeUnavailable, "the gateway ends").retry(comeAgain)
+			return nil, problem(codeUnavailable, "the gateway is stopping").retry(comeAgain)
 		}
 		return nil, x.err
 	}
@@ -260,7 +260,7 @@ func (g *Gateway) left(ctx context.Context, x *attempt) error {
 		select {
 		case <-gone:
 		case <-ctx.Done():
-			return problem(codeUnknown, "what the wait left is still being given back").retry(comeAgain)
+			return problem(codeUnknown, "the gateway is still cleaning up the wait").retry(comeAgain)
 		}
 		g.mu.Lock()
 		gone = nil
@@ -311,7 +311,8 @@ func (g *Gateway) ownHold(key string, a *ask, rs []backend.Request) *Problem {
 		if h == nil || h.a.key == key || rs[i].Kind != backend.KindExclusive && h.grant.Kind != backend.KindExclusive {
 			continue
 		}
-		p := problem(codeHeld, "the owner that asks holds it by another request: renew or release it with its lock token").
+		p := problem(codeHeld, "this owner already holds the lock through another request: renew or release it with "+
+			"that lock token").
 			retry(h.until.Sub(g.clock.Now()))
 		p.CurrentOwner, p.SameOwner, p.own = a.owner, true, true
 		if len(rs) > 1 {
@@ -330,7 +331,7 @@ func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error
 	fresh := first
 	if x.over || x.abandoned {
 		g.mu.Unlock()
-		return nil, problem(codeDone, "its hold is over; acquire again with another requestId")
+		return nil, problem(codeDone, "the hold has ended; acquire again with another requestId")
 	}
 	x.claimed = true
 	x.stopTimer()
@@ -354,7 +355,7 @@ func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error
 		case err == nil:
 			grants[i].SentAt, grants[i].TTL = renewed.SentAt, renewed.TTL
 		case errors.Is(err, backend.ErrNotHeld):
-			return nil, problem(codeDone, "its hold is over; acquire again with another requestId")
+			return nil, problem(codeDone, "the hold has ended; acquire again with another requestId")
 		case about.Validity(grants[i].TTL)-g.clock.Now().Sub(grants[i].SentAt) <= 0:
 			return nil, err
 		}
@@ -499,9 +500,9 @@ func (g *Gateway) readable(ctx context.Context, token, name, owner string) (back
 	case err != nil:
 		return grant, 0, problem(codeNotOwner, err.Error())
 	case grant.Name != name:
-		return grant, 0, problem(codeNotOwner, "the lock token is of another lock")
+		return grant, 0, problem(codeNotOwner, "the lock token belongs to another lock")
 	case owner != "" && grant.Owner != owner:
-		return grant, 0, problem(codeNotOwner, "the lock token is of another owner")
+		return grant, 0, problem(codeNotOwner, "the lock token belongs to another owner")
 	case g.o.Access != nil && of != "" && of != scopeOf(requestOf(ctx)):
 		return grant, 0, problem(codeNotOwner, "the lock token was issued to another principal")
 	}

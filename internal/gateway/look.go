@@ -243,7 +243,7 @@ func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *for
 	case errors.Is(err, backend.ErrNotHeld) && (meant[0].Conditional() || ifMatch != ""):
 		return problem(codeChanged, changed)
 	case errors.Is(err, backend.ErrNotHeld):
-		return problem(codeNotLocked, "nobody holds the lock")
+		return problem(codeNotLocked, "the lock is not held")
 	case err == nil:
 		g.audit(requestOf(ctx), audit.Event{
 			Event: "force-release", Outcome: audit.Done, Name: name, Token: b.FencingToken, Reason: b.Reason,
@@ -274,7 +274,7 @@ func (g *Gateway) condition(ctx context.Context, ifMatch string, token uint64, r
 			continue
 		}
 		if r.Nonce, r.Token = h.Nonce, h.Token; !r.Conditional() {
-			return nil, problem(codeUnsupported, "the backend cannot tell this hold from a later one; "+
+			return nil, problem(codeUnsupported, "the backend cannot distinguish this hold from a later one; "+
 				"If-Match: * ends whichever there is")
 		}
 		meant = append(meant, r)

@@ -97,7 +97,7 @@ const (
 	comeAgain        = time.Second // to a client that is refused for a moment
 	maxRetrySeconds  = 1 << 31
 	contentProblem   = "application/problem+json"
-	internalSentence = "the gateway failed; its log says how"
+	internalSentence = "the gateway failed; see its log"
 )
 
 // kinds are the problems: their status and their title.
@@ -106,26 +106,26 @@ var kinds = map[string]struct {
 	title  string
 }{
 	codeHeld:            {http.StatusConflict, "The lock is held"},
-	codeNotOwner:        {http.StatusForbidden, "The lock token is not one of this lock and owner"},
-	codeExpired:         {http.StatusConflict, "The hold is over"},
-	codeNotLocked:       {http.StatusNotFound, "Nobody holds the lock"},
-	codeDone:            {http.StatusConflict, "The request was carried out before, and its hold is over"},
+	codeNotOwner:        {http.StatusForbidden, "The lock token does not belong to this lock and owner"},
+	codeExpired:         {http.StatusConflict, "The hold has ended"},
+	codeNotLocked:       {http.StatusNotFound, "The lock is not held"},
+	codeDone:            {http.StatusConflict, "The request was already executed, and its hold has ended"},
 	codeMismatch:        {http.StatusUnprocessableEntity, "The requestId was used for another request"},
-	codeCancelled:       {http.StatusConflict, "The request was taken out of the queue"},
+	codeCancelled:       {http.StatusConflict, "The wait was cancelled"},
 	codeDeadlock:        {http.StatusConflict, "Waiting would deadlock"},
-	codeQueueFull:       {http.StatusTooManyRequests, "Too many wait for the lock"},
+	codeQueueFull:       {http.StatusTooManyRequests, "The lock's queue is full"},
 	codeLimit:           {http.StatusConflict, "The name is in use with another kind or limit"},
-	codeChanged:         {http.StatusPreconditionFailed, "The condition does not hold"},
-	codeCompacted:       {http.StatusGone, "The changes since then are no longer kept"},
-	codeUnauthenticated: {http.StatusUnauthorized, "The credential is not valid"},
+	codeChanged:         {http.StatusPreconditionFailed, "The condition is not met"},
+	codeCompacted:       {http.StatusGone, "The changes since then are no longer stored"},
+	codeUnauthenticated: {http.StatusUnauthorized, "The credential is invalid"},
 	codeDenied:          {http.StatusForbidden, "Not permitted"},
-	codeMisdirected:     {http.StatusMisdirectedRequest, "The request names a host that the gateway does not answer at"},
+	codeMisdirected:     {http.StatusMisdirectedRequest, "The gateway does not serve the host of the request"},
 	codeName:            {http.StatusBadRequest, "The name of the lock is invalid"},
 	codeTTL:             {http.StatusBadRequest, "The TTL is invalid"},
 	codeRequest:         {http.StatusBadRequest, "The request is invalid"},
 	codeTooLarge:        {http.StatusRequestEntityTooLarge, "The body is too large"},
-	codeQuota:           {http.StatusTooManyRequests, "A quota is used up"},
-	codeUnsupported:     {http.StatusNotImplemented, "The backend cannot do this"},
+	codeQuota:           {http.StatusTooManyRequests, "A quota is exhausted"},
+	codeUnsupported:     {http.StatusNotImplemented, "The backend does not support the request"},
 	codeElsewhere:       {http.StatusServiceUnavailable, "Another replica has the hold"},
 	codeUnavailable:     {http.StatusServiceUnavailable, "The lock service is unavailable"},
 	codeMisconfig:       {http.StatusServiceUnavailable, "The lock service is misconfigured"},
@@ -134,7 +134,7 @@ var kinds = map[string]struct {
 	codeNoWait:          {http.StatusNotFound, "There is no such wait"},
 	codeGranted:         {http.StatusConflict, "The request has been granted"},
 	codeInternal:        {http.StatusInternalServerError, "The gateway failed"},
-	codeMethod:          {http.StatusMethodNotAllowed, "The path does not have this method"},
+	codeMethod:          {http.StatusMethodNotAllowed, "The path does not support this method"},
 	codeMedia:           {http.StatusUnsupportedMediaType, "The body is not application/json"},
 	codeNotFound:        {http.StatusNotFound, "There is no such path"},
 }

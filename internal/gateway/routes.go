@@ -346,7 +346,7 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 		a.most = min(a.most, pollMost)
 	}
 	if t.KeepPlace && !a.wait {
-		errs[2] = problem(codeRequest, "keepPlace is for requests that wait")
+		errs[2] = problem(codeRequest, "keepPlace needs wait")
 	}
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, problemOf(err)
@@ -446,7 +446,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Problem) {
 	case errors.As(err, &tooLarge):
 		return nil, problem(codeTooLarge, "the body has more than 64 KiB")
 	case err != nil:
-		return nil, problem(codeRequest, "the body did not arrive")
+		return nil, problem(codeRequest, "the body could not be read")
 	}
 	return text, nil
 }

@@ -102,7 +102,7 @@ func (s *sessions) use(principal string, ttl time.Duration, must bool, now backe
 	own := s.of[principal]
 	expire(own, now)
 	if _, used := own[ttl]; !used && !must && len(own) >= s.most {
-		return quota("client-sessions", "one client uses at most "+strconv.Itoa(s.most)+" different TTLs")
+		return quota("client-sessions", "one client may use at most "+strconv.Itoa(s.most)+" different TTLs")
 	}
 	if own == nil {
 		if own = map[time.Duration]backend.Instant{}; s.of == nil {
@@ -151,10 +151,10 @@ func newRates(l *Limits) *rates {
 // enter counts a request, or returns the exhausted quota. A client's reserve is one second's requests.
 func (r *rates) enter(principal string) *Problem {
 	if l := r.client(principal); l != nil && !l.Allow() {
-		return quota("client-operations", "one client sends at most "+strconv.Itoa(r.one)+" requests a second")
+		return quota("client-operations", "one client sends at most "+strconv.Itoa(r.one)+" requests per second")
 	}
 	if r.all != nil && !r.all.Allow() {
-		return quota("operations", "at most "+strconv.Itoa(r.all.Burst())+" requests a second are answered")
+		return quota("operations", "at most "+strconv.Itoa(r.all.Burst())+" requests per second are accepted")
 	}
 	return nil
 }

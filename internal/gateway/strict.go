@@ -33,13 +33,13 @@ func misread(r *http.Request, body []byte) *Problem {
 		return nil
 	}
 	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
-		return problem(codeMedia, "bodies are not encoded, and this one is Content-Encoding: "+e)
+		return problem(codeMedia, "bodies must have no Content-Encoding; this one has "+e)
 	}
 	if given := r.Header.Get("Content-Type"); given != "" {
 		kind, parameters, err := mime.ParseMediaType(given)
 		charset := parameters["charset"]
 		if err != nil || kind != "application/json" || charset != "" && !strings.EqualFold(charset, "utf-8") {
-			return problem(codeMedia, "bodies are Content-Type: application/json, and this one is "+given)
+			return problem(codeMedia, "bodies must have Content-Type: application/json; this one has "+given)
 		}
 	}
 	if err := unambiguous(body); err != nil {
@@ -51,7 +51,7 @@ func misread(r *http.Request, body []byte) *Problem {
 // unambiguous returns an error if JSON has a duplicate key in one object, or text that is not Unicode. It leaves
 // other faults to the decoder.
 func unambiguous(text []byte) error {
-	notUnicode := errors.New("the body has text that is not UTF-8, or the replacement character")
+	notUnicode := errors.New("the body contains text that is not UTF-8, or the replacement character")
 	if !utf8.Valid(text) {
 		return notUnicode
 	}

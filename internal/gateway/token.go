@@ -123,7 +123,7 @@ func (s *Sealer) Seal(g *backend.Grant, minHold time.Duration, of string) string
 }
 
 // errForged: the text is no lock token that was sealed with this key.
-var errForged = errors.New("the lock token is not one of this gateway")
+var errForged = errors.New("this gateway did not issue the lock token (replicas need the same --http-key)")
 
 // Open is the inverse of Seal. The grant has no SentAt and no MinHoldUntil.
 func (s *Sealer) Open(text string) (_ backend.Grant, minHold time.Duration, of string, _ error) {

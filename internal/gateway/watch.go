@@ -100,7 +100,7 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 	if in.LastID != "" {
 		n, err := strconv.ParseUint(in.LastID, 10, 64)
 		if err != nil {
-			return nil, problem(codeRequest, "Last-Event-ID is no revision")
+			return nil, problem(codeRequest, "Last-Event-ID is not a revision")
 		}
 		since = max(since, n)
 	}

@@ -135,7 +135,7 @@ func (l *gatedListener) Accept() (net.Conn, error) {
 		g := l.gate
 		now, last := time.Now().Unix(), g.warned.Load()
 		if now-last >= warnEvery && g.warned.CompareAndSwap(last, now) {
-			g.log.Warn("connections are turned away: there are too many", "of", l.what, "limit", min(l.most, g.most),
+			g.log.Warn("connections are refused: there are too many", "of", l.what, "limit", min(l.most, g.most),
 				"of one address", l.share, "from", conn.RemoteAddr().String())
 		}
 	}

@@ -32,7 +32,7 @@ func NewTLS(read func() (*Material, error), log *slog.Logger, paths ...string) (
 	}, func(config *tls.Config, err error) {
 		until := config.Certificates[0].Leaf.NotAfter
 		if err != nil {
-			log.Warn("the TLS files are invalid: the earlier ones stay in use", "files", paths, "error", err,
+			log.Warn("the TLS files are invalid: the previous files stay in use", "files", paths, "error", err,
 				"valid-until", until)
 			return
 		}

@@ -121,7 +121,8 @@ func (p *Proofs) addToken(who Principal, text string) (value string, err error) 
 		return words[2], errors.New("want nothing behind the hash and the time at which the token expires")
 	}
 	if CheckToken(words[0]) == nil {
-		return secretValue, errors.New("the file keeps hashes of tokens, not tokens: this one is no secret any more")
+		return secretValue, errors.New("the file must contain hashes of tokens, not tokens: this token is no longer " +
+			"secret")
 	}
 	h, err := parseHash(words[0])
 	if err != nil {
@@ -135,7 +136,7 @@ func (p *Proofs) addToken(who Principal, text string) (value string, err error) 
 		}
 	}
 	if old, found := p.tokens[h]; found && old != of {
-		return words[0], fmt.Errorf("an earlier line has the hash too, for %s", old.who)
+		return words[0], fmt.Errorf("an earlier line has the same hash, for %s", old.who)
 	}
 	p.tokens[h] = of
 	return "", nil

@@ -44,7 +44,8 @@ func inBase62(n *big.Int, size int) string {
 }
 
 // ErrNoToken: a text is no token, mistyped or cut off perhaps.
-var ErrNoToken = errors.New("it is no token: want flk_ and 49 letters and digits, of which the last 6 are a checksum")
+var ErrNoToken = errors.New("it is not a token: want flk_ and 49 letters and digits, of which the last 6 are a " +
+	"checksum")
 
 // CheckToken accepts texts that NewToken may have returned. The error is ErrNoToken.
 func CheckToken(text string) error {

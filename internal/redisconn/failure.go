@@ -19,7 +19,7 @@ import (
 )
 
 // ErrAnswer is the cause of a Failure by a server that answers, but not as the script would.
-var ErrAnswer = errors.New("the server's answer is not one of this script")
+var ErrAnswer = errors.New("the server's reply is not one of this script")
 
 // Failure is a step that got no answer it could use. Its fields are for the caller's conclusions: Sent decides between
 // ErrUnavailable and ErrUnknown, Fatal whether to try again.

@@ -45,7 +45,7 @@ func ParseURL(s kit.Syntax, rawURL string) (*URL, error) {
 func Database(text string) (int, error) {
 	n, err := strconv.Atoi(strings.TrimSpace(text))
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("its database is %q, no number such as 0", text)
+		return 0, fmt.Errorf("its database is %q; want a number such as 0", text)
 	}
 	return n, nil
 }
@@ -109,6 +109,6 @@ func (u *URL) explain(err error) error {
 	if u.driver == "redlock" {
 		secure = "redlocks"
 	}
-	return fmt.Errorf("%w (the server closed the connection at once: if it expects TLS, write %s:// and not %s://)",
+	return fmt.Errorf("%w (the server closed the connection immediately: if it expects TLS, write %s://, not %s://)",
 		err, secure, plain)
 }

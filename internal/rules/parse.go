@@ -288,13 +288,13 @@ func parsePrefix(text string) (string, error) {
 	case text[0] == '"':
 		var err error
 		if prefix, err = strconv.Unquote(text); err != nil {
-			return "", errors.New("it is no string in double quotes")
+			return "", errors.New("it is not a string in double quotes")
 		}
 	case strings.ContainsFunc(text, unicode.IsSpace):
-		return "", errors.New("a prefix with white space stands in double quotes, and nothing stands behind it")
+		return "", errors.New("put a prefix with white space in double quotes, and nothing after it")
 	}
 	if strings.HasSuffix(prefix, "/") {
-		return "", fmt.Errorf("prefixes count by segments: %q covers what is below it too",
+		return "", fmt.Errorf("prefixes match whole segments: %q covers all names below it",
 			strings.TrimRight(prefix, "/"))
 	}
 	return prefix, backend.ValidateName(prefix)

@@ -140,7 +140,7 @@ func (s *Server) notLeading() error {
 	if address := s.leaderAddress(); address != "" {
 		return status.Errorf(codes.Unavailable, "this member does not lead; clients find the leader at %s", address)
 	}
-	return status.Error(codes.Unavailable, "this member does not lead, and knows nobody who does")
+	return status.Error(codes.Unavailable, "this member does not lead, and knows no leader")
 }
 
 // memberError returns the wire's error for a change of the members, or of the leader, that failed.
@@ -153,7 +153,7 @@ func (s *Server) memberError(err error) error {
 	case errors.Is(err, replica.ErrNotLeader):
 		return s.notLeading()
 	case errors.Is(err, replica.ErrUnknown):
-		return status.Errorf(codes.Unknown, "the change may take effect or not: %v", err)
+		return status.Errorf(codes.Unknown, "the change may or may not take effect: %v", err)
 	}
 	return status.Errorf(codes.Unavailable, "nothing was changed: %v", err)
 }

@@ -17,7 +17,7 @@ func TestMemberThatDiffersSaysSo(t *testing.T) {
 	c := newCluster(t, 3, func(c *Config) {
 		calm(c) // the odd one is not to lead
 		c.compareEvery = 20 * time.Millisecond
-		c.Log = slog.New(listening{slog.DiscardHandler, "another than that of the leader", &logged[i]})
+		c.Log = slog.New(listening{slog.DiscardHandler, "state differs from the leader's", &logged[i]})
 		i++
 	})
 	x := newCaller(t, c.connect)

@@ -212,10 +212,10 @@ func (c *Config) identified() bool {
 
 func (c *Config) checkRules() error {
 	if _, err := rules.Parse([]byte(c.Rules)); err != nil {
-		return mistake("Rules", "of so many bytes: "+fmt.Sprint(len(c.Rules)), err.Error())
+		return mistake("Rules", fmt.Sprint(len(c.Rules))+" bytes", err.Error())
 	}
 	if n := len(c.Rules); n > machine.MaxRulesBytes {
-		return mistake("Rules", "of so many bytes: "+fmt.Sprint(n), fmt.Sprintf("want at most %d", machine.MaxRulesBytes))
+		return mistake("Rules", fmt.Sprint(n)+" bytes", fmt.Sprintf("want at most %d", machine.MaxRulesBytes))
 	}
 	return nil
 }
@@ -223,7 +223,7 @@ func (c *Config) checkRules() error {
 // checkProofs refuses tokens in the clear.
 func (c *Config) checkProofs() error {
 	if c.Proofs != nil && c.TLS == nil {
-		return mistake("Proofs", "of tokens", "tokens need TLS, else others read them on their way")
+		return mistake("Proofs", "of tokens", "tokens must not be sent unencrypted: set TLS")
 	}
 	return nil
 }
@@ -245,8 +245,8 @@ func (c *Config) checkAddresses() error {
 			return mistake(a.setting, a.address, err.Error())
 		}
 		if !a.secure && !c.Insecure && !loopback(host) {
-			return mistake(a.setting, a.address, "it is reachable by others, and without TLS whoever reaches it takes "+
-				"and breaks every lock; give certificates, or say that it is meant so")
+			return mistake(a.setting, a.address, "other machines can connect to it, and without TLS every client may "+
+				"acquire and force-release every lock; set certificates, or Insecure")
 		}
 	}
 	return nil
@@ -261,14 +261,14 @@ func loopback(host string) bool {
 // there.
 func (c *Config) checkJoin() error {
 	if n := len(c.JoinKey); n > 0 && n < MinJoinKey {
-		return mistake("JoinKey", "of so many bytes: "+fmt.Sprint(n), fmt.Sprintf("it needs at least %d", MinJoinKey))
+		return mistake("JoinKey", fmt.Sprint(n)+" bytes", fmt.Sprintf("it needs at least %d", MinJoinKey))
 	}
 	if len(c.Join) == 0 && c.BootstrapExpect == 0 {
 		return nil
 	}
 	join := fmt.Sprint(c.Join)
 	if c.PeerListen == "" {
-		return mistake("Join", join, "without PeerListen the members cannot reach this one")
+		return mistake("Join", join, "PeerListen is missing: the members could not connect to this one")
 	}
 	seen := map[string]bool{}
 	for _, address := range c.Join {
@@ -276,7 +276,7 @@ func (c *Config) checkJoin() error {
 			return mistake("Join", join, err.Error())
 		}
 		if seen[address] {
-			return mistake("Join", join, address+" is there twice")
+			return mistake("Join", join, "duplicate address "+address)
 		}
 		seen[address] = true
 	}

@@ -44,7 +44,7 @@ func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 
 	var turnedAway atomic.Int64
 	c.configs[wiped].DataDir = t.TempDir()
-	c.configs[wiped].Log = slog.New(listening{slog.DiscardHandler, "a member was turned away", &turnedAway})
+	c.configs[wiped].Log = slog.New(listening{slog.DiscardHandler, "a member was refused", &turnedAway})
 	c.start(wiped)
 	c.start(behind)
 	eventually(t, "the one behind stands, and is refused or leads", func() bool {

@@ -20,7 +20,7 @@ var tooMuch = map[string]string{"NameBytes": "name", "Levels": "name", "Metadata
 func clientError(field, of string, share, all int) *lockpb.Error {
 	return &lockpb.Error{
 		Code: lockpb.Code_CODE_EXHAUSTED, Field: field,
-		Message: fmt.Sprintf("this client has %d, its share of %s, %d; see client-share", share, of, all),
+		Message: fmt.Sprintf("this client has reached its share, %d of %s, %d; see client-share", share, of, all),
 	}
 }
 

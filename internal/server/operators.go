@@ -44,7 +44,7 @@ func (s *Server) refuseChanges(method string) error {
 	if at := s.operators.address(); at != "" {
 		where = "at " + at
 	}
-	return status.Errorf(codes.PermissionDenied, "the call is answered at the listener for operators, %s", where)
+	return status.Errorf(codes.PermissionDenied, "the call is accepted only at the listener for operators, %s", where)
 }
 
 // operatorSocket is the listener for operators, or nil.

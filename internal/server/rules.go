@@ -171,7 +171,8 @@ func (s *Server) setFile(ctx context.Context, op machine.Op, text string) error 
 	case r == nil:
 		return s.notLeading()
 	case s.replica.State.Machine.Level() < machine.LevelRules:
-		return status.Error(codes.FailedPrecondition, "a member of the cluster runs a version that knows no rules and policies")
+		return status.Error(codes.FailedPrecondition, "a member of the cluster runs a version without rules and "+
+			"policies")
 	}
 	type answer struct {
 		result machine.Result

@@ -275,7 +275,7 @@ func (s *Server) Ready() error {
 	case leader == "":
 		return errors.New("this member knows no leader")
 	case leader == s.replica.ID() && !s.Leads():
-		return errors.New("this member was elected, and does not serve yet")
+		return errors.New("this member was elected, but does not serve yet")
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func (a *admin) EndSession(ctx context.Context, q *lockpb.EndSessionRequest) (*l
 	all := s.replica.State.Machine.Sessions()
 	i := slices.IndexFunc(all, func(x machine.SessionUsage) bool { return sessionName(x.ID) == q.GetName() })
 	if i < 0 {
-		return nil, status.Errorf(codes.NotFound, "no session %q is open", q.GetName())
+		return nil, status.Errorf(codes.NotFound, "there is no session %q", q.GetName())
 	}
 	over := make(chan error, 1)
 	c := machine.Command{Op: machine.OpCloseSession, Session: all[i].ID, Linger: r.Time.AnyClosed()}

@@ -47,7 +47,7 @@ func (s *Server) authenticated(ctx context.Context) (context.Context, error) {
 	scheme, token, _ := strings.Cut(given[0], " ")
 	switch {
 	case s.config.Proofs == nil:
-		return ctx, status.Error(codes.Unauthenticated, "this server knows no tokens: see --principals")
+		return ctx, status.Error(codes.Unauthenticated, "this server accepts no tokens: see --principals")
 	case len(given) > 1 || !strings.EqualFold(scheme, "Bearer"):
 		return ctx, status.Error(codes.Unauthenticated, "want one authorization: Bearer TOKEN")
 	}
@@ -64,7 +64,7 @@ func (s *Server) authenticated(ctx context.Context) (context.Context, error) {
 func (s *Server) tokenEnded(b bearer) error {
 	who, err := s.config.Proofs().Token(b.token, time.Now().Add(-tokenGrace))
 	if err == nil && who != b.who {
-		err = errors.New("the token is another principal's now")
+		err = errors.New("the token now belongs to another principal")
 	}
 	return err
 }

@@ -227,7 +227,7 @@ func (s *soak) oldDisk(i int) {
 	s.must("rm", "-r", old)
 	s.start(i)
 	found := func() bool {
-		return s.node(i) != id && strings.Contains(s.servers[i].Stderr(), "It begins as a new member")
+		return s.node(i) != id && strings.Contains(s.servers[i].Stderr(), "as a new member")
 	}
 	for end := time.Now().Add(settleTime); !found() && time.Now().Before(end); {
 		time.Sleep(50 * time.Millisecond) // what it writes comes in later

@@ -104,7 +104,7 @@ func (s Set) lock(ctx context.Context, db Conn, resource string, first bool) (_ 
 	case err != nil:
 		return seen, checks, err
 	case !known:
-		return seen, checks, errors.New("the row that was locked is not there")
+		return seen, checks, errors.New("the locked row is missing")
 	case s.View != "" && !first && viewed != checks:
 		return seen, checks, ErrOldView
 	}

@@ -31,14 +31,15 @@ func (r *Leadership) stayClosed(ctx context.Context) bool {
 	closed := &Closed{Until: c.Now().Add(wait), UsedTTL: used, opened: make(chan struct{})}
 	c.Closed(closed)
 	defer c.Closed(nil)
-	c.Log.Warn("the cluster was restored: nobody is served until every earlier hold is over, or \"fencelock open\"",
+	c.Log.Warn("the cluster was restored: clients are refused until every earlier hold has ended, or until "+
+		"\"fencelock open\"",
 		"until", time.Now().Add(wait), "for", wait, "longest TTL in use before", used)
 	over := time.NewTimer(wait)
 	defer over.Stop()
 	select {
 	case <-over.C:
 	case <-closed.opened:
-		c.Log.Warn("an operator has opened the cluster before every earlier hold was over")
+		c.Log.Warn("an operator has opened the cluster before every earlier hold has ended")
 	case <-ctx.Done():
 		return false
 	}

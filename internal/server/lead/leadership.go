@@ -163,7 +163,7 @@ func (r *Leadership) serve(ctx context.Context, ready <-chan struct{}) {
 	for began, serving, told := false, false, false; ; {
 		why, alone := c.Replica.Silent(), c.Replica.Voters() == 1
 		if why != nil && !told {
-			c.Log.Error("this leader stands still", "error", why, "silent, so that another member leads", !alone)
+			c.Log.Error("this leader makes no progress", "error", why, "silent, so that another member leads", !alone)
 		}
 		told = why != nil
 		r.Time.alone.Store(alone)

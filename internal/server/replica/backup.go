@@ -28,7 +28,7 @@ type BackupInfo struct {
 }
 
 // ErrNoBackup is in the chain of errors about a file that is not a backup, or is cut off or damaged.
-var ErrNoBackup = errors.New("it is no backup, or is cut off or damaged")
+var ErrNoBackup = errors.New("it is not a backup, or is truncated or damaged")
 
 // CheckBackup reads a backup to its end, and all of it into memory. The error wraps ErrNoBackup or is r's.
 func CheckBackup(r io.Reader) (BackupInfo, error) {

@@ -89,8 +89,9 @@ func (r *Replica) look(ctx context.Context, told map[raft.ServerID]string) {
 				r.config.Log.Info("a member is found at another address", "id", a.ID, "expected", expected, "at", address)
 				return
 			}
-			r.config.Log.Warn("nobody leads, and a member is not where the others expect it: without the join key of all "+
-				"members it has to come back to its old address", "id", a.ID, "expected", expected, "answers at", address)
+			r.config.Log.Warn("there is no leader, and a member is not at the expected address: without the join key "+
+				"of all members, it must return to its old address", "id", a.ID, "expected", expected, "answers "+
+				"at", address)
 		})
 	}
 	all.Wait()

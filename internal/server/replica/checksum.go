@@ -155,7 +155,7 @@ func (l *checkedLog) read(index uint64, entry *raft.Log) (err error) {
 	case entry.Index != index:
 		return corrupt(fmt.Sprintf("entry %d is in its place", entry.Index))
 	case !intact(entry):
-		return corrupt("its checksum is another")
+		return corrupt("its checksum is wrong")
 	case len(entry.Extensions) == 0 && l.mark != nil && index >= l.mark.since:
 		return corrupt("it has no checksum")
 	}
@@ -267,7 +267,7 @@ func openMark(dir string, last uint64) (*logMark, error) {
 		return nil, err
 	}
 	if len(text) != markSize || crc32.Checksum(text[:16], castagnoli) != binary.BigEndian.Uint32(text[16:]) {
-		return nil, &CorruptError{File: path, Why: "its checksum is another"}
+		return nil, &CorruptError{File: path, Why: "its checksum is wrong"}
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

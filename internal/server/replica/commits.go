@@ -44,7 +44,7 @@ func openCommitMark(dir string) (*commitMark, error) {
 		return nil, err
 	}
 	if len(text) != commitSize || crc32.Checksum(text[:8], castagnoli) != binary.BigEndian.Uint32(text[8:]) {
-		return nil, &CorruptError{File: path, Why: "its checksum is another"}
+		return nil, &CorruptError{File: path, Why: "its checksum is wrong"}
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

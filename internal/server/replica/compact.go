@@ -120,7 +120,7 @@ func (r *Replica) compact(ctx context.Context) {
 			err = r.Snapshot()
 		}
 		if err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) && ctx.Err() == nil {
-			r.config.Log.Warn("the log could not be made shorter", "bytes", sizes.bytes(), "error", err)
+			r.config.Log.Warn("the log could not be truncated", "bytes", sizes.bytes(), "error", err)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func (c *comparison) compare() {
 		c.agreed = c.own.Index
 	default:
 		if c.differs == 0 {
-			c.log.Error("this member's state is another than that of the leader: one of them is wrong",
+			c.log.Error("this member's state differs from the leader's: one of them is corrupt",
 				"after entry", c.own.Index, "here", c.own.Hash, "leader", c.leaders.Hash,
 				"agreed after entry", c.agreed)
 		}

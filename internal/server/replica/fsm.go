@@ -135,7 +135,7 @@ func (f *FSM) Apply(entry *raft.Log) any {
 		defer f.silence.applying.end()
 	}
 	if !intact(entry) {
-		return f.fail(fmt.Errorf("log entry %d: its checksum is another", entry.Index))
+		return f.fail(fmt.Errorf("log entry %d: wrong checksum", entry.Index))
 	}
 	out, err := f.apply(entry)
 	if err != nil {
@@ -262,7 +262,7 @@ func (f *FSM) keepHome(home string) error {
 	}
 	if f.keep != nil {
 		if err := f.keep(home); err != nil {
-			return fmt.Errorf("writing down the name of the cluster: %w", err)
+			return fmt.Errorf("storing the name of the cluster: %w", err)
 		}
 	}
 	f.kept = home

@@ -92,7 +92,7 @@ func (t *Term) judge(before, now *glance, told map[raft.ServerID]bool) {
 		}
 		h.Problems = append(h.Problems, problem)
 		if !told[id] {
-			r.config.Log.Warn("the cluster is not well: " + problem)
+			r.config.Log.Warn("the cluster is not healthy: " + problem)
 		}
 		told[id] = true
 	}

@@ -17,7 +17,7 @@ import (
 // with all acknowledged entries, and then the others cannot be elected.
 
 // errMaintenance is raft's answer instead of a vote.
-var errMaintenance = errors.New("this member is in maintenance: it leads only if nobody else does")
+var errMaintenance = errors.New("this member is in maintenance: it leads only if no other member does")
 
 // refrainTimes is the number of elections without a leader that a member in maintenance leaves to the others.
 const refrainTimes = 3

@@ -116,7 +116,7 @@ func (t *Term) Remove(ctx context.Context, id string) error {
 		if err := r.await(r.raft.LeadershipTransfer()); err != nil {
 			return fmt.Errorf("no other member takes over the leadership: %w", err)
 		}
-		return errors.New("this member led and has handed that over: ask the next leader")
+		return errors.New("this member has handed leadership over: ask the next leader")
 	}
 	// The index proves that the members have not changed since they were counted.
 	return changeError(r.await(r.raft.RemoveServer(raft.ServerID(id), configuration.Index(), memberTimeout)))
@@ -265,7 +265,7 @@ func (t *Term) admit(m member, consent bool) error {
 		}
 	}
 	if known < 0 && !consent {
-		r.config.Log.Warn("a server asked to be a member: it gets no vote before it is approved",
+		r.config.Log.Warn("a server asked to join: it gets no vote until it is approved",
 			"id", m.ID, "address", m.Peer,
 			"approve", "fencelock member add "+m.Peer, "refuse", "fencelock member remove "+string(m.ID))
 	}
@@ -293,7 +293,7 @@ func (r *Replica) isMember(m member) bool {
 
 // consentNeeded is the reason not to admit a server without an approval.
 func consentNeeded(address, why string) error {
-	return fmt.Errorf("%s: that needs approval, by \"fencelock member add %s\" or the join key of the others",
+	return fmt.Errorf("%s: this needs approval, by \"fencelock member add %s\" or the join key of the others",
 		why, address)
 }
 
@@ -303,7 +303,7 @@ func (t *Term) approve(ctx context.Context, id raft.ServerID, consent bool) erro
 		return nil
 	}
 	if !t.tell(ctx, fact{Approved: id}) {
-		return fmt.Errorf("the approval could not be noted: %w", context.Cause(ctx))
+		return fmt.Errorf("the approval could not be stored: %w", context.Cause(ctx))
 	}
 	return nil
 }
@@ -411,7 +411,7 @@ func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
 // checkLevel returns the error for a member whose version is below the cluster's level.
 func (r *Replica) checkLevel(told uint32) error {
 	if level := r.State.Machine.Level(); levelOf(told) < level {
-		return fmt.Errorf("your version knows feature level %d, the cluster uses %d: take a newer one",
+		return fmt.Errorf("your version supports feature level %d, but the cluster uses %d: install a newer version",
 			levelOf(told), level)
 	}
 	return nil

@@ -179,7 +179,7 @@ func (p *peerNet) welcome(conn net.Conn) {
 		err = p.now.Load().self.meet(conn, who)
 	}
 	if err != nil && !errors.Is(err, errStarting) {
-		p.log.Warn("a member was turned away", "from", conn.RemoteAddr().String(), "error", err)
+		p.log.Warn("a member was refused", "from", conn.RemoteAddr().String(), "error", err)
 	}
 	if kind == forQuestions {
 		p.reply(conn, err)
@@ -356,7 +356,7 @@ func (p *peerNet) ask(ctx context.Context, address string, q question) (answer, 
 		return answer{}, err
 	}
 	if a.ID == "" {
-		return a, fmt.Errorf("turned away: %s", a.Error)
+		return a, fmt.Errorf("refused: %s", a.Error)
 	}
 	a.certificate = certificateOf(conn)
 	return a, nil

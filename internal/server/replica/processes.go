@@ -328,7 +328,7 @@ func (p *peerNet) judge(id raft.ServerID, start, recorded string, mark uint64) e
 		p.newcomers[id] = &newcomer{start: start, mark: mark, since: time.Now()}
 		p.came.Notify()
 	}
-	return fmt.Errorf("start %s of member %s does not count yet", start, id)
+	return fmt.Errorf("start %s of member %s has not been recorded yet", start, id)
 }
 
 // refused returns the start that counts in place of a refused one; empty: it was not refused.
@@ -392,7 +392,7 @@ func (t *Term) recordStart(id raft.ServerID) error {
 		switch {
 		case lives || !gone && r.proof.heardOf(id, t.number, n.mark):
 			p.turnAway(id, n, speaks)
-			r.config.Log.Error("another process of a member was turned away: the data of one of the two is a copy",
+			r.config.Log.Error("another process of a member was refused: the data of one of the two is a copy",
 				"id", id, "counts", speaks, "turned away", n.start)
 			return nil
 		case !gone && time.Since(n.since) < r.config.Timing.WithDefaults().Heartbeat:

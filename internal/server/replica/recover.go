@@ -41,7 +41,7 @@ func Recover(dir string, o RestoreOptions) (Restored, error) {
 func recoverDir(dir string, o RestoreOptions) (Restored, error) {
 	fresh, lost := dir+recoveredSuffix, dir+lostSuffix
 	if _, err := os.Lstat(lost); !errors.Is(err, os.ErrNotExist) {
-		return Restored{}, errors.Join(fmt.Errorf("%s is there, of an earlier recovery", lost), err)
+		return Restored{}, errors.Join(fmt.Errorf("%s exists, from an earlier recovery", lost), err)
 	}
 	kind, err := kindOf(dir)
 	if err != nil {
@@ -62,7 +62,7 @@ func recoverDir(dir string, o RestoreOptions) (Restored, error) {
 		return Restored{}, err
 	}
 	if err := errors.Join(os.Rename(dir, lost), os.Rename(fresh, dir)); err != nil {
-		return Restored{}, fmt.Errorf("the new data directory is ready at %s, and could not be put in place: %w",
+		return Restored{}, fmt.Errorf("the new data directory is ready at %s, but could not be moved into place: %w",
 			fresh, err)
 	}
 	return r, syncDir(filepath.Dir(dir))
@@ -88,7 +88,7 @@ func rescue(kind Store, dir string) (info BackupInfo, snapshot []byte, others []
 		return info, nil, nil, err
 	}
 	if f.Cluster() == "" {
-		return info, nil, nil, fmt.Errorf("%s is of a member that was never in a cluster", dir)
+		return info, nil, nil, fmt.Errorf("%s belongs to a member that was never in a cluster", dir)
 	}
 	others = slices.Clone(f.former())
 	for _, m := range s.members {

@@ -152,12 +152,13 @@ func (r *Replica) Rival(ctx context.Context) error {
 		switch e := (&RivalError{Address: address, Own: own, Other: g}); {
 		case g == own:
 		case g.Number > own.Number+maxAhead:
-			r.config.Log.Error("a server says that its generation is far ahead: it is not believed", "at", address,
+			r.config.Log.Error("a server claims a generation that is far ahead: ignoring it", "at", address,
 				"generation", g.String(), "own", own.String())
 		case !ordered || order < 0:
 			rival = e
 		default:
-			r.config.Log.Warn("a server of an earlier generation of this cluster runs", "at", address, "reason", e)
+			r.config.Log.Warn("a server of an earlier generation of this cluster is "+
+				"running", "at", address, "reason", e)
 		}
 	})
 	return rival
@@ -175,7 +176,7 @@ func (r *Replica) keepUnrivalled(ctx context.Context) {
 	for first := true; ; first = false {
 		if err := r.Rival(ctx); err != nil {
 			if first { // it serves nobody, and the rival has to learn of it
-				r.config.Log.Error("another generation of the cluster runs", "error", err)
+				r.config.Log.Error("another generation of the cluster is running", "error", err)
 				pause(ctx, rivalLinger)
 			}
 			r.config.Fatal(err)

@@ -71,7 +71,7 @@ func (s *silence) reason() error {
 	}
 	if !s.refused.IsZero() {
 		if lasts := time.Since(s.refused); lasts > s.hangAfter {
-			return fmt.Errorf("the leadership has been handed over for %v, and nobody took it",
+			return fmt.Errorf("leadership was handed over %v ago, and no member has taken it",
 				lasts.Round(time.Millisecond))
 		}
 	}

@@ -208,7 +208,7 @@ func (r *Replica) forget(found objections) error {
 	if err = errors.Join(err, lock.Close()); err != nil {
 		return fmt.Errorf("setting the data in %s aside: %w", c.DataDir, err)
 	}
-	c.Log.Error("the data of this member is older than the member was, or a copy. It begins as a new member",
+	c.Log.Error("the data of this member was reverted or is a copy: it starts as a new member",
 		"last", last, "acknowledged", found.known, "later start", found.later, "node id before", before,
 		"data set aside in", aside)
 	return r.openStores()

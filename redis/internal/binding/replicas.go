@@ -163,7 +163,7 @@ func (s *Service) waitFor(ctx context.Context, master goredis.Cmdable, g *backen
 		return 0, waited.Err()
 	// The script answers for its one step: anything but 1 says that the hold was not there to be prolonged.
 	case len(answers) != 1 || answers[0] != int64(1):
-		return 0, errors.New("the hold was gone before replicas had it")
+		return 0, errors.New("the hold ended before replicas confirmed it")
 	case !s.o.ReplicaDisk:
 		return waited.Int()
 	}

@@ -63,7 +63,7 @@ func (h *hooks) process(ctx context.Context, name, key string, carry func(contex
 }
 
 // errHook is the error of a hook that neither passed the command on nor said why.
-var errHook = errors.New("a hook of the client did not pass the command on")
+var errHook = errors.New("a hook of the client did not forward the command")
 
 // toLine is the last hook: it carries lock commands on a line and lets everything else pass to the client.
 type toLine struct{}
