@@ -90,7 +90,7 @@ func TestProofsThatMakeNoSense(t *testing.T) {
 		"spiffe:a spiffe://corp/a\nspiffe:b spiffe://corp/a": `line 2: "spiffe://corp/a": an earlier line`,
 		"token:ci \xff":                                      `it is not valid UTF-8`,
 		"token:" + strings.Repeat("a", 129) + " " + hash:     `the name has 129 bytes`,
-		"token:ci " + hash + "\ntoken:ci " + hash + " expires=" + "2027-01-01T00:00:00Z": `an earlier line has the hash too, for token:ci`,
+		"token:ci " + hash + "\ntoken:ci " + hash + " expires=" + "2027-01-01T00:00:00Z": `an earlier line has the same hash, for token:ci`,
 	} {
 		_, err := ParseProofs([]byte(text))
 		if !errors.As(err, new(*SyntaxError)) || !strings.Contains(err.Error(), want) {

@@ -134,10 +134,10 @@ func TestRulesThatMakeNoSense(t *testing.T) {
 		"allow cert:a":                     `line 1: "cert:a": the verbs are missing`,
 		"allow":                            `line 1: "": want a principal or group`,
 		"allow cert:a read acc/":           `line 1: "acc/": prefixes match whole segments: "acc" covers`,
-		"allow cert:a read /":              `line 1: "/": prefixes count by segments`,
+		"allow cert:a read /":              `line 1: "/": prefixes match whole segments`,
 		"allow cert:a read a b":            `line 1: "a b": put a prefix with white space in double quotes`,
 		`allow cert:a read "a`:             `line 1: "\"a": it is not a string in double quotes`,
-		`allow cert:a read "a" b`:          `line 1: "\"a\" b": it is no string`,
+		`allow cert:a read "a" b`:          `line 1: "\"a\" b": it is not a string`,
 		`allow cert:a read "a\n"`:          `it has the control character U+000A`,
 		"allow cert:a read " + long:        `more than 512`,
 		"allow cert:a admin acc":           `line 1: "acc": admin is about the cluster: its prefix is ""`,
@@ -377,7 +377,7 @@ func TestPolicies(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"max-hold=1h":                           `line 1: "max-hold=1h": the prefix is missing`,
-		"\nmax-hold=1h a/":                      `line 2: "a/": prefixes count by segments`,
+		"\nmax-hold=1h a/":                      `line 2: "a/": prefixes match whole segments`,
 		"max-hold a":                            `"max-hold": want none, or a duration from 1s to 8760h0m0s`,
 		"max-hold=999ms a":                      "want none, or a duration",
 		"max-queue=0 a":                         `"max-queue=0": want none, or a number from 1 to 1073741824`,
