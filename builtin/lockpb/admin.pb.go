@@ -3,7 +3,7 @@
 // It is a service of its own beside the locks because it is for operators: one call at a time, no sessions, and also where
 // no member leads. Errors are those of gRPC:
 //
-//   INVALID_ARGUMENT     a value makes no sense
+//   INVALID_ARGUMENT     a value is invalid
 //   NOT_FOUND            there is no such member
 //   FAILED_PRECONDITION  it would leave the cluster without a working majority, or the other server is not fit to join
 //   PERMISSION_DENIED    the call is answered at MemberStatus.admin_address only

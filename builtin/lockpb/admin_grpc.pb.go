@@ -3,7 +3,7 @@
 // It is a service of its own beside the locks because it is for operators: one call at a time, no sessions, and also where
 // no member leads. Errors are those of gRPC:
 //
-//   INVALID_ARGUMENT     a value makes no sense
+//   INVALID_ARGUMENT     a value is invalid
 //   NOT_FOUND            there is no such member
 //   FAILED_PRECONDITION  it would leave the cluster without a working majority, or the other server is not fit to join
 //   PERMISSION_DENIED    the call is answered at MemberStatus.admin_address only
@@ -53,45 +53,47 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService is for operators. A member answers Status, ListMembers, LookStale, ListSessions and Explain where clients
-// connect, and all calls at its admin_address: whoever reaches that changes the cluster.
+// AdminService is for operators. A member answers Status, ListMembers, LookStale, ListSessions and Explain where
+// clients connect, and all calls at its admin_address, where any client may change the cluster.
 type AdminServiceClient interface {
-	// Status tells how the member that is asked sees itself and the cluster. Every member answers, also without a leader.
+	// Status returns how this member sees itself and the cluster. Every member answers, even without a leader.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*MemberStatus, error)
-	// ListMembers tells who belongs to the cluster, and which of them follow the leader. The leader answers; it takes as
-	// long as the members need to answer it, up to about two election timeouts if some do not.
+	// ListMembers returns the members of the cluster, and which of them follow the leader. The leader answers, after its
+	// members have answered, or after about two election timeouts if some do not.
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*MemberList, error)
-	// AddMember takes in a server that runs and belongs to no cluster yet, or approves one that asked to be taken in. It has
-	// no vote at first: the leader gives it one when it has caught up. If it is at the address of a member that has lost its
-	// data, it takes its place. A member with a vote stays as it is. The leader answers.
+	// AddMember adds a running server that belongs to no cluster yet, or approves a server that asked to join. It has no
+	// vote at first: the leader gives it a vote when it has caught up. If it is at the address of a member that has lost
+	// its data, it takes the place of that member. A member with a vote is not changed. The leader answers.
 	AddMember(ctx context.Context, in *AddMemberRequest, opts ...grpc.CallOption) (*Member, error)
-	// RemoveMember takes a member out for good; its data is of no use any more. It is refused if too few of the remaining
-	// members follow the leader for a majority. The leader answers. Asked to remove itself it hands the leadership over and
-	// answers UNAVAILABLE: ask the next one.
+	// RemoveMember permanently removes a member; its data is then useless. It is refused if the remaining members that
+	// follow the leader are not a majority. The leader answers. To remove itself, it hands leadership over and answers
+	// UNAVAILABLE: ask the next leader.
 	RemoveMember(ctx context.Context, in *RemoveMemberRequest, opts ...grpc.CallOption) (*RemoveMemberReply, error)
-	// Backup returns all that the cluster keeps, with everything that was acknowledged to anybody before the call. Every
-	// member answers while there is a leader; one that follows spares the leader the work. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
-	// it. If the stream ends with an error, the pieces so far are of no use.
+	// Backup returns all data of the cluster, including every change that was acknowledged before the call. Every member
+	// answers while there is a leader; ask a follower to spare the leader the work. The concatenated pieces are a file
+	// that ends with its checksum, from which "fencelock restore" creates a new cluster. If the stream ends with an
+	// error, discard the pieces.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupPiece], error)
-	// TransferLeadership has another member lead. The leader answers, once that one stands for election: it has not won yet.
-	// Locks and sessions stay as they are. It is refused if no other member with a vote follows the leader.
+	// TransferLeadership hands leadership to another member. The leader answers once that member stands for election,
+	// before it has won. Locks and sessions are not affected. It is refused if no other member with a vote follows the
+	// leader.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipReply, error)
-	// SetMaintenance has the member that is asked lead no more, or again. If it leads, it is refused unless another member
-	// can; that takes over soon after the answer. Locks and sessions stay as they are.
+	// SetMaintenance puts this member into maintenance, or takes it out. If it leads, the call is refused unless another
+	// member can lead; that member takes over soon after the reply. Locks and sessions are not affected.
 	SetMaintenance(ctx context.Context, in *SetMaintenanceRequest, opts ...grpc.CallOption) (*SetMaintenanceReply, error)
-	// LookStale tells what the member that is asked knows of the locks. Every member answers, also without a leader, and asks
-	// nobody: what it does not know may have happened long ago. It is for people.
+	// LookStale returns this member's state of the locks. Every member answers, even without a leader, and without asking
+	// others, so the state may be long out of date. Use it for information only.
 	LookStale(ctx context.Context, in *LookStaleRequest, opts ...grpc.CallOption) (*LookStaleReply, error)
-	// ListSessions tells which sessions are open, in pieces. The leader answers.
+	// ListSessions returns the open sessions, in pieces. The leader answers.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SessionList], error)
-	// EndSession ends a session with all that hangs on it, as if its client had closed it: the client is told. The leader
-	// answers. NOT_FOUND if it is not open.
+	// EndSession ends a session with its holds and waits, as if its client had closed it, and notifies the client. The
+	// leader answers. NOT_FOUND if there is no such session.
 	EndSession(ctx context.Context, in *EndSessionRequest, opts ...grpc.CallOption) (*EndSessionReply, error)
-	// Open has a cluster that was restored serve clients before every hold of before is over: see MemberStatus.closed_nanos.
+	// Open opens a restored cluster for clients before every earlier hold has ended: see MemberStatus.closed_nanos.
 	// The elected member answers.
 	Open(ctx context.Context, in *OpenRequest, opts ...grpc.CallOption) (*OpenReply, error)
-	// Explain tells what stands in the way of a name: who holds it, what the holders wait for themselves, who waits in which
-	// order, and the same of the names that the holders wait for. The leader answers. It is for people.
+	// Explain returns what blocks a name: its holders, the names for which the holders wait, the queue in order, and the
+	// same for those names. The leader answers. Use it for information only.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainReply, error)
 	// GetRules returns the rules that say which principal may do what with which names. The leader answers.
 	GetRules(ctx context.Context, in *GetRulesRequest, opts ...grpc.CallOption) (*Rules, error)
@@ -296,45 +298,47 @@ func (c *adminServiceClient) SetPolicies(ctx context.Context, in *SetPoliciesReq
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService is for operators. A member answers Status, ListMembers, LookStale, ListSessions and Explain where clients
-// connect, and all calls at its admin_address: whoever reaches that changes the cluster.
+// AdminService is for operators. A member answers Status, ListMembers, LookStale, ListSessions and Explain where
+// clients connect, and all calls at its admin_address, where any client may change the cluster.
 type AdminServiceServer interface {
-	// Status tells how the member that is asked sees itself and the cluster. Every member answers, also without a leader.
+	// Status returns how this member sees itself and the cluster. Every member answers, even without a leader.
 	Status(context.Context, *StatusRequest) (*MemberStatus, error)
-	// ListMembers tells who belongs to the cluster, and which of them follow the leader. The leader answers; it takes as
-	// long as the members need to answer it, up to about two election timeouts if some do not.
+	// ListMembers returns the members of the cluster, and which of them follow the leader. The leader answers, after its
+	// members have answered, or after about two election timeouts if some do not.
 	ListMembers(context.Context, *ListMembersRequest) (*MemberList, error)
-	// AddMember takes in a server that runs and belongs to no cluster yet, or approves one that asked to be taken in. It has
-	// no vote at first: the leader gives it one when it has caught up. If it is at the address of a member that has lost its
-	// data, it takes its place. A member with a vote stays as it is. The leader answers.
+	// AddMember adds a running server that belongs to no cluster yet, or approves a server that asked to join. It has no
+	// vote at first: the leader gives it a vote when it has caught up. If it is at the address of a member that has lost
+	// its data, it takes the place of that member. A member with a vote is not changed. The leader answers.
 	AddMember(context.Context, *AddMemberRequest) (*Member, error)
-	// RemoveMember takes a member out for good; its data is of no use any more. It is refused if too few of the remaining
-	// members follow the leader for a majority. The leader answers. Asked to remove itself it hands the leadership over and
-	// answers UNAVAILABLE: ask the next one.
+	// RemoveMember permanently removes a member; its data is then useless. It is refused if the remaining members that
+	// follow the leader are not a majority. The leader answers. To remove itself, it hands leadership over and answers
+	// UNAVAILABLE: ask the next leader.
 	RemoveMember(context.Context, *RemoveMemberRequest) (*RemoveMemberReply, error)
-	// Backup returns all that the cluster keeps, with everything that was acknowledged to anybody before the call. Every
-	// member answers while there is a leader; one that follows spares the leader the work. The pieces, put together, are a file that ends with its checksum; "fencelock restore" makes a new cluster of
-	// it. If the stream ends with an error, the pieces so far are of no use.
+	// Backup returns all data of the cluster, including every change that was acknowledged before the call. Every member
+	// answers while there is a leader; ask a follower to spare the leader the work. The concatenated pieces are a file
+	// that ends with its checksum, from which "fencelock restore" creates a new cluster. If the stream ends with an
+	// error, discard the pieces.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupPiece]) error
-	// TransferLeadership has another member lead. The leader answers, once that one stands for election: it has not won yet.
-	// Locks and sessions stay as they are. It is refused if no other member with a vote follows the leader.
+	// TransferLeadership hands leadership to another member. The leader answers once that member stands for election,
+	// before it has won. Locks and sessions are not affected. It is refused if no other member with a vote follows the
+	// leader.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipReply, error)
-	// SetMaintenance has the member that is asked lead no more, or again. If it leads, it is refused unless another member
-	// can; that takes over soon after the answer. Locks and sessions stay as they are.
+	// SetMaintenance puts this member into maintenance, or takes it out. If it leads, the call is refused unless another
+	// member can lead; that member takes over soon after the reply. Locks and sessions are not affected.
 	SetMaintenance(context.Context, *SetMaintenanceRequest) (*SetMaintenanceReply, error)
-	// LookStale tells what the member that is asked knows of the locks. Every member answers, also without a leader, and asks
-	// nobody: what it does not know may have happened long ago. It is for people.
+	// LookStale returns this member's state of the locks. Every member answers, even without a leader, and without asking
+	// others, so the state may be long out of date. Use it for information only.
 	LookStale(context.Context, *LookStaleRequest) (*LookStaleReply, error)
-	// ListSessions tells which sessions are open, in pieces. The leader answers.
+	// ListSessions returns the open sessions, in pieces. The leader answers.
 	ListSessions(*ListSessionsRequest, grpc.ServerStreamingServer[SessionList]) error
-	// EndSession ends a session with all that hangs on it, as if its client had closed it: the client is told. The leader
-	// answers. NOT_FOUND if it is not open.
+	// EndSession ends a session with its holds and waits, as if its client had closed it, and notifies the client. The
+	// leader answers. NOT_FOUND if there is no such session.
 	EndSession(context.Context, *EndSessionRequest) (*EndSessionReply, error)
-	// Open has a cluster that was restored serve clients before every hold of before is over: see MemberStatus.closed_nanos.
+	// Open opens a restored cluster for clients before every earlier hold has ended: see MemberStatus.closed_nanos.
 	// The elected member answers.
 	Open(context.Context, *OpenRequest) (*OpenReply, error)
-	// Explain tells what stands in the way of a name: who holds it, what the holders wait for themselves, who waits in which
-	// order, and the same of the names that the holders wait for. The leader answers. It is for people.
+	// Explain returns what blocks a name: its holders, the names for which the holders wait, the queue in order, and the
+	// same for those names. The leader answers. Use it for information only.
 	Explain(context.Context, *ExplainRequest) (*ExplainReply, error)
 	// GetRules returns the rules that say which principal may do what with which names. The leader answers.
 	GetRules(context.Context, *GetRulesRequest) (*Rules, error)
