@@ -6,8 +6,10 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
@@ -24,9 +26,16 @@ type feed struct {
 	mu     sync.Mutex // protects the following fields
 	floor  uint64     // each event of a greater revision is in events, or follows
 	first  uint64     // number of events[0]
-	events []backend.Change
+	events []*event
 	err    error         // why it ended
 	news   chan struct{} // closed when an event is added, and at the end
+}
+
+// event is a change with its text, which all watchers of a feed share.
+type event struct {
+	backend.Change
+	once sync.Once // guards said
+	said string
 }
 
 // feedKey identifies a feed.
@@ -123,7 +132,7 @@ func (f *feed) add(c backend.Change) {
 		f.events = slices.Delete(f.events, 0, feedEvents/2)
 		f.first += feedEvents / 2
 	}
-	f.events = append(f.events, c)
+	f.events = append(f.events, &event{Change: c})
 	close(f.news)
 	f.news = make(chan struct{})
 }
@@ -143,7 +152,7 @@ func (f *feed) after(revision uint64) (at uint64, ok bool) {
 	if revision < f.floor {
 		return 0, false
 	}
-	n := slices.IndexFunc(f.events, func(c backend.Change) bool { return c.Revision > revision })
+	n := slices.IndexFunc(f.events, func(e *event) bool { return e.Revision > revision })
 	if n < 0 {
 		n = len(f.events)
 	}
@@ -153,7 +162,7 @@ func (f *feed) after(revision uint64) (at uint64, ok bool) {
 // batch has the events of a feed from one event on.
 type batch struct {
 	lost   bool // the first of them is no longer kept
-	events []backend.Change
+	events []*event
 	news   <-chan struct{} // closed when there are some; nil if there are already
 	err    error           // why no events follow
 }
@@ -178,31 +187,38 @@ type follower struct {
 	past  uint64 // each event up to this revision was yielded, or precedes the watch
 	last  uint64 // revision of the event that was yielded last
 	of    int    // how many events of the revision last were yielded
-	yield func(backend.Change, error) bool
+	yield func([]*event, error) bool
 }
 
-// tell yields an event that follows the events yielded before.
-func (w *follower) tell(c *backend.Change) bool {
-	if c.Revision != w.last {
-		w.past, w.last, w.of = w.last, c.Revision, 0
+// note records that e follows the events yielded before.
+func (w *follower) note(e *event) {
+	if e.Revision != w.last {
+		w.past, w.last, w.of = w.last, e.Revision, 0
 	}
 	w.of++
-	return w.yield(*c, nil)
+}
+
+// pause returns how long a watcher pauses after it got events, so that the watchers of a busy name do not take the
+// processor from its holders: together they send at most sendsOfOne times a second.
+func (g *Gateway) pause(f *feed) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return max(pauseTime, time.Duration(f.watched)*time.Second/sendsOfOne)
 }
 
 // follow is a watch of a name after a revision, or from now on if since is 0, that shares the feed of the name. It
-// reads only the events that the feed lacks from the service itself. now is a revision that the service has reached;
+// reads only the events that the feed lacks from the service itself. Between two groups of events it pauses. now is a revision that the service has reached;
 // 0 if the caller knows no revision.
 func (g *Gateway) follow(
 	ctx context.Context, d backend.Watcher, name string, since, now uint64,
-) iter.Seq2[backend.Change, error] {
-	return func(yield func(backend.Change, error) bool) {
+) iter.Seq2[[]*event, error] {
+	return func(yield func([]*event, error) bool) {
 		if now == 0 {
 			now = g.present(ctx, name)
 		}
 		f := g.feedOf(d, feedKey{name, principal.CallsFor(ctx)}, now)
 		if f == nil {
-			yield(backend.Change{}, watchEnded())
+			yield(nil, watchEnded())
 			return
 		}
 		defer g.leaveFeed(f)
@@ -221,23 +237,25 @@ func (g *Gateway) follow(
 			b := f.from(at)
 			switch {
 			case b.lost && (w.past == 0 || !g.can(backend.CapWatchReplay)):
-				yield(backend.Change{}, backend.ErrCompacted)
+				yield(nil, backend.ErrCompacted)
 				return
 			case b.lost:
 				at, on = w.catchUp(ctx, d)
 				continue
 			case b.err != nil:
-				yield(backend.Change{}, b.err)
+				yield(nil, b.err)
 				return
 			}
-			for i := range b.events {
-				c := &b.events[i]
-				if at++; c.Revision != 0 && c.Revision <= w.past {
-					continue
+			at += uint64(len(b.events))
+			fresh := slices.DeleteFunc(b.events, func(e *event) bool {
+				if e.Revision != 0 && e.Revision <= w.past {
+					return true
 				}
-				if !w.tell(c) {
-					return
-				}
+				w.note(e)
+				return false
+			})
+			if len(fresh) > 0 && (!yield(fresh, nil) || kit.Sleep(ctx, g.pause(f)) != nil) {
+				return
 			}
 			if b.news == nil {
 				continue
@@ -258,7 +276,7 @@ func (w *follower) catchUp(ctx context.Context, d backend.Watcher) (at uint64, o
 	for c, err := range d.Watch(ctx, w.name, w.past) {
 		switch {
 		case err != nil:
-			w.yield(backend.Change{}, err)
+			w.yield(nil, err)
 			return 0, false
 		case c.Revision == w.last && again > 0:
 			again--
@@ -269,12 +287,13 @@ func (w *follower) catchUp(ctx context.Context, d backend.Watcher) (at uint64, o
 				return at, true
 			}
 		}
-		if !w.tell(&c) {
+		e := &event{Change: c}
+		if w.note(e); !w.yield([]*event{e}, nil) {
 			return 0, false
 		}
 	}
 	if ctx.Err() == nil {
-		w.yield(backend.Change{}, watchEnded())
+		w.yield(nil, watchEnded())
 	}
 	return 0, false
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -246,12 +247,11 @@ func recorded(t *testing.T, test func(r *record, follow func(since uint64, slow 
 			f := &follows{}
 			now := r.revision()
 			all.Go(func() {
-				for c, err := range d.g.follow(ctx, r, "x", since, now) {
+				for events, err := range d.g.follow(ctx, r, "x", since, now) {
 					f.mu.Lock()
-					if err != nil {
-						f.err = err
-					} else {
-						f.told = append(f.told, fmt.Sprint(c.Revision, "-", c.Owner))
+					f.err = err
+					for _, e := range events {
+						f.told = append(f.told, fmt.Sprint(e.Revision, "-", e.Owner))
 					}
 					n := len(f.told)
 					f.mu.Unlock()
@@ -357,6 +357,40 @@ func TestFeedEnds(t *testing.T) {
 		defer cancel()
 		if got := d.send(ctx, http.MethodGet, atX+"/watch", ""); !strings.HasPrefix(got.text, ": watching") {
 			t.Errorf("the next watch: %d %s", got.status, got.text)
+		}
+	})
+}
+
+// All watchers of a busy name together get events at most sendsOfOne times a second, and each gets all of them.
+func TestWatchersOfABusyNamePause(t *testing.T) {
+	counted(t, func(t *testing.T, d *door, _ *counting) {
+		const watchers, events = 500, 1000
+		ctx, hangUp := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		defer all.Wait()
+		defer hangUp()
+		r := newRecord()
+		r.write(1)
+		var groups, got atomic.Int64
+		for range watchers {
+			all.Go(func() {
+				for changes := range d.g.follow(ctx, r, "x", 0, 1) {
+					groups.Add(1)
+					got.Add(int64(len(changes)))
+				}
+			})
+		}
+		synctest.Wait()
+		for i := range uint64(events) {
+			r.write(2 + i)
+			time.Sleep(time.Millisecond)
+		}
+		if n := groups.Load(); n > sendsOfOne+watchers {
+			t.Errorf("in a second of events the watchers got %d groups, want at most %d and one each", n, sendsOfOne)
+		}
+		time.Sleep(time.Second)
+		if n := got.Load(); n != watchers*events {
+			t.Errorf("the watchers got %d events, want %d", n, watchers*events)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -12,7 +13,6 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/poll"
 	"github.com/fencelock/fencelock/internal/rules"
 )
@@ -46,10 +46,10 @@ const (
 	beatTime = 15 * time.Second       // the interval of a silent stream's signs of life
 	headTime = 150 * time.Millisecond // how long a watch may fail with its own status
 	sendTime = 10 * time.Second       // bounds the sending of one event
-	// pauseTime is how long a watch pauses after it has sent events, and maxTold bounds how many it sends in one go.
-	// That bounds what many watchers of a busy name take of the processor.
-	pauseTime = 20 * time.Millisecond
-	maxTold   = 64
+	// pauseTime is the least pause of a watch after it has sent events, and sendsOfOne bounds how many times a second all
+	// watches of a name send events.
+	pauseTime  = 20 * time.Millisecond
+	sendsOfOne = 2000
 )
 
 type watchQuery struct {
@@ -91,7 +91,7 @@ func (g *Gateway) watcher(since uint64) (backend.Watcher, error) {
 }
 
 type told struct {
-	change backend.Change
+	events []*event
 	err    error
 }
 
@@ -118,12 +118,12 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(g.closing, cancel)
 	end := func() { stop(); cancel(); out() }
-	changes := make(chan told, maxTold)
+	changes := make(chan told)
 	go func() {
 		defer close(changes)
-		for c, err := range g.follow(ctx, d, name, since, 0) {
+		for events, err := range g.follow(ctx, d, name, since, 0) {
 			select {
-			case changes <- told{c, err}:
+			case changes <- told{events, err}:
 			case <-ctx.Done():
 				return
 			}
@@ -162,25 +162,20 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 	}}, nil
 }
 
-// text returns the event as it is sent. more is false if it is the last one.
-func (t *told) text() (text string, more bool) {
-	if t.err != nil {
-		said, err := json.Marshal(problemOf(t.err))
+// text returns the event as it is sent.
+func (e *event) text() string {
+	e.once.Do(func() {
+		change := ChangeOf(&e.Change)
+		said, err := json.Marshal(change)
 		if err != nil {
-			return "", false
+			panic(err) // text and numbers only
 		}
-		return "event: error\ndata: " + string(said) + "\n\n", false
-	}
-	change := ChangeOf(&t.change)
-	said, err := json.Marshal(change)
-	if err != nil {
-		return "", false
-	}
-	id := ""
-	if change.Revision != 0 {
-		id = "id: " + strconv.FormatUint(change.Revision, 10) + "\n"
-	}
-	return id + "event: " + change.Type + "\ndata: " + string(said) + "\n\n", true
+		if change.Revision != 0 {
+			e.said = "id: " + strconv.FormatUint(change.Revision, 10) + "\n"
+		}
+		e.said += "event: " + change.Type + "\ndata: " + string(said) + "\n\n"
+	})
+	return e.said
 }
 
 // stream writes events until the watch or the client ends, or still returns a problem.
@@ -188,34 +183,32 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	control := http.NewResponseController(w)
-	send := func(text string) bool {
+	send := func(texts ...string) bool {
 		_ = control.SetWriteDeadline(time.Now().Add(sendTime)) // not all writers have it
-		_, err := w.Write([]byte(text))
-		return err == nil && control.Flush() == nil
+		for _, text := range texts {
+			if _, err := io.WriteString(w, text); err != nil {
+				return false
+			}
+		}
+		return control.Flush() == nil
 	}
 	if !send(": watching\n\n") {
 		return
 	}
-	// tell sends an event, and the events that have come already. An error is the last event.
+	// tell sends events. An error is the last event.
 	tell := func(t *told) bool {
 		if p := still(); p != nil {
 			t = &told{err: p}
 		}
-		text, more := t.text()
-		for n := 1; more && n < maxTold; n++ {
-			select {
-			case next, open := <-changes:
-				if more = open; open {
-					var another string
-					another, more = next.text()
-					text += another
-				}
-				continue
-			default:
-			}
-			break
+		if t.err != nil {
+			said, err := json.Marshal(problemOf(t.err))
+			return err == nil && send("event: error\ndata: "+string(said)+"\n\n") && false
 		}
-		return send(text) && more && kit.Sleep(ctx, pauseTime) == nil
+		texts := make([]string, len(t.events))
+		for i, e := range t.events {
+			texts[i] = e.text()
+		}
+		return send(texts...)
 	}
 	if first != nil && !tell(first) {
 		return
