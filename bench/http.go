@@ -119,6 +119,63 @@ func openEtcdJSON(c *client, o clientOptions) lock {
 	}
 }
 
+// beside measures a caller that acquires and releases one name, first without watchers, then beside a process that
+// watches the name over as many connections as the scenario has.
+func beside(r *round) {
+	c, name := r.client(longTTL), r.name("beside")
+	rate := func() float64 {
+		m := &meter{}
+		m.repeat(func() error { return c.cycle(r.ctx, name) })
+		r.measure(m, 3*time.Second)
+		return r.s["ops"]
+	}
+	alone := rate()
+	watchers := r.child(part{Door: r.at.door, Name: name, Waiters: r.size})
+	watched := rate()
+	said, err := watchers.Await(r.ctx, "heard ")
+	r.must(err)
+	var heard float64
+	if _, err := fmt.Sscan(said, &heard); err != nil || heard == 0 {
+		r.must(fmt.Errorf("the watchers said %q: %w", said, err))
+	}
+	r.s["alone"], r.s["watched-x"], r.s["heard"] = alone, watched/alone, heard
+}
+
+// watch is the process of the watchers of a name. Each second it prints how many kilobytes of events they got.
+func watch(life *scope, door, name string, watchers int) {
+	var heard atomic.Int64
+	failed := make(chan error, watchers)
+	for i := range watchers {
+		go func() {
+			host := byte(2 + i/500) // one address has a share of connections
+			own := &http.Client{Transport: &http.Transport{
+				DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, host)}}).DialContext,
+			}}
+			resp, err := own.Get(door + "/v1/locks/" + url.PathEscape(name) + "/watch")
+			if err == nil && resp.StatusCode != http.StatusOK {
+				err = fmt.Errorf("a watch is answered %s", resp.Status)
+			}
+			if failed <- err; err != nil {
+				return
+			}
+			text := make([]byte, 4096)
+			for err == nil {
+				var n int
+				n, err = resp.Body.Read(text)
+				heard.Add(int64(n))
+			}
+		}()
+	}
+	for range watchers {
+		life.must(<-failed)
+	}
+	go func() {
+		for range time.Tick(time.Second) {
+			fmt.Println("heard", heard.Swap(0)/1000)
+		}
+	}()
+}
+
 const (
 	// floodRate is the number of requests a second that a stranger tries to send: twice the share of one client.
 	floodRate = 10_000

@@ -330,7 +330,11 @@ func play(text string) error {
 		var me part
 		life.must(json.Unmarshal([]byte(text), &me))
 		if me.Door != "" {
-			strange(me.Door)
+			if me.Waiters > 0 {
+				watch(life, me.Door, me.Name, me.Waiters)
+			} else {
+				strange(me.Door)
+			}
 			fmt.Println("ready")
 			_, err := io.Copy(io.Discard, os.Stdin)
 			life.must(err)

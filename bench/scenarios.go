@@ -32,9 +32,9 @@ func init() {
 		{"postgres", startPostgres, postgresPeers, "seq tput32 handoff16 wake1 hold1k hold10k"},
 		{"builtin", startBuiltin, builtinPeers, costs + contended + "renew256 renew1024 idle200 hold1k hold10k " +
 			"hold100k restart watch1 watch100 watch1000 failover handover" + faults},
-		{"http-redis", startHTTPRedis, nil, costs + "flood4"},
+		{"http-redis", startHTTPRedis, nil, costs + "flood4 beside1000"},
 		{"http-etcd", startHTTPEtcd, nil, costs},
-		{"http-builtin", startHTTPBuiltin, nil, costs + "flood4"},
+		{"http-builtin", startHTTPBuiltin, nil, costs + "flood4 beside1000"},
 		{"memory", startMemory, nil, costs + contended},
 		{"core", startCore, nil, "core"},
 	}
@@ -123,6 +123,11 @@ var kinds = []scenario{
 		columns: "p99-x=p99 x quiet; quiet-p99=quiet p99 us; p99=p99 us; p50=p50 us; ops=cycles/s; " +
 			"sent=stranger's answers/s; refused=of them 429 %",
 		rounds: 5, suits: func(s *system, _ peer) bool { return s.door != "" }, phase: flood},
+	{name: "beside1000",
+		about: "1 caller, 1 name: acquire + release, beside a process with {n} watchers of the name over HTTP",
+		columns: "watched-x=cycles/s x alone; alone=alone cycles/s; ops=watched cycles/s; p99=p99 us; heard=watchers' KB/s; " +
+			"server-us=server CPU us/op",
+		rounds: 3, suits: func(s *system, p peer) bool { return s.door != "" && p.role == roleOurs }, phase: beside},
 	{name: "growth",
 		about:   "1 caller, 1 name: acquire + release, after as many of that name before; nothing is compacted",
 		columns: "before; p50=p50 us; server-us=server CPU us/op; ratio=p50, x first; worst=worst x first>",
@@ -202,6 +207,7 @@ var targets = []target{
 	{"builtin", "seq", "commands", "<=", 2.05, "log entries per acquire + release"},
 	{"http", "seq", "x", ">=", 0.333, "cycles/s, x the SDK on the same server (3 x its time)"},
 	{"http", "flood4", "p99-x", "<=", 2, "p99 beside a flood, x p99 in quiet"},
+	{"http", "beside1000", "watched-x", ">=", 0.5, "cycles/s beside 1,000 watchers, x cycles/s alone"},
 	{"redis-cluster", "tput16", "x", ">=", 1.3, "cycles/s, x pooled floor"},
 	{"postgres", "tput32", "x", ">=", 0.8, "cycles/s, x raw UPDATE, of which a cycle has two"},
 	{"redis", "tput64", "x", ">=", 2, "cycles/s, x pooled floor"},
