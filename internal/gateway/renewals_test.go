@@ -62,3 +62,29 @@ func TestRenewalsSideBySide(t *testing.T) {
 		two.refuses(two.post(acquireX, `{"ownerId":"b","ttlMillis":5000}`), http.StatusConflict, codeHeld)
 	})
 }
+
+// The memory of requests that are done is of one replica. Through another one the same request acquires anew if the lock
+// is free, with a greater fencing token, and never beside a holder.
+func TestADoneRequestAtAnotherReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
+		one := newDoor(t, &roaming{keeping{store.Driver()}, false, nil})
+		two := newDoor(t, &roaming{keeping{store.Driver()}, false, nil})
+		ask := acquireOf("a", `,"requestId":"req-1"`)
+		first := one.granted(one.post(acquireX, ask))
+		if same := two.granted(two.post(acquireX, ask)); same.LockToken != first.LockToken {
+			t.Errorf("the same request got %+v after %+v", same, first)
+		}
+		one.is(one.post("/v1/locks/x/release", released(first)), http.StatusOK, `{"status":"RELEASED","lockKey":"x"}`)
+		one.refuses(one.post(acquireX, ask), http.StatusConflict, codeDone)
+		three := newDoor(t, &roaming{keeping{store.Driver()}, false, nil})
+		other := three.granted(three.post(acquireX, acquireOf("b", "")))
+		three.refuses(three.post(acquireX, ask), http.StatusConflict, codeHeld)
+		three.is(three.post("/v1/locks/x/release", released(other)), http.StatusOK, `{"status":"RELEASED","lockKey":"x"}`)
+		again := three.granted(three.post(acquireX, ask))
+		if again.LockToken == first.LockToken || again.FencingToken <= other.FencingToken {
+			t.Errorf("the request of before got %+v after %+v and %+v", again, first, other)
+		}
+		three.refuses(three.post("/v1/locks/x/renew", released(first)), http.StatusConflict, codeExpired)
+	})
+}
