@@ -254,8 +254,8 @@ func (a *attempt) exchange(ctx context.Context) ([]Position, backend.Instant, er
 			return nil, 0, ErrNoSession
 		}
 	}
-	end := sync.OnceFunc(d.takeOff(a.rs)) // a Leave forbids a late hedge
-	all, sent, late, err := hedgedUntil(ctx, d, func(ctx context.Context, hedge bool) (all []Position, err error) {
+	end := d.takeOff(a.rs) // a Leave forbids a late hedge
+	all, sent, late, err := hedgedUntil(ctx, d, d.enters, func(ctx context.Context, hedge bool) (all []Position, err error) {
 		entering := make([]Entering, len(a.rs))
 		for i, r := range a.rs {
 			entering[i] = Entering{
@@ -342,7 +342,7 @@ func (d *Driver) cleanup(ctx context.Context, g backend.Grant) {
 	}
 }
 
-// takeOff notes that an Enter of rs is in progress, until landed is called.
+// takeOff notes that an Enter of rs is in progress, until landed is called for the first time.
 func (d *Driver) takeOff(rs []backend.Request) (landed func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -351,9 +351,14 @@ func (d *Driver) takeOff(rs []backend.Request) (landed func()) {
 		f.entering++
 		d.flights[rs[i].RequestID] = f
 	}
+	ended := false
 	return func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
+		if ended {
+			return
+		}
+		ended = true
 		for i := range rs {
 			f := d.flights[rs[i].RequestID]
 			if f.entering--; f.entering > 0 {

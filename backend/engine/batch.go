@@ -35,25 +35,24 @@ const (
 	batchPatience = 100 * time.Millisecond
 )
 
-// NewBatch returns a batch that calls send with up to most steps. send returns one answer for each, in order, and bounds
-// its own time; it may be called by several goroutines.
+// NewBatch returns a batch that calls send with up to most steps. send returns one answer for each, in order, and
+// bounds its own time; it may be called by several goroutines.
 func NewBatch[S, A any](most int, send func(steps []S) []A) *Batch[S, A] {
 	return &Batch[S, A]{most: most, fewer: most, send: send}
 }
 
-// Do sends a step and returns the answer. A step without a name goes alone.
-func (b *Batch[S, A]) Do(name string, step S) A {
+// Send sends a step, and the answer to the channel that it returns.
+func (b *Batch[S, A]) Send(name string, step S) <-chan A {
 	own := &batched[S, A]{name: name, step: step, answer: make(chan A, 1)}
 	b.mu.Lock()
-	if name == "" || len(b.waiting) == 0 && b.sending < batchExchanges*b.abreast() {
+	defer b.mu.Unlock()
+	if len(b.waiting) == 0 && b.sending < batchExchanges*b.abreast() {
 		b.sending++
-		b.mu.Unlock()
-		b.exchange([]*batched[S, A]{own})
+		go b.exchange([]*batched[S, A]{own})
 	} else {
 		b.waiting = append(b.waiting, own)
-		b.mu.Unlock()
 	}
-	return <-own.answer
+	return own.answer
 }
 
 // Limit lowers the number of steps that go together.

@@ -30,7 +30,7 @@ func TestBatch(t *testing.T) {
 		var all sync.WaitGroup
 		for i, name := range []string{"a", "b", "c", "c", "d", "e", "f"} {
 			all.Go(func() {
-				if step := name + strconv.Itoa(i); b.Do(name, step) != step {
+				if step := name + strconv.Itoa(i); <-b.Send(name, step) != step {
 					t.Errorf("the answer of %s is that of another step", step)
 				}
 			})
@@ -61,7 +61,7 @@ func TestBatchOfFewSteps(t *testing.T) {
 		began := time.Now()
 		var all sync.WaitGroup
 		for i := range steps {
-			all.Go(func() { b.Do(strconv.Itoa(i), "") })
+			all.Go(func() { <-b.Send(strconv.Itoa(i), "") })
 		}
 		all.Wait()
 		if took := time.Since(began); took > 100*time.Millisecond {

@@ -7,8 +7,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Checks of waiters: one loop of the driver asks the service about all queues in which the driver waits, instead of each
-// waiter for itself. The loop begins with the first waiter and ends with the last one.
+// Checks of waiters: one loop of the driver asks the service about all queues in which the driver waits, instead of
+// each waiter for itself. The loop begins with the first waiter and ends with the last one.
 
 const (
 	// firstCheck is the time from the first place in a queue to its first check: all waiters in front may be gone.

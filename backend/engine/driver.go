@@ -40,6 +40,7 @@ type Driver struct {
 	chance   func() float64 // spreads repetitions
 	probing  chan struct{}  // has one token while a probe is in progress
 	prompt   bool           // steps run on their callers' goroutines
+	enters   bool           // so do Enter, EnterSet and Leave
 	attempts attemptNames
 	timers   sync.Pool     // of Await: they have stopped, so that their channels are empty
 	checkNow chan struct{} // has room for one wake of the loop of the checks
@@ -71,6 +72,8 @@ func New(s Service) *Driver {
 		settling: map[string]*time.Timer{},
 	}
 	_, d.prompt = s.(Prompt)
+	_, d.enters = s.(PromptEnters)
+	d.enters = d.enters || d.prompt
 	if with, ok := s.(Sessions); ok {
 		d.sessions = newSessions(d, with)
 	}
@@ -203,8 +206,10 @@ func (d *Driver) stepError(own context.Context, err error) error {
 		if first && d.sessions != nil {
 			d.sessions.overAll(backend.ReasonHistoryLost)
 		}
-	case !d.prompt && own.Err() != nil && kit.IsContext(err):
-		err = errNoAnswer
+	case own.Err() != nil && kit.IsContext(err):
+		if _, callers := own.(*stepContext); !callers {
+			err = errNoAnswer
+		}
 	}
 	return err
 }
@@ -241,6 +246,9 @@ func (d *Driver) readError(ctx context.Context, err error) error {
 
 // callError adds the call and the name to err, and its class.
 func (d *Driver) callError(v verb, name string, err error) error {
+	if err == nil {
+		return nil
+	}
 	return kit.CallError(d.Describe().Name, string(v), name, err, func(err error) error {
 		if errors.Is(err, ErrNoSession) || errors.Is(err, ErrOutgrown) {
 			return backend.ErrUnavailable

@@ -369,3 +369,46 @@ func (*broken) Prompt() {}
 func (*broken) Enter(context.Context, engine.Entering) (engine.Position, error) {
 	return engine.Position{}, &engine.Unanswered{Err: errRefused}
 }
+
+// valued is a service with acquires and releases that run on their callers' goroutines. It notes which steps have the
+// values of their callers.
+type valued struct {
+	service
+	enters, leaves, pings any
+}
+
+type valueKey struct{}
+
+func (*valued) PromptEnters() {}
+
+func (v *valued) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
+	v.enters = ctx.Value(valueKey{})
+	return v.service.Enter(ctx, r)
+}
+
+func (v *valued) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	v.leaves = ctx.Value(valueKey{})
+	return v.service.Leave(ctx, l)
+}
+
+func (v *valued) Ping(ctx context.Context) error {
+	v.pings = ctx.Value(valueKey{})
+	return nil
+}
+
+// Enter and Leave of a service that is prompt for them get the contexts of their callers; other steps do not.
+func TestPromptEnters(t *testing.T) {
+	v := &valued{}
+	d, ctx := engine.New(v), context.WithValue(t.Context(), valueKey{}, "a value")
+	g, err := d.Acquire(ctx, request("x"))
+	if err == nil {
+		err = errors.Join(d.Release(ctx, g), d.Ping(ctx))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.enters == nil || v.leaves == nil || v.pings != nil {
+		t.Errorf("Enter has %v, Leave %v, Ping %v", v.enters, v.leaves, v.pings)
+	}
+	closed(t, d)
+}

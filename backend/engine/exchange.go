@@ -14,13 +14,14 @@ import (
 func exchange[T any](ctx context.Context, d *Driver, step func(context.Context) (T, error)) (
 	value T, sent backend.Instant, err error,
 ) {
-	return exchangeUntil(ctx, d, step, func() {})
+	return exchangeUntil(ctx, d, d.prompt, step, func() {})
 }
 
-// exchangeUntil is exchange, and calls landed when the step is no longer in progress.
-func exchangeUntil[T any](ctx context.Context, d *Driver, step func(context.Context) (T, error), landed func()) (
-	value T, sent backend.Instant, err error,
-) {
+// exchangeUntil is exchange, and calls landed when the step is no longer in progress. A prompt step runs on the
+// caller's goroutine.
+func exchangeUntil[T any](
+	ctx context.Context, d *Driver, prompt bool, step func(context.Context) (T, error), landed func(),
+) (value T, sent backend.Instant, err error) {
 	if err := ctx.Err(); err != nil {
 		landed()
 		return value, 0, err
@@ -29,7 +30,7 @@ func exchangeUntil[T any](ctx context.Context, d *Driver, step func(context.Cont
 	if ctx == d.gate.Work() {
 		closing = nil // cleanup, which Close waits for
 	}
-	if d.prompt {
+	if prompt {
 		return exchangeHere(&stepContext{ctx, d, closing, time.Now().Add(exchangeTimeout)}, d, step, landed)
 	}
 	type answer struct {

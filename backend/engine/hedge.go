@@ -87,19 +87,21 @@ func hedge[T any](
 func hedged[T any](
 	ctx context.Context, d *Driver, step func(ctx context.Context, again bool) (T, error),
 ) (value T, sent backend.Instant, late bool, err error) {
-	return hedgedUntil(ctx, d, step, func() {})
+	return hedgedUntil(ctx, d, d.prompt, step, func() {})
 }
 
 // hedgedUntil is hedged, and calls landed when the first sending is no longer in progress.
 func hedgedUntil[T any](
-	ctx context.Context, d *Driver, step func(ctx context.Context, again bool) (T, error), landed func(),
+	ctx context.Context, d *Driver, prompt bool, step func(ctx context.Context, again bool) (T, error), landed func(),
 ) (value T, sent backend.Instant, late bool, err error) {
 	r, late := hedge(ctx, d, func(ctx context.Context, again bool) (r reply[T]) {
 		own := landed
 		if again {
 			own = func() {}
 		}
-		r.value, r.sent, r.err = exchangeUntil(ctx, d, func(ctx context.Context) (T, error) { return step(ctx, again) }, own)
+		r.value, r.sent, r.err = exchangeUntil(ctx, d, prompt, func(ctx context.Context) (T, error) {
+			return step(ctx, again)
+		}, own)
 		return r
 	})
 	return r.value, r.sent, late, r.err

@@ -246,7 +246,8 @@ func TestEveryCallReturnsInvalidOptions(t *testing.T) {
 	}
 }
 
-// watched is a service whose waiters watch. The place of a waiter is lost after the fourth Enter, which gets another one.
+// watched is a service whose waiters watch. The place of a waiter is lost after the fourth Enter, which gets another
+// one.
 type watched struct {
 	sessions
 
@@ -275,7 +276,7 @@ func (s *watched) Watch(ctx context.Context, what string, wake func()) error {
 	return ctx.Err()
 }
 
-// A waiter watches its predecessor and its place, also when its place changes.
+// A waiter watches its predecessor and, if that takes long, its place, also when its place changes.
 func TestWaiterWatchesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &watched{}
@@ -287,12 +288,17 @@ func TestWaiterWatchesItsPlace(t *testing.T) {
 			_, err := d.Acquire(ctx, r)
 			done <- err
 		}()
-		time.Sleep(5 * time.Minute)
-		s.mu.Lock()
-		if want := []string{"holder", "first", "second"}; !slices.Equal(s.watches, want) {
-			t.Errorf("it watches %q, want %q", s.watches, want)
+		wants := func(what ...string) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if !slices.Equal(s.watches, what) {
+				t.Errorf("it watches %q, want %q", s.watches, what)
+			}
 		}
-		s.mu.Unlock()
+		synctest.Wait() // the watch has woken it
+		wants("holder")
+		time.Sleep(5 * time.Minute)
+		wants("holder", "first", "second")
 		cancel()
 		<-done
 		closed(t, d)
@@ -322,8 +328,8 @@ func (s *taken) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error
 	return engine.Left{}, err
 }
 
-// A hold is lost, and an endpoint that did not answer may bring it back. A release names that attempt. Without a release
-// its session ends within a TTL and a half, although another hold of the session is renewed.
+// A hold is lost, and an endpoint that did not answer may bring it back. A release names that attempt. Without a
+// release its session ends within a TTL and a half, although another hold of the session is renewed.
 func TestLostHoldThatMayComeBack(t *testing.T) {
 	for _, release := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -141,6 +141,14 @@ var mutants = []mutant{
 		text: "pos.Place != \"\" && pos.Place != w.place:", instead: "pos.Place != \"\" && w.place == \"\":",
 	},
 	{
+		what: "a waiter watches its place before time has passed", file: "wait.go", test: "TestWaiterWatchesItsPlace",
+		text: "case w.timeouts > 0 && pos.Place", instead: "case pos.Place",
+	},
+	{
+		what: "an acquire of a service with prompt acquires runs elsewhere", file: "acquire.go", test: "TestPromptEnters",
+		text: "hedgedUntil(ctx, d, d.enters,", instead: "hedgedUntil(ctx, d, d.prompt,",
+	},
+	{
 		what: "a session that ends is proved in its own time", file: "session.go", test: "TestSessionIsFollowed",
 		text: "_ = all.prove(ctx, s, -1)", instead: "continue",
 	},

@@ -212,9 +212,9 @@ func (d *Driver) leave(ctx context.Context, g backend.Grant) (Left, error) {
 	if h, known := d.sessions.hold(g); known && !h.s.Ended() {
 		l.Session, l.Late, l.Known = h.s.binding(), h.late, g.Incarnation != "" && g.Incarnation == h.incarnation
 	}
-	left, _, late, err := hedged(ctx, d, func(ctx context.Context, _ bool) (Left, error) {
+	left, _, late, err := hedgedUntil(ctx, d, d.enters, func(ctx context.Context, _ bool) (Left, error) {
 		return d.service.Leave(ctx, l)
-	})
+	}, func() {})
 	if late && err == nil && l.Known && left.Loss.Reason == "" {
 		left.Was = true // the other sending may have ended it
 	}

@@ -216,6 +216,12 @@ type Prompt interface {
 	Prompt()
 }
 
+// PromptEnters is Prompt for Enter, EnterSet and Leave alone.
+type PromptEnters interface {
+	// PromptEnters is a marker.
+	PromptEnters()
+}
+
 // Unanswered is the error of a step that was sent, and may be carried out later.
 type Unanswered struct {
 	// Err is the cause. nil: the context of the step has ended.

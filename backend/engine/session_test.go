@@ -169,8 +169,8 @@ func TestOutgrownSessionIsReplaced(t *testing.T) {
 	})
 }
 
-// A release names the attempts that may arrive late. What nobody releases ends with its session within a TTL and a half,
-// although another hold of the session is renewed.
+// A release names the attempts that may arrive late. What nobody releases ends with its session within a TTL and a
+// half, although another hold of the session is renewed.
 func TestDoubtEndsBesideALivingHold(t *testing.T) {
 	for _, release := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {

@@ -18,12 +18,12 @@ type waiter struct {
 	began  backend.Instant // earlier messages belong to another attempt
 	handed string          // Push.Handed of the last PushTurn; Driver.mu protects it
 
-	// With Watches: the context of the watches, the watched key, and the number of waits.
+	// With Watches: the context of the watches, the watched key, and the number of waits that ended by time.
 	watching context.Context
 	unwatch  context.CancelFunc
 	behind   string
 	place    string
-	waits    int
+	timeouts int
 	failed   bool // a watch has failed; Driver.mu protects it
 
 	polls int // waits without a place in the queue, in a row
@@ -60,11 +60,11 @@ func (w *waiter) leave() {
 // end of the attempt.
 //
 // A waiter on a session sends no sign of life: it repeats when the watched key has changed, and now and then in case
-// a watch is lost. Its own place is watched from the first repetition on, since a name that changes hands quickly
+// a watch is lost. Its own place is watched after the first repetition by time, since a name that changes hands quickly
 // would pay for a watch that it never needs.
 //
-// With Checks it repeats when it is woken: see check.go. Without a place in the queue it repeats more often, and when its
-// holder's time is over.
+// With Checks it repeats when it is woken: see check.go. Without a place in the queue it repeats more often, and when
+// its holder's time is over.
 func (w *waiter) wait(ctx context.Context, a *attempt, pos Position) error {
 	s := a.s
 	if _, ok := w.d.service.(Checks); ok && pos.Placed {
@@ -96,15 +96,14 @@ func (w *waiter) wait(ctx context.Context, a *attempt, pos Position) error {
 		case w.behind != pos.Behind || failed:
 			w.stopWatching()
 			w.watching, w.unwatch = context.WithCancel(ctx)
-			w.behind, w.waits = pos.Behind, 0
+			w.behind, w.timeouts = pos.Behind, 0
 			w.watch(watches, pos.Behind)
-		case w.waits > 0 && pos.Place != "" && pos.Place != w.place:
+		case w.timeouts > 0 && pos.Place != "" && pos.Place != w.place:
 			w.place = pos.Place
 			w.watch(watches, pos.Place)
-		case w.waits > 1:
+		case w.timeouts > 0:
 			pause = watchedInterval
 		}
-		w.waits++
 	}
 	return w.sleepOn(ctx, s, pause*3/4+time.Duration(w.d.chance()*float64(pause/2)))
 }
@@ -131,6 +130,7 @@ func (w *waiter) sleepOn(ctx context.Context, s *session, d time.Duration) error
 	select {
 	case <-w.woken:
 	case <-timer.C:
+		w.timeouts++
 	case <-over:
 	case <-outgrown:
 	case <-ctx.Done():

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // Options are those of package etcd, with all defaults filled in.
@@ -47,6 +49,8 @@ type Service struct {
 	o       Options
 	station int64 // where the requests of this driver stand first: see keys
 	batch   *engine.Batch[step, answer]
+	life    context.Context // of steps
+	end     context.CancelFunc
 	turns   turns
 
 	history  history
@@ -59,6 +63,7 @@ type Service struct {
 // New returns a binding on client. It does no I/O.
 func New(client *clientv3.Client, o Options) *Service {
 	e := &Service{client: client, o: o, station: rand.Int64N(stations)}
+	e.life, e.end = context.WithCancel(context.Background())
 	e.most.Store(maxOps)
 	e.batch = engine.NewBatch(maxTogether, e.send)
 	return e
@@ -74,10 +79,10 @@ const (
 	maxTogether = 60
 	// maxWrites bounds the tries of "read, then write if the key is unchanged".
 	maxWrites = 8
+	// stepTime is the maximum time of a step, whether or not its caller waits.
+	stepTime = 2 * time.Second
 	// troubleTime is for how long after a failure requests ask for a leader. It is longer than an election.
 	troubleTime = 30 * time.Second
-	// stepTime is the maximum time of steps that go together.
-	stepTime = 2 * time.Second
 )
 
 // Unfit is engine.Checked's.
@@ -106,6 +111,9 @@ func (e *Service) Describe() backend.Description {
 		},
 	}
 }
+
+// PromptEnters is engine.PromptEnters's: these steps send nothing but by do.
+func (e *Service) PromptEnters() {}
 
 // Classify knows the errors that etcd gives before it applies anything, and those of a request that never left. gRPC has
 // no code for the latter, so the texts of its balancer and dialler are looked for. A text that changes would count as
@@ -138,6 +146,7 @@ func isOneOf(err error, etcdErrors ...error) bool {
 
 // Close is engine.Service's.
 func (e *Service) Close(context.Context) error {
+	e.end()
 	if e.o.Close == nil {
 		return nil
 	}
@@ -181,7 +190,7 @@ func (e *Service) txn(
 
 // step is the part of one call that is done atomically: comparisons, and operations for either outcome.
 type step struct {
-	ctx             context.Context
+	values          context.Context // of the caller, for a step that goes alone
 	cmps            []clientv3.Cmp
 	then, otherwise []clientv3.Op
 	// grants: only in the token space that the driver knows. A release is done in any.
@@ -193,10 +202,45 @@ type answer struct {
 	err  error
 }
 
-// do carries out a step, together with those of other names.
-func (e *Service) do(name string, s step) (*clientv3.TxnResponse, error) {
-	a := e.batch.Do(name, s)
+// do carries out a step, with those of other names or, without a name, alone. The step goes on when ctx ends: the server
+// could carry out a request that was cancelled.
+func (e *Service) do(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
+	s.values = ctx
+	var answers <-chan answer
+	if name == "" {
+		alone := make(chan answer, 1)
+		go func() { alone <- e.send([]step{s})[0] }()
+		answers = alone
+	} else {
+		answers = e.batch.Send(name, s)
+	}
+	a, how := engine.Await(ctx, answers, nil)
+	if how != engine.Answered {
+		return nil, &engine.Unanswered{Landed: func(ctx context.Context) {
+			select {
+			case <-answers:
+			case <-ctx.Done():
+			}
+		}}
+	}
+	if kit.IsContext(a.err) { // the step's own, which has ended
+		a.err = &engine.Unanswered{}
+	}
 	return a.resp, a.err
+}
+
+// look is a step that only reads.
+func (e *Service) look(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	return e.do(ctx, "", step{then: ops})
+}
+
+// queue reads the keys of a name.
+func (e *Service) queue(ctx context.Context, name string) (kvs []*mvccpb.KeyValue, revision int64, err error) {
+	resp, err := e.look(ctx, clientv3.OpGet(e.dir(name), clientv3.WithPrefix()))
+	if err != nil {
+		return nil, 0, err
+	}
+	return resp.Responses[0].GetResponseRange().Kvs, resp.Header.Revision, nil
 }
 
 // send carries out steps in one transaction, each with its own comparisons and its own answer, nested below a comparison
@@ -204,13 +248,15 @@ func (e *Service) do(name string, s step) (*clientv3.TxnResponse, error) {
 // are sent one by one: the refusal may be for the sake of another step.
 func (e *Service) send(steps []step) []answer {
 	all := make([]answer, len(steps))
-	ctx, cancel := contextOf(steps)
+	ctx := e.life
+	if len(steps) == 1 {
+		ctx = context.WithoutCancel(steps[0].values)
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepTime)
 	defer cancel()
+	defer context.AfterFunc(e.life, cancel)()
 	if len(steps) == 1 && !steps[0].grants {
 		all[0].resp, all[0].err = e.txn(ctx, steps[0].cmps, steps[0].then, steps[0].otherwise)
-		if all[0].resp != nil {
-			all[0].err = nil
-		}
 		return all
 	}
 	var then, otherwise []clientv3.Op
@@ -245,35 +291,10 @@ func (e *Service) send(steps []step) []answer {
 		default:
 			inner := resp.Responses[i].GetResponseTxn()
 			inner.Header = resp.Header
-			all[i].resp = (*clientv3.TxnResponse)(inner)
-			if s.grants {
-				all[i].err = err
-			}
+			all[i] = answer{(*clientv3.TxnResponse)(inner), err}
 		}
 	}
 	return all
-}
-
-// contextOf returns the context of steps that go together. It ends when nobody waits for any of them, and within
-// stepTime. Values of a caller's context travel with a step that goes alone.
-func contextOf(steps []step) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(steps[0].ctx), stepTime)
-	var left atomic.Int64
-	left.Store(int64(len(steps)))
-	stops := make([]func() bool, len(steps))
-	for i, s := range steps {
-		stops[i] = context.AfterFunc(s.ctx, func() {
-			if left.Add(-1) == 0 {
-				cancel()
-			}
-		})
-	}
-	return ctx, func() {
-		for _, stop := range stops {
-			stop()
-		}
-		cancel()
-	}
 }
 
 // errChanged: what was read has changed before it was written.
@@ -322,10 +343,8 @@ func (t *turns) take(ctx context.Context, name string) (leave func(), err error)
 			}, nil
 		}
 		t.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if _, how := engine.Await(ctx, busy, nil); how != engine.Answered {
+			return nil, fmt.Errorf("%w: other requests for the name take long", backend.ErrUnavailable)
 		}
 	}
 }

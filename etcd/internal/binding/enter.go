@@ -24,7 +24,7 @@ type wish struct {
 	dir   string
 	lease clientv3.LeaseID
 	value value
-	// The keys that the Enters of the attempt write: the driver's own station, and the attempt's.
+	// The keys that the first Enter of the attempt writes: the driver's own station, and the attempt's.
 	key, second string
 	over        string // the mark of the attempt
 }
@@ -58,7 +58,7 @@ func (w *wish) looks() []clientv3.Op {
 func (e *Service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	w := e.wishOf(r)
 	if r.Place != "" {
-		if p, stands, err := e.look(ctx, w); err != nil || stands {
+		if p, stands, err := e.reenter(ctx, w); err != nil || stands {
 			return p, err
 		}
 	}
@@ -67,7 +67,7 @@ func (e *Service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 		// most, so they take turns. So do readers of one client whose keys are taken.
 		leave, err := e.turns.take(ctx, r.Name)
 		if err != nil {
-			return engine.Position{}, fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
+			return engine.Position{}, err
 		}
 		defer leave()
 	}
@@ -79,17 +79,17 @@ func (e *Service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 			return p, err
 		}
 	}
-	resp, err := e.get(ctx, w.dir, clientv3.WithPrefix())
+	kvs, revision, err := e.queue(ctx, w.Name)
 	if err != nil {
 		return engine.Position{}, err
 	}
-	return e.write(ctx, w, resp.Kvs, resp.Header.Revision)
+	return e.write(ctx, w, kvs, revision)
 }
 
 // first is the first Enter of a fresh request.
 func (e *Service) first(ctx context.Context, w *wish) (engine.Position, error) {
 	free := append(w.use.free(w.dir), vacant(w.over))
-	second := w.looks()
+	second := []clientv3.Op{clientv3.OpGet(w.dir, clientv3.WithPrefix())}
 	switch {
 	case w.Wait:
 		mixes := append(w.use.mixes(w.dir), vacant(w.second), vacant(w.over))
@@ -101,7 +101,9 @@ func (e *Service) first(ctx context.Context, w *wish) (engine.Position, error) {
 	if w.Kind == backend.KindShared {
 		free = append(free, vacant(w.key), vacant(w.second))
 	}
-	resp, err := e.do(w.Name, step{ctx, free, []clientv3.Op{w.put(w.key)}, second, true})
+	resp, err := e.do(ctx, w.Name, step{
+		cmps: free, then: []clientv3.Op{w.put(w.key)}, otherwise: second, grants: true,
+	})
 	if err != nil {
 		return engine.Position{}, err
 	}
@@ -119,10 +121,7 @@ func (e *Service) first(ctx context.Context, w *wish) (engine.Position, error) {
 			return w.placed(w.second, revision, blockers), err
 		}
 	}
-	if len(looks[1].GetResponseRange().Kvs) > 0 {
-		return engine.Position{}, errOver
-	}
-	return e.write(ctx, w, looks[0].GetResponseRange().Kvs, revision)
+	return e.write(ctx, w, looks[0].GetResponseRange().Kvs, revision) // which finds out whether the attempt has ended
 }
 
 // errOver: a Leave has overtaken this Enter.
@@ -136,7 +135,7 @@ func (e *Service) write(
 	if w.Kind == backend.KindShared && !w.Wait {
 		leave, err := e.turns.take(ctx, w.Name)
 		if err != nil {
-			return p, fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
+			return p, err
 		}
 		defer leave()
 	}
@@ -168,7 +167,9 @@ func (e *Service) write(
 		if own != nil && own.lease == w.lease && (w.Again || w.Place != "") {
 			return w.stands(*own, blockers), nil
 		}
-		resp, err := e.do(w.Name, step{ctx, []clientv3.Cmp{same, vacant(w.over)}, []clientv3.Op{op}, w.looks(), true})
+		resp, err := e.do(ctx, w.Name, step{
+			cmps: []clientv3.Cmp{same, vacant(w.over)}, then: []clientv3.Op{op}, otherwise: w.looks(), grants: true,
+		})
 		switch {
 		case err != nil:
 			return p, err
@@ -207,10 +208,10 @@ func heldBy(name string, queue []entry) *backend.HeldError {
 	return &backend.HeldError{Name: name, Holder: queue[0].value.Owner, HoldID: queue[0].value.HoldID}
 }
 
-// look reads the place of a waiter and what keeps it out. stands is false if the place is gone.
-func (e *Service) look(ctx context.Context, w *wish) (p engine.Position, stands bool, err error) {
+// reenter reads the place of a waiter and what keeps it out. stands is false if the place is gone.
+func (e *Service) reenter(ctx context.Context, w *wish) (p engine.Position, stands bool, err error) {
 	key, revision := keyAt(w.Place)
-	resp, err := e.txn(ctx, nil, []clientv3.Op{clientv3.OpGet(key), w.use.ahead(w.dir, revision)}, nil)
+	resp, err := e.look(ctx, clientv3.OpGet(key), w.use.ahead(w.dir, revision))
 	if err != nil {
 		return p, false, err
 	}
@@ -225,7 +226,7 @@ func (e *Service) look(ctx context.Context, w *wish) (p engine.Position, stands 
 	if own[0].lease != w.lease {
 		same := []clientv3.Cmp{asRead(key, own[0].modified), vacant(w.over)}
 		move := clientv3.OpPut(key, "", clientv3.WithIgnoreValue(), clientv3.WithLease(w.lease))
-		moved, err := e.do(w.Name, step{ctx, same, []clientv3.Op{move}, nil, true})
+		moved, err := e.do(ctx, w.Name, step{cmps: same, then: []clientv3.Op{move}, grants: true})
 		if err != nil || !moved.Succeeded {
 			return p, false, err
 		}
@@ -240,11 +241,11 @@ func (e *Service) before(
 ) ([]entry, error) {
 	queue := e.queueOf(kvs)
 	if len(queue) < len(kvs) {
-		resp, err := e.get(ctx, w.dir, clientv3.WithPrefix())
+		all, _, err := e.queue(ctx, w.Name)
 		if err != nil {
 			return nil, err
 		}
-		queue = e.queueOf(resp.Kvs)
+		queue = e.queueOf(all)
 	}
 	return w.use.blockers(slices.DeleteFunc(queue, func(x entry) bool { return x.revision >= revision })), nil
 }
@@ -277,7 +278,7 @@ func (e *Service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 		puts[i] = w.put(w.key)
 	}
 	for range maxWrites {
-		resp, err := e.do("", step{ctx, cmps, puts, looks, true})
+		resp, err := e.do(ctx, "", step{cmps: cmps, then: puts, otherwise: looks, grants: true})
 		if err != nil {
 			return nil, tooMany(len(rs), err)
 		}

@@ -3,7 +3,6 @@ package binding
 import (
 	"cmp"
 	"encoding/json"
-	"hash/fnv"
 	"math"
 	"math/rand/v2"
 	"net/url"
@@ -56,11 +55,11 @@ func (e *Service) sessionKey(lease clientv3.LeaseID) string {
 	return e.o.Prefix + "+sessions/" + strconv.FormatInt(int64(lease), 16)
 }
 
-// stationOf is the second station of an attempt.
+// stationOf is the second station of an attempt. The engine counts attempts in base 36, so that those in a row, which may
+// wait for one name, have different stations.
 func (e *Service) stationOf(attempt string) int64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(attempt))
-	return (e.station + 1 + int64(h.Sum64()%(stations-1))) % stations
+	n, _ := strconv.ParseUint(attempt[max(0, len(attempt)-12):], 36, 64) // without a number they meet, and find others
+	return (e.station + 1 + int64(n%(stations-1))) % stations
 }
 
 // use is the kind and the permits of a request, see kit.Use for the rule.

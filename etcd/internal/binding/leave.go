@@ -50,8 +50,9 @@ func (e *Service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 	if !l.Known { // a grant that was put together from what others can see of a hold must not end it
 		cmps = append(cmps, standsFor(key, l.RequestID)...)
 	}
-	otherwise := append(e.whyGone(l.Name), marks...)
-	resp, err := e.do(l.Name, step{ctx, cmps, append([]clientv3.Op{clientv3.OpDelete(key)}, marks...), otherwise, false})
+	resp, err := e.release(ctx, l.Name, step{
+		cmps: cmps, then: append([]clientv3.Op{clientv3.OpDelete(key)}, marks...), otherwise: marks,
+	})
 	if err != nil || resp.Succeeded {
 		return engine.Left{Was: err == nil}, err
 	}
@@ -60,14 +61,23 @@ func (e *Service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 			return engine.Left{}, err
 		}
 	}
-	return engine.Left{Loss: e.loss(ctx, resp, 0, revision)}, nil
+	return engine.Left{Loss: e.loss(ctx, l.Name, revision)}, nil
+}
+
+// release is do in any history.
+func (e *Service) release(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
+	resp, err := e.do(ctx, name, s)
+	if resp != nil {
+		err = nil
+	}
+	return resp, err
 }
 
 // leaveRequest deletes whatever a request has. Its read is complete, since the marks are written before.
 func (e *Service) leaveRequest(ctx context.Context, l engine.Leaving, marks []clientv3.Op) (engine.Left, error) {
 	look := append(slices.Clone(marks), clientv3.OpGet(e.dir(l.Name), clientv3.WithPrefix()))
 	for range maxWrites {
-		resp, err := e.do(l.Name, step{ctx, nil, look, nil, false})
+		resp, err := e.release(ctx, l.Name, step{then: look})
 		if err != nil {
 			return engine.Left{}, err
 		}
@@ -81,7 +91,7 @@ func (e *Service) leaveRequest(ctx context.Context, l engine.Leaving, marks []cl
 		if len(deletes) == 0 {
 			return engine.Left{}, nil
 		}
-		done, err := e.do(l.Name, step{ctx, cmps, deletes, nil, false})
+		done, err := e.release(ctx, l.Name, step{cmps: cmps, then: deletes})
 		if err != nil || done.Succeeded {
 			return engine.Left{Was: err == nil}, err
 		}
@@ -90,18 +100,20 @@ func (e *Service) leaveRequest(ctx context.Context, l engine.Leaving, marks []cl
 	return engine.Left{}, errChanged
 }
 
-// whyGone reads why a hold of a name is gone.
-func (e *Service) whyGone(name string) []clientv3.Op {
-	return []clientv3.Op{clientv3.OpGet(e.forcedKey(name)), clientv3.OpGet(e.spaceKey())}
-}
-
-// loss is the reason for which a hold is gone, from the answer to whyGone.
-func (e *Service) loss(ctx context.Context, resp *clientv3.TxnResponse, at int, revision int64) (l backend.Loss) {
-	if e.history.tokenSpace().name != "" && e.checkSpace(ctx, resp.Responses[at+1].GetResponseRange().Kvs) != nil {
+// loss asks why a hold is gone. Without an answer the reason is less exact, and the hold as much gone.
+func (e *Service) loss(ctx context.Context, name string, revision int64) (l backend.Loss) {
+	resp, _ := e.look(ctx, clientv3.OpGet(e.forcedKey(name)), clientv3.OpGet(e.spaceKey()))
+	if e.history.err() == nil && resp != nil && e.history.tokenSpace().name != "" {
+		_ = e.checkSpace(ctx, resp.Responses[1].GetResponseRange().Kvs)
+	}
+	if e.history.err() != nil {
 		return backend.Loss{Reason: backend.ReasonHistoryLost}
 	}
+	if resp == nil {
+		return l
+	}
 	var f forced
-	kvs := resp.Responses[at].GetResponseRange().Kvs
+	kvs := resp.Responses[0].GetResponseRange().Kvs
 	if len(kvs) == 1 && json.Unmarshal(kvs[0].Value, &f) == nil && f.names(revision) {
 		l = f.loss()
 	}
@@ -173,33 +185,17 @@ func (e *Service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 	if err != nil {
 		return nil, err
 	}
-	return out, e.explain(ctx, holds, out)
+	for i, h := range holds {
+		if out[i].Gone {
+			_, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
+			out[i].Loss = e.loss(ctx, h.Name, revision)
+		}
+	}
+	return out, e.history.err()
 }
 
 // move is a hold that is to move to another lease.
 type move struct {
 	hold int
 	entry
-}
-
-// explain finds out why holds are gone. Without an answer the reason is less exact, and the hold as much gone.
-func (e *Service) explain(ctx context.Context, holds []engine.Holding, out []engine.Outcome) error {
-	for i, h := range holds {
-		if !out[i].Gone {
-			continue
-		}
-		resp, err := e.txn(ctx, nil, e.whyGone(h.Name), nil)
-		if resp == nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		_, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
-		out[i].Loss = e.loss(ctx, resp, 0, revision)
-		if out[i].Loss.Reason == backend.ReasonHistoryLost {
-			return e.history.err()
-		}
-	}
-	return nil
 }
