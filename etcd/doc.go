@@ -57,8 +57,9 @@
 // a member and the token space of each answer with their known values at the request. If one fell or
 // changed, every hold ends with backend.ReasonHistoryLost, and every acquire is refused with backend.ErrHistoryLost
 // until a new driver is made. Deleting all keys ends the token space too: drivers that knew it report the loss, and a
-// fresh driver makes another one. A fresh driver on a backup that was restored under the cluster's old id cannot
-// notice it; guards can, because they refuse tokens that are not greater.
+// fresh driver makes another one. A driver that notices a backup that was restored under the cluster's old id writes a
+// new token space there. A fresh driver cannot notice it; without a driver of before, guards can, because they refuse
+// tokens that are not greater.
 //
 // Grants are FIFO, and nobody barges: a reader does not pass a waiting writer, and a small request for permits not a
 // bigger one, so neither starves. Tokens of shared holds and permits come from the same count, and carry the mark of
@@ -73,7 +74,8 @@
 //   - Servers below 3.4.38, 3.5.23 and 3.6.5 can lose a key while its lease is renewed (etcd issue 20590). The loss is
 //     noticed at the next renewal, and the token still protects. The driver warns about such servers.
 //   - A key that somebody deletes is noticed at the next renewal of its holder, not at once: a watch per hold would
-//     cost every lock two more messages.
+//     cost every lock two more messages. Holders whose lease ends, or whom ForceRelease names, are notified at once:
+//     the driver watches one key for each lease.
 //   - AcquireAll that may wait (Request.Wait), and of more than fit one transaction (100, or 33 shared ones), is
 //     ErrUnsupported.
 //   - An attempt at permits where others hold some is two transactions, and more while others come at the same moment.
@@ -92,18 +94,17 @@
 // backend.ErrMisconfigured: the proxy's list of members is incomplete. A proxy that runs with an empty
 // --advertise-client-url is indistinguishable from etcd.
 //
-// A client that Open makes leaves servers that do not answer. Requests and watches leave a silent server after 2 s.
-// It leaves a server that owes an answer after 1 s, if another server has answered a later request: a
-// member that the leader does not hear, for example, on which a third of all requests would hang.
+// With several endpoints, the driver repeats a request that is not answered within half a second at another endpoint: a
+// member that the leader does not hear, for example, delays a third of all requests by that. A client that Open makes
+// also closes the connections of a server that is silent for 2 s, and requests and watches leave it.
 //
 // The members of a cluster may be replaced one by one. A client that Open makes adds new members to its endpoints, if
 // its URL has an address as a member advertises it; while it holds or waits, it asks for the list at its keepalives,
 // at most every 10 s. A member that was there from the beginning and is not in the URL stays out. A client that is
 // passed to New has the endpoints that its owner sets: see AutoSyncInterval and Sync of clientv3.
 //
-// New takes any client. Set its DialKeepAliveTime: otherwise the client never notices a server that stands still, and
-// with it after 13 s at least. With either client the driver repeats a request without an answer after 3 s, at
-// another endpoint.
+// New takes any client. Set its DialKeepAliveTime: otherwise watches on a server that stands still never end, and with
+// it after 13 s at least.
 //
 // A user needs the right to read and write below KeyPrefix, and no other. No prefix reaches into another one, even if
 // it is the beginning of it.

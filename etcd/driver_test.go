@@ -102,7 +102,7 @@ func dirOf(name string) string { return "fencelock/+locks/" + url.PathEscape(nam
 // keyOf returns the key of a request, or nil.
 func keyOf(t testing.TB, d *Driver, r backend.Request) *mvccpb.KeyValue {
 	t.Helper()
-	resp, err := d.client.Get(t.Context(), dirOf(r.Name), clientv3.WithPrefix())
+	resp, err := d.service.client.Get(t.Context(), dirOf(r.Name), clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func TestWaiterWhoseLeaseIsGoneHoldsNothing(t *testing.T) {
 	behind := request("x", true)
 	next := acquireLater(t, rival, behind)
 
-	if _, err := holder.client.Revoke(t.Context(), leaseUnder(t, waiter, r)); err != nil {
+	if _, err := holder.service.client.Revoke(t.Context(), leaseUnder(t, waiter, r)); err != nil {
 		t.Fatal(err)
 	}
 	if err := holder.Release(t.Context(), g); err != nil {
@@ -305,7 +305,7 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 	g := mustAcquire(t, holder, request("x", false))
 	r := request("x", true)
 	done := acquireLater(t, waiter, r)
-	if _, err := holder.client.Delete(t.Context(), string(keyOf(t, holder, r).Key)); err != nil {
+	if _, err := holder.service.client.Delete(t.Context(), string(keyOf(t, holder, r).Key)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the waiter stands in the queue again", func() bool { return keyOf(t, holder, r) != nil })
@@ -425,7 +425,7 @@ func TestOwnerCmpFencesAnEtcdWrite(t *testing.T) {
 	g := mustAcquire(t, d, request("x", false))
 	write := func(g backend.Grant) bool {
 		t.Helper()
-		resp, err := d.client.Txn(t.Context()).If(d.OwnerCmp(g)).Then(clientv3.OpPut("doc", "v")).Commit()
+		resp, err := d.service.client.Txn(t.Context()).If(d.OwnerCmp(g)).Then(clientv3.OpPut("doc", "v")).Commit()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -472,7 +472,7 @@ func TestWatchReplaysAndTellsReasons(t *testing.T) {
 	third := newDriver(t, server.Addr())
 	r := request("x", false)
 	thirdGrant := mustAcquire(t, third, r)
-	if _, err := d.client.Revoke(t.Context(), leaseUnder(t, third, r)); err != nil {
+	if _, err := d.service.client.Revoke(t.Context(), leaseUnder(t, third, r)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -503,7 +503,7 @@ func TestWatchReplaysAndTellsReasons(t *testing.T) {
 		}
 	}
 
-	if _, err := d.client.Compact(t.Context(), int64(last)); err != nil {
+	if _, err := d.service.client.Compact(t.Context(), int64(last)); err != nil {
 		t.Fatal(err)
 	}
 	for _, err := range d.Watch(t.Context(), "x", start.Revision) {
@@ -534,7 +534,7 @@ func TestListReadsAllPages(t *testing.T) {
 		lease := leaseUnder(t, d, holder)
 		for n := range 12 { // places in the queue are keys too
 			text := `{"fencelock":3,"request":"` + backend.NewRequestID() + `","owner":"test"}`
-			if _, err := d.client.Put(
+			if _, err := d.service.client.Put(
 				t.Context(), dirOf(name)+fmt.Sprint("waits", n), text, clientv3.WithLease(lease)); err != nil {
 				t.Fatal(err)
 			}
@@ -562,7 +562,7 @@ func TestIdleSessionIsRevoked(t *testing.T) {
 	server := containers.Etcd(t)
 	d := newDriver(t, server.Addr())
 	leases := func() int {
-		resp, err := d.client.Leases(t.Context())
+		resp, err := d.service.client.Leases(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

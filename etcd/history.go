@@ -2,160 +2,302 @@ package etcd
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"strconv"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// This file detects a cluster that lost its past. A service that has forgotten acknowledged writes would repeat
-// tokens that guards have seen, and grant names that are held. etcd gives three signs of that in the header of every
-// answer (cluster id, revision, raft term), and the driver plants a fourth, the token space (space.go). Every answer
-// goes through hear. The first contradiction is final: all sessions end with backend.ReasonHistoryLost, and acquires
-// return backend.ErrHistoryLost until a new driver is made, since a person has to decide which tokens the guards
-// accept.
+// history has the facts about the cluster in its answers: its id, the revision, the raft term of each member, and the
+// token space, which the first driver plants. A cluster that contradicts them was wiped, restored from a backup, or is
+// another one. The first contradiction is final.
 //
-// The cluster id alone is not enough: a cluster that is made anew with the same flags has the same one.
-
-// history is the cluster's past as its answers show it. The past only grows: a cluster that contradicts it has been
-// wiped, restored from a backup, or is another one, and the driver stops using it.
-//
-// Every answer names the cluster. The revision of a linearizable answer is not below that of any answer before the
-// request; nor does the term that one member has reached fall. The term of the cluster is no such sign: a follower
-// that was brought up to date by a snapshot reports its old term until the next entry, even in a linearizable answer,
-// and would end all holds of a healthy cluster.
+// The id alone would not do: a cluster that is made anew with the same flags has the same one. Nor would the greatest
+// term of all members: a follower that was brought up to date by a snapshot says its old term until the next entry.
 type history struct {
 	mu       sync.Mutex // protects the following fields
 	cluster  uint64
 	revision int64
-	// The greatest of all members, and the greatest of each.
-	term  uint64
-	terms map[uint64]uint64 // replaced when it changes: marks share it
-	space space
-	lost  *backend.HistoryError // the first sign
+	term     uint64            // the greatest of all members
+	terms    map[uint64]uint64 // of each; replaced when it changes, since marks share it
+	space    space
+	lost     *backend.HistoryError
 }
 
-// mark is the known past at the instant a request was sent: the answer must not be older. What became known later
-// is no proof, since answers overtake each other.
+// space is the name under which guards know the cluster's count of tokens.
+type space struct {
+	name string // "" until it is known
+	text string // the whole value of its key
+}
+
+// layout is the version of all keys below the prefix, which the token space's key names. A later layout is refused:
+// the key has to change with it, and ends the drivers that know the earlier value.
+const layout = 1
+
+// spaceValue is the value of its key. A backup that is restored as another cluster has another id, and the first driver
+// there plants a new space.
+type spaceValue struct {
+	Format  int    `json:"fencelock"` // layout
+	Space   string `json:"space"`
+	Cluster string `json:"cluster"`
+}
+
+// mark is the known past when a request was sent: its answer must not be older.
 type mark struct {
 	revision int64
 	terms    map[uint64]uint64
 }
 
-// mark must be taken before the request is sent whose answer is compared with it.
 func (h *history) mark() *mark {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return &mark{revision: h.revision, terms: h.terms}
+	return &mark{h.revision, h.terms}
 }
 
-// err returns the sign that the past is lost, or nil.
-func (h *history) err() error {
+func (h *history) tokenSpace() space {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.lost != nil {
-		return h.lost
-	}
-	return nil
+	return h.space
 }
 
-// greatestTerm is the greatest term of all answers so far. The cluster's is not below it.
 func (h *history) greatestTerm() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.term
 }
 
-// note records the header of an answer, and returns the contradiction that it or an earlier answer shows. since is
-// nil if the answer is not linearizable (a keepalive, a watch, the list of members): then note raises the member's
-// known term, and compares only the cluster id. An answer without a cluster id, a proxy's for example, is ignored.
-//
-// terms is replaced and never written to, because marks share it. That costs a copy of a few entries at each
-// election, and makes a mark cheap.
+// note takes in the header of an answer, and returns a contradiction. since is nil if the answer is not linearizable.
+// An answer without a cluster id, a proxy's for example, is no evidence.
 func (h *history) note(header *pb.ResponseHeader, since *mark) *backend.HistoryError {
 	cluster, member := header.GetClusterId(), header.GetMemberId()
 	revision, term := header.GetRevision(), header.GetRaftTerm()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case h.lost != nil || cluster == 0:
+	case h.lost != nil:
+		return h.lost
+	case cluster == 0:
+		return nil
 	case h.cluster != 0 && cluster != h.cluster:
-		h.lost = &backend.HistoryError{
+		return &backend.HistoryError{
 			What: "cluster id", Was: strconv.FormatUint(h.cluster, 16), Now: strconv.FormatUint(cluster, 16),
 		}
-	// A store that is behind an acknowledged write. Answers that overtake each other do not show here, since the mark
-	// is as old as the request.
 	case since != nil && revision < since.revision:
-		h.lost = &backend.HistoryError{
+		return &backend.HistoryError{
 			What: "revision", Was: strconv.FormatInt(since.revision, 10), Now: strconv.FormatInt(revision, 10),
 		}
-	// A member that has forgotten its term has lost its data, whatever the revisions are by now.
 	case since != nil && term < since.terms[member]:
-		h.lost = &backend.HistoryError{
+		return &backend.HistoryError{
 			What: "raft term of member " + strconv.FormatUint(member, 16),
 			Was:  strconv.FormatUint(since.terms[member], 10), Now: strconv.FormatUint(term, 10),
 		}
-	default:
-		h.cluster, h.revision, h.term = cluster, max(h.revision, revision), max(h.term, term)
-		if term > h.terms[member] {
-			terms := map[uint64]uint64{member: term}
-			for other, its := range h.terms {
-				terms[other] = max(its, terms[other])
-			}
-			h.terms = terms
-		}
 	}
-	return h.lost
-}
-
-// hear checks the header of an answer, and must see every one before the caller uses the answer. If the cluster's
-// past is lost, so is every hold of the driver, and the error says why.
-func (d *Driver) hear(header *pb.ResponseHeader, since *mark) error {
-	if lost := d.history.note(header, since); lost != nil {
-		d.loseHistory(lost)
-		return lost
+	h.cluster, h.revision, h.term = cluster, max(h.revision, revision), max(h.term, term)
+	if term > h.terms[member] {
+		terms := map[uint64]uint64{}
+		maps.Copy(terms, h.terms)
+		terms[member] = term
+		h.terms = terms
 	}
 	return nil
 }
 
-// loseHistory ends every session, which notifies every holder. New ones are not made: see sessionFor. The first
-// reason stays.
-func (d *Driver) loseHistory(why *backend.HistoryError) {
-	d.history.mu.Lock()
-	if d.history.lost == nil {
-		d.history.lost = why
+// hear must see the header of every answer before anything is concluded from it.
+func (e *service) hear(ctx context.Context, header *pb.ResponseHeader, since *mark) error {
+	if lost := e.history.note(header, since); lost != nil {
+		return e.lose(ctx, lost)
 	}
-	d.history.mu.Unlock()
-	for _, s := range d.sessions.Live() {
-		s.end(backend.ReasonHistoryLost)
+	return nil
+}
+
+// lose notes that the history is lost. The first time it plants a new token space in the place of the lost one,
+// so that guards refuse the tokens that are issued from now on. What another driver has planted stays.
+func (e *service) lose(ctx context.Context, why *backend.HistoryError) error {
+	h := &e.history
+	h.mu.Lock()
+	first := h.lost == nil
+	if first {
+		h.lost = why
+	}
+	why, known, cluster := h.lost, h.space, h.cluster
+	h.mu.Unlock()
+	if first && known.name != "" {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		put := clientv3.OpPut(e.spaceKey(), newSpace(cluster))
+		_, _ = e.client.Txn(ctx).If(vacant(e.spaceKey())).Then(put).Else(
+			clientv3.OpTxn([]clientv3.Cmp{e.sameSpace()}, []clientv3.Op{put}, nil)).Commit()
+	}
+	return why
+}
+
+func (e *service) spaceKey() string { return e.prefix + "+space" }
+
+// sameSpace is true if the store has the token space that the driver knows.
+func (e *service) sameSpace() clientv3.Cmp {
+	return clientv3.Compare(clientv3.Value(e.spaceKey()), "=", e.history.tokenSpace().text)
+}
+
+func newSpace(cluster uint64) string {
+	text, _ := json.Marshal(spaceValue{layout, "etcd-" + rand.Text(), strconv.FormatUint(cluster, 16)})
+	return string(text)
+}
+
+// checkSpace compares the key of the token space with the known value. Somebody who deletes the key, with
+// all others for example, ends the history of drivers that knew it: they cannot distinguish this from a new cluster.
+func (e *service) checkSpace(ctx context.Context, kvs []*mvccpb.KeyValue) error {
+	known, now := e.history.tokenSpace(), "gone"
+	if len(kvs) > 0 {
+		if string(kvs[0].Value) == known.text {
+			return nil
+		}
+		var v spaceValue
+		switch err := json.Unmarshal(kvs[0].Value, &v); {
+		case v.Format > layout:
+			now = fmt.Sprintf("one of layout %d, this program knows %d", v.Format, layout)
+		case err != nil:
+			now = "unreadable"
+		default:
+			now = v.Space
+		}
+	}
+	return e.lose(ctx, &backend.HistoryError{What: "token space", Was: known.name, Now: now})
+}
+
+// Ping is engine.Service's.
+func (e *service) Ping(ctx context.Context) error { return e.Probe(ctx) }
+
+// Probe is engine.Prober's: a linearizable read, which shows that a majority answers and that the user may read below
+// the prefix. The first one goes on to learn who answers, and the token space.
+func (e *service) Probe(ctx context.Context) error {
+	known := e.history.tokenSpace().name != "" // before the read: what another call plants meanwhile is not in it
+	resp, err := e.get(ctx, e.spaceKey())
+	if err != nil {
+		return err
+	}
+	if known {
+		return e.checkSpace(ctx, resp.Kvs)
+	}
+	// A proxy must be refused before anything is written through it.
+	if err := e.askMembers(ctx); err != nil {
+		return err
+	}
+	if err := e.learnSpace(ctx, resp); err != nil {
+		return err
+	}
+	e.checked.Do(func() { e.checkVersions(ctx) })
+	return nil
+}
+
+// learnSpace learns the token space, or plants it if the store has no token space of this cluster. Drivers that begin
+// at once agree, because each plants only over the value that it has read.
+func (e *service) learnSpace(ctx context.Context, resp *clientv3.GetResponse) error {
+	kvs, cluster := resp.Kvs, resp.Header.ClusterId
+	for {
+		var stands int64
+		if len(kvs) > 0 {
+			var v spaceValue
+			err := json.Unmarshal(kvs[0].Value, &v)
+			if v.Format > layout {
+				return &backend.ConfigError{
+					Setting: "layout of " + e.spaceKey(), Value: strconv.Itoa(v.Format), Want: strconv.Itoa(layout),
+					Why: "a later version of this package wrote it",
+				}
+			}
+			if err != nil || v.Format != layout || v.Space == "" {
+				return &backend.ConfigError{
+					Setting: e.spaceKey(), Value: fmt.Sprintf("%.64s", kvs[0].Value),
+					Want: "what a driver has written there", Why: "it names the token space",
+				}
+			}
+			if v.Cluster == strconv.FormatUint(cluster, 16) {
+				e.history.mu.Lock()
+				defer e.history.mu.Unlock()
+				if e.history.space.name == "" {
+					e.history.space = space{v.Space, string(kvs[0].Value)}
+				}
+				return nil
+			}
+			stands = kvs[0].ModRevision
+		}
+		look := clientv3.OpGet(e.spaceKey())
+		planted, err := e.txn(ctx, []clientv3.Cmp{asRead(e.spaceKey(), stands)},
+			[]clientv3.Op{clientv3.OpPut(e.spaceKey(), newSpace(cluster)), look}, []clientv3.Op{look})
+		if err != nil {
+			return err
+		}
+		kvs = planted.Responses[len(planted.Responses)-1].GetResponseRange().Kvs
 	}
 }
 
-// get reads linearizably, and compares the answer with the known past. With ErrHistoryLost it also returns the
-// answer, for callers that read regardless of the past.
-func (d *Driver) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	since := d.history.mark()
-	resp, err := d.client.Get(ctx, key, options...)
+// askMembers learns whether one server is all there is, and whether it is etcd that answers. A client that gets no
+// answer or may not ask goes on as if there were several.
+func (e *service) askMembers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	resp, err := e.client.MemberList(ctx)
 	if err != nil {
-		d.trouble()
-		return nil, err
+		e.members.again()
+		return nil
 	}
-	return resp, d.hear(resp.Header, since)
+	if resp.Header.GetClusterId() == 0 { // a proxy names itself as the only member, and knows no cluster
+		return &backend.ConfigError{
+			Setting: "endpoint", Value: "an etcd gRPC proxy", Want: "etcd itself",
+			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
+		}
+	}
+	vote := voters(resp.Members)
+	e.single.Store(len(vote) == 1)
+	e.members.note(vote)
+	return nil
 }
 
-// commit is a transaction, with the same comparison and the same two results. The server carries out a write before
-// that comparison; transactions that grant compare the token space themselves.
-func (d *Driver) commit(
-	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
-) (*clientv3.TxnResponse, error) {
-	since := d.history.mark()
-	resp, err := d.client.Txn(ctx).If(cmps...).Then(then...).Else(otherwise...).Commit()
-	if err != nil {
-		d.trouble()
-		return nil, err
+// checkVersions asks each endpoint for its version, and warns of those with known lease defects.
+func (e *service) checkVersions(ctx context.Context) {
+	for _, endpoint := range e.client.Endpoints() {
+		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		resp, err := e.client.Status(ctx, endpoint)
+		cancel()
+		if err != nil {
+			continue
+		}
+		if fixed, ok := leaseDefects(resp.Version); !ok {
+			e.log.Warn("fencelock/etcd: this server version can lose keys of live leases; use a fixed one",
+				"endpoint", endpoint, "version", resp.Version, "fixed", fixed)
+		}
 	}
-	return resp, d.hear(resp.Header, since)
+}
+
+// leaseDefects reports whether a version has the fix for keys that are lost while their lease is renewed (etcd issue
+// 20590), and the version of its line that has it.
+func leaseDefects(version string) (fixed string, ok bool) {
+	var major, minor, patch int
+	_, _ = fmt.Sscanf(version, "%d.%d.%d", &major, &minor, &patch) // unreadable numbers are 0
+	first, known := map[int]int{4: 38, 5: 23, 6: 5}[minor]
+	switch {
+	case major > 3 || major == 3 && minor > 6:
+		return "", true
+	case major == 3 && known:
+		return fmt.Sprintf("3.%d.%d", minor, first), patch >= first
+	}
+	return "3.6.5", false
+}
+
+// err returns the sign that the history is lost, or nil.
+func (h *history) err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lost == nil {
+		return nil
+	}
+	return h.lost
 }

@@ -178,7 +178,7 @@ func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 }
 
 // A server starts from a backup of its files: it has forgotten everything acknowledged since, but not the token
-// space.
+// space. The driver that notices replaces that, so that guards refuse the tokens of fresh drivers.
 func TestRestoredServerIsNoticed(t *testing.T) {
 	t.Parallel()
 	files, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -207,8 +207,8 @@ func TestRestoredServerIsNoticed(t *testing.T) {
 	g := mustAcquire(t, fresh, request("held", false))
 	t.Logf("a fresh driver got token %v of %s after %v of %s",
 		g.Token, fresh.Describe().TokenSpace, s.held.Token, s.space)
-	if fresh.Describe().TokenSpace != s.space {
-		t.Error("the backup has another token space")
+	if now := fresh.Describe().TokenSpace; now == "" || now == s.space {
+		t.Errorf("the space is %q, want a new one: a driver has noticed the loss", now)
 	}
 	if g.Token <= forgotten.Token {
 		t.Errorf("token %v after %v, which the backup knew", g.Token, forgotten.Token)
@@ -225,7 +225,7 @@ func TestDeletionOfEverythingIsNoticed(t *testing.T) {
 	t.Parallel()
 	addr := containers.Etcd(t).Addr()
 	s := newSurvivor(t, addr)
-	if _, err := s.d.client.Delete(t.Context(), "\x00", clientv3.WithFromKey()); err != nil {
+	if _, err := s.d.service.client.Delete(t.Context(), "\x00", clientv3.WithFromKey()); err != nil {
 		t.Fatal(err)
 	}
 	for renewed := false; !renewed; { // by the core, say
@@ -277,9 +277,6 @@ func TestHistoryNote(t *testing.T) {
 			lost := h.note(c.answer, since)
 			if (lost == nil) != (c.sign == "") || lost != nil && !strings.HasPrefix(lost.What, c.sign) {
 				t.Errorf("%v, want the sign %q", lost, c.sign)
-			}
-			if again := h.note(header(1, 7, 200, 9), h.mark()); again != lost {
-				t.Errorf("afterwards: %v, want %v", again, lost)
 			}
 		})
 	}

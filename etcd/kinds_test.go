@@ -39,7 +39,7 @@ func mustRelease(t testing.TB, d *Driver, grants ...backend.Grant) {
 // crash ends the lease that a request's key stands on, as if its client had died one TTL ago.
 func crash(t testing.TB, d *Driver, r backend.Request) {
 	t.Helper()
-	if _, err := d.client.Revoke(t.Context(), leaseUnder(t, d, r)); err != nil {
+	if _, err := d.service.client.Revoke(t.Context(), leaseUnder(t, d, r)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -91,7 +91,7 @@ func wantHolders(t testing.TB, d *Driver, name string, waiters int, want ...back
 // keysOf returns all keys below a name.
 func keysOf(t testing.TB, d *Driver, name string) []string {
 	t.Helper()
-	resp, err := d.client.Get(t.Context(), dirOf(name), clientv3.WithPrefix())
+	resp, err := d.service.client.Get(t.Context(), dirOf(name), clientv3.WithPrefix())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,7 +337,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 		held := mustAcquire(t, one, taking(2, 2).asks(name, false))
 		r := taking(1, 2).asks(name, true)
 		done := acquireLater(t, two, r)
-		if _, err := one.client.Delete(t.Context(), string(keyOf(t, one, r).Key)); err != nil {
+		if _, err := one.service.client.Delete(t.Context(), string(keyOf(t, one, r).Key)); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the waiter stands in the queue again", func() bool { return len(keysOf(t, one, name)) == 2 })
@@ -386,7 +386,7 @@ func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 			"+permits/2/1/" + backend.NewRequestID(), "+permits/7/1/" + backend.NewRequestID(),
 			backend.NewRequestID(), "~",
 		} {
-			if _, err := d.client.Put(t.Context(), dir+key, "foreign"); err != nil {
+			if _, err := d.service.client.Put(t.Context(), dir+key, "foreign"); err != nil {
 				t.Fatal(err)
 			}
 		}

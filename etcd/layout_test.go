@@ -25,7 +25,7 @@ func TestLaterLayoutIsRefused(t *testing.T) {
 	if _, err := running.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := running.client.Put(t.Context(), "fencelock/+space", `{"fencelock":2,"space":[]}`); err != nil {
+	if _, err := running.service.client.Put(t.Context(), "fencelock/+space", `{"fencelock":2,"space":[]}`); err != nil {
 		t.Fatal(err)
 	}
 	_, err := late.Acquire(t.Context(), request("y", false))

@@ -1,7 +1,6 @@
 package etcd
 
 import (
-	"context"
 	"net/url"
 	"slices"
 	"strings"
@@ -33,6 +32,10 @@ type members struct {
 	// The addresses that members advertised at first; nil until the first list.
 	first  map[string]bool
 	joined []string // the addresses of members that have joined since
+}
+
+func newMembers(client *clientv3.Client) *members {
+	return &members{client: client, urls: client.Endpoints()}
 }
 
 // due reports whether the list is to be requested, which the caller then does.
@@ -99,11 +102,4 @@ func (m *members) note(list []*pb.Member) {
 		endpoints = append(endpoints, scheme+address)
 	}
 	m.client.SetEndpoints(endpoints...)
-}
-
-// followMembers requests the list of members in the background if it is due. The sessions' keepalives call it.
-func (d *Driver) followMembers() {
-	if d.members.due() {
-		d.gate.Go(func(ctx context.Context) { _ = d.askMembers(ctx) })
-	}
 }

@@ -90,7 +90,7 @@ func TestClientOutlivesTheMembersOfItsURL(t *testing.T) {
 		eventually(t, "a member is added", func() bool {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			_, err := d.client.MemberAdd(ctx, []string{"http://" + peer})
+			_, err := d.service.client.MemberAdd(ctx, []string{"http://" + peer})
 			return err == nil || isOneOf(err, rpctypes.ErrPeerURLExist)
 		})
 		cluster += "," + name + "=http://" + peer
@@ -103,8 +103,8 @@ func TestClientOutlivesTheMembersOfItsURL(t *testing.T) {
 			return err == nil
 		})
 		eventually(t, "the client uses the member", func() bool {
-			d.members.again() // instead of membersInterval
-			return cycle() == nil && slices.Contains(d.client.Endpoints(), client)
+			d.service.members.again() // instead of membersInterval
+			return cycle() == nil && slices.Contains(d.service.client.Endpoints(), client)
 		})
 	}
 	admin := dial(t, addrs[2], addrs[4])

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -13,13 +12,13 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/grpctls"
 )
 
 // Open makes the client too, and so decides the settings that New leaves to its caller: how long a server may be
-// silent (silent.go), when to leave a member that answers others but not us (unheard.go), how often to check a
-// password (token.go), and the error when no connection stood.
+// silent (silent.go), how often to check a password (token.go), and the error when no connection stood.
 
 // quiet keeps Open's client from writing to standard error; callers get its errors.
 var quiet = zap.NewNop()
@@ -28,9 +27,9 @@ var quiet = zap.NewNop()
 func init() { kit.Register(Open, "etcd", "etcds") }
 
 // Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the
-// connections. Open's client also closes a connection when its server owes an answer for 2 s and is silent, or
-// for 1 s when another server has answered a later request; up to eight times that after a server was too slow to
-// check the password. The client goes on with another server. Proxies that the environment names are not used.
+// connections. Open's client also closes a connection when its server owes an answer for 2 s and is silent; up to
+// eight times that after a server was too slow to check the password. The client goes on with another server. Proxies
+// that the environment names are not used.
 //
 // Members that join the cluster later are used too, if the URL has an address as a member advertises it
 // (--advertise-client-urls).
@@ -59,25 +58,30 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	client, err := clientv3.New(config)
 	if err != nil {
 		why := backend.ErrUnavailable
-		if forbidden(err) {
+		if classOf(err) == engine.Never {
 			why = backend.ErrMisconfigured
 		}
 		return nil, &backend.CallError{Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, err)}
 	}
-	d := New(client, o)
-	d.conns, d.members = conns, &members{client: client, urls: slices.Clone(config.Endpoints)}
+	d := driverOn(client, o, conns)
 	ctx, cancel := context.WithTimeout(ctx, config.DialTimeout)
 	defer cancel()
-	// The library reports "context deadline exceeded" where no connection stood. The error of the last attempt to
-	// connect is worth more to the reader, such as a closed port or an untrusted certificate.
 	if err := d.Ping(ctx); err != nil {
 		_ = d.Close(context.WithoutCancel(ctx))
-		if why := conns.failure(); why != nil && errors.Is(err, backend.ErrUnavailable) {
-			err = &backend.CallError{
-				Driver: driverName, Call: "open", Err: fmt.Errorf("%w: %w", why, errors.Unwrap(err)),
-			}
+		silent := kit.IsContext(err)
+		if !silent && !errors.Is(err, backend.ErrUnavailable) {
+			return nil, err
 		}
-		return nil, err
+		// The library reports "context deadline exceeded" where no connection stood. The error of the last attempt to
+		// connect is worth more to the reader, such as a closed port or an untrusted certificate.
+		cause := errors.Unwrap(err)
+		if silent {
+			cause = fmt.Errorf("%w: %w", backend.ErrUnavailable, cause)
+		}
+		if why := conns.failure(); why != nil {
+			cause = fmt.Errorf("%w: %w", why, cause)
+		}
+		return nil, &backend.CallError{Driver: driverName, Call: "open", Err: cause}
 	}
 	return d, nil
 }

@@ -18,15 +18,15 @@ func everWritten(t testing.TB, d *Driver, name string) map[string]int {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	now, err := d.client.Get(ctx, "now")
+	now, err := d.service.client.Get(ctx, "now")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.client.Put(ctx, dirOf(name)+"end", ""); err != nil {
+	if _, err := d.service.client.Put(ctx, dirOf(name)+"end", ""); err != nil {
 		t.Fatal(err)
 	}
 	created := map[string]int{}
-	for resp := range d.client.Watch(ctx, dirOf(name), clientv3.WithPrefix(), clientv3.WithRev(1)) {
+	for resp := range d.service.client.Watch(ctx, dirOf(name), clientv3.WithPrefix(), clientv3.WithRev(1)) {
 		for _, e := range resp.Events {
 			if e.Kv.ModRevision > now.Header.Revision {
 				return created
@@ -118,11 +118,11 @@ func TestForeignKeyOnAPlace(t *testing.T) {
 		for _, wait := range []bool{true, false} {
 			r := c.asks(fmt.Sprint("foreign/", c.Kind, wait), wait)
 			key := dirOf(r.Name) + c.part() + at
-			if _, err := d.client.Put(t.Context(), key, "foreign"); err != nil {
+			if _, err := d.service.client.Put(t.Context(), key, "foreign"); err != nil {
 				t.Fatal(err)
 			}
 			mustRelease(t, d, mustAcquire(t, d, r))
-			if resp, err := d.client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 ||
+			if resp, err := d.service.client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 ||
 				string(resp.Kvs[0].Value) != "foreign" {
 				t.Errorf("%v: the foreign key is %v, %v", c.Kind, resp, err)
 			}

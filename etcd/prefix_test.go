@@ -48,7 +48,7 @@ func FuzzPrefixesAreApart(f *testing.F) {
 		if one == two || badPrefix(one) != "" || badPrefix(two) != "" {
 			return
 		}
-		a, b := &Driver{prefix: one}, &Driver{prefix: two}
+		a, b := &service{prefix: one}, &service{prefix: two}
 		for _, key := range []string{b.spaceKey(), b.dir(other) + backend.NewRequestID(), b.forcedKey(other)} {
 			if strings.HasPrefix(key, a.locksDir()) || key == a.spaceKey() || strings.HasPrefix(key, a.dir(name)) {
 				t.Errorf("%q of prefix %q lies in prefix %q", key, two, one)

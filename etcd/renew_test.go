@@ -29,7 +29,7 @@ func TestRenewalForLessCutsNothingShort(t *testing.T) {
 			t.Fatalf("renewal = %+v", renewal)
 		}
 		now := leaseUnder(t, d, r)
-		left, err := d.client.TimeToLive(t.Context(), now)
+		left, err := d.service.client.TimeToLive(t.Context(), now)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +85,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 		return leaseUnder(t, d, rs[0]) != before && leaseUnder(t, d, rs[holds-1]) != before
 	})
 	// A hold that is gone keeps no other hold from moving, and its renewal reports the loss.
-	if _, err := d.client.Delete(t.Context(), d.Key(grants[3])); err != nil {
+	if _, err := d.service.client.Delete(t.Context(), d.Key(grants[3])); err != nil {
 		t.Fatal(err)
 	}
 	for i := range grants {

@@ -335,7 +335,7 @@ func TestOneTokenServesAllStreams(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := d.conns.token.inUse(); n != 1 {
+	if n := d.service.conns.token.inUse(); n != 1 {
 		t.Errorf("the client has got %d tokens, want 1", n)
 	}
 }

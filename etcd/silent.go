@@ -40,8 +40,8 @@ const maxBackoff = 3 * time.Second
 
 // connections are the connections of a client that Open has made. A connection is closed when its server owes an
 // answer and is silent. Its requests fail, and their senders repeat them at another server; watches start anew
-// there. The silent server is used again when it has answered gRPC's greeting. A server that answers only some of its
-// requests is left, too: see member.
+// there. The silent server is used again when it has answered gRPC's greeting. The engine repeats a request at another
+// server before that, and so gets past a server that answers others but not this client.
 //
 // A nil *connections does no checks: a driver that New made has it. There is no background work; every timer belongs
 // to a request and is stopped by its answer.
@@ -54,17 +54,15 @@ type connections struct {
 	// Nil without a user.
 	token *token
 
-	// Connections that stand, and the members by address. The mutex is held for a moment only, never
-	// while a connection is dialled or closed.
-	mu      sync.Mutex // protects the following fields
-	open    map[*connection]struct{}
-	members map[string]*member // by address
+	// Connections that stand. The mutex is held for a moment only, never while a connection is dialled or closed.
+	mu   sync.Mutex // protects the following fields
+	open map[*connection]struct{}
 }
 
 // newConnections returns the connections of a client before its first one. user is empty for a client without a
 // password.
 func newConnections(user string) *connections {
-	c := &connections{begun: time.Now(), open: map[*connection]struct{}{}, members: map[string]*member{}}
+	c := &connections{begun: time.Now(), open: map[*connection]struct{}{}}
 	c.bears.Store(int64(silence))
 	if user != "" {
 		c.token = &token{conns: c}
@@ -82,7 +80,6 @@ func (c *connections) options() []grpc.DialOption {
 	}
 	return append(options,
 		grpc.WithContextDialer(c.dial),
-		grpc.WithStatsHandler(departed{}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff,
@@ -94,9 +91,7 @@ func (c *connections) options() []grpc.DialOption {
 			call grpc.UnaryInvoker, opts ...grpc.CallOption,
 		) error {
 			defer c.expectAnswer()()
-			ctx, end := c.asking(ctx, method)
 			err := call(ctx, method, request, reply, conn, opts...)
-			end(err)
 			c.noteFailure(err)
 			return err
 		}),
@@ -115,9 +110,6 @@ func (c *connections) noteFailure(err error) {
 		return
 	}
 	c.failed.Store(&text)
-	if s.Code() != codes.Unavailable || unsent(err) {
-		c.admit() // no connection stands
-	}
 }
 
 // bearWith gets the result of a request for a token, and sets how long servers may be silent. Checking a password is
@@ -142,17 +134,13 @@ func (c *connections) failure() error {
 	return nil
 }
 
-// dial is gRPC's dialer. It refuses a member that was left a moment ago without asking it, so that the balancer turns
-// to the others.
+// dial is gRPC's dialer.
 func (c *connections) dial(ctx context.Context, addr string) (net.Conn, error) {
-	if c.leftAlone(addr) {
-		return nil, errUnheard
-	}
 	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	conn := &connection{Conn: raw, addr: addr, all: c}
+	conn := &connection{Conn: raw, all: c}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open[conn] = struct{}{}
@@ -167,26 +155,16 @@ func (c *connections) expectAnswer() (answered func() bool) {
 	return time.AfterFunc(time.Duration(c.bears.Load()), c.closeSilent).Stop
 }
 
-// closeSilent closes the connections on which a server has owed an answer for half of the time it may be silent.
-// Half,
-// because the request that hangs was written a little after its timer was set. Frames that need no answer count, too:
-// closing a connection whose server owed no answer does no harm.
+// closeSilent closes the connections on which a server has owed an answer for half of the time it may be silent: the
+// request that hangs was written a little after its timer was set. gRPC then fails the requests on them. Frames that
+// need no answer count, too: closing a connection whose server owed no answer does no harm.
 func (c *connections) closeSilent() {
 	before := c.now() - c.bears.Load()/2
-	c.closeIf(func(conn *connection) bool {
-		since := conn.asked.Load()
-		return since != 0 && since < before
-	})
-}
-
-// closeIf closes the connections for which leave is true. gRPC then fails the requests on them.
-func (c *connections) closeIf(leave func(*connection) bool) {
 	c.mu.Lock()
 	open := slices.Collect(maps.Keys(c.open))
 	c.mu.Unlock()
-	// After c.mu is free, since Close takes it.
-	for _, conn := range open {
-		if leave(conn) {
+	for _, conn := range open { // after c.mu is free, since Close takes it
+		if since := conn.asked.Load(); since != 0 && since < before {
 			_ = conn.Close()
 		}
 	}
@@ -200,8 +178,7 @@ func (c *connections) now() int64 { return 1 + int64(time.Since(c.begun)) }
 // lives, and this layer does not judge answers. gRPC reads and writes from its own goroutines, hence the atomic.
 type connection struct {
 	net.Conn
-	addr string // that was dialled
-	all  *connections
+	all *connections
 	// When the first bytes after the last read were written; zero if no bytes were.
 	asked atomic.Int64
 }

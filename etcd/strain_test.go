@@ -39,7 +39,7 @@ func TestCompactionUnderAWatchIsNotNoticed(t *testing.T) {
 	}()
 	<-started
 	other := mustAcquire(t, d, request("other", false))
-	if _, err := d.client.Compact(t.Context(), int64(other.Token), clientv3.WithCompactPhysical()); err != nil {
+	if _, err := d.service.client.Compact(t.Context(), int64(other.Token), clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
 	mustRelease(t, d, first)
@@ -67,7 +67,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 	other := request("other", false)
 	other.TTL = r.TTL
 	alsoHeld := mustAcquire(t, d, other)
-	fill(t, d.client)
+	fill(t, d.service.client)
 	before := leaseUnder(t, d, r)
 	if err := server.Restart(t.Context()); err != nil { // which begins another term
 		t.Fatal(err)
@@ -97,9 +97,9 @@ func TestFullServerKeepsHolds(t *testing.T) {
 	}
 	mustRelease(t, d, alsoHeld)
 
-	makeRoom(t, d.client)
+	makeRoom(t, d.service.client)
 	eventually(t, "there is room again", func() bool {
-		disarm(t, d.client)
+		disarm(t, d.service.client)
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		g, err := d.Acquire(ctx, request("y", false))
@@ -155,7 +155,7 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 	r.TTL = 30 * time.Second
 	r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 	held := mustAcquire(t, d, r)
-	fill(t, d.client)
+	fill(t, d.service.client)
 	before := leaseUnder(t, d, r)
 
 	leader, term, err := c.Leader(t.Context(), 0)
@@ -183,9 +183,9 @@ func TestFullClusterAfterAnElection(t *testing.T) {
 	if leaseUnder(t, d, r) != before {
 		t.Error("the hold has moved")
 	}
-	makeRoom(t, d.client)
+	makeRoom(t, d.service.client)
 	eventually(t, "the hold has moved", func() bool {
-		disarm(t, d.client)
+		disarm(t, d.service.client)
 		renewal := d.Renew(t.Context(), []backend.Grant{held})[0]
 		if errors.Is(renewal.Err, backend.ErrNotHeld) {
 			t.Fatalf("Renew = %v", renewal.Err)

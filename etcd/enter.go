@@ -1,4 +1,4 @@
-package binding
+package etcd
 
 import (
 	"context"
@@ -29,7 +29,7 @@ type wish struct {
 	over        string // the mark of the attempt
 }
 
-func (e *Service) wishOf(r engine.Entering) *wish {
+func (e *service) wishOf(r engine.Entering) *wish {
 	w := &wish{Entering: r, use: use(kit.UseOf(r.Request)), dir: e.dir(r.Name), over: e.overKey(r.Attempt)}
 	if l := leaseOf(r.Session); l != nil {
 		w.lease = l.id
@@ -55,7 +55,7 @@ func (w *wish) looks() []clientv3.Op {
 // same one. A waiter that has its place reads it, with the entries before it. What comparisons cannot express takes a
 // second transaction: how many permits are left, which keys are foreign, whether the request itself stands there
 // already.
-func (e *Service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
+func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	w := e.wishOf(r)
 	if r.Place != "" {
 		if p, stands, err := e.reenter(ctx, w); err != nil || stands {
@@ -64,7 +64,7 @@ func (e *Service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 	}
 	if r.Kind == backend.KindPermits && !r.Wait {
 		// Permits that others change at the same moment are counted again. Those of one client would disturb each other
-		// most, so they take turns. So do readers of one client whose keys are taken.
+		// most, so they take turns. So do readers of one client that find their keys taken.
 		leave, err := e.turns.take(ctx, r.Name)
 		if err != nil {
 			return engine.Position{}, err
@@ -87,7 +87,7 @@ func (e *Service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 }
 
 // first is the first Enter of a fresh request.
-func (e *Service) first(ctx context.Context, w *wish) (engine.Position, error) {
+func (e *service) first(ctx context.Context, w *wish) (engine.Position, error) {
 	free := append(w.use.free(w.dir), vacant(w.over))
 	second := []clientv3.Op{clientv3.OpGet(w.dir, clientv3.WithPrefix())}
 	switch {
@@ -129,7 +129,7 @@ var errOver = fmt.Errorf("%w: the attempt has ended", backend.ErrUnavailable)
 
 // write puts the request where it belongs in a queue that was read at a revision, if the queue has not changed since,
 // and reads again otherwise.
-func (e *Service) write(
+func (e *service) write(
 	ctx context.Context, w *wish, kvs []*mvccpb.KeyValue, revision int64,
 ) (p engine.Position, err error) {
 	if w.Kind == backend.KindShared && !w.Wait {
@@ -203,13 +203,13 @@ func (w *wish) stands(x entry, blockers []entry) engine.Position {
 	return p
 }
 
-// heldBy tells who is first in the queue. How long its lease lasts would cost another request.
+// heldBy names the first of the queue. How long its lease lasts would cost another request.
 func heldBy(name string, queue []entry) *backend.HeldError {
 	return &backend.HeldError{Name: name, Holder: queue[0].value.Owner, HoldID: queue[0].value.HoldID}
 }
 
 // reenter reads the place of a waiter and what keeps it out. stands is false if the place is gone.
-func (e *Service) reenter(ctx context.Context, w *wish) (p engine.Position, stands bool, err error) {
+func (e *service) reenter(ctx context.Context, w *wish) (p engine.Position, stands bool, err error) {
 	key, revision := keyAt(w.Place)
 	resp, err := e.look(ctx, clientv3.OpGet(key), w.use.ahead(w.dir, revision))
 	if err != nil {
@@ -236,7 +236,7 @@ func (e *Service) reenter(ctx context.Context, w *wish) (p engine.Position, stan
 
 // before returns what keeps a key out that was created at revision, from what use.ahead read. That asks for the nearest
 // keys only: if a foreign one is among them, the whole queue is read.
-func (e *Service) before(
+func (e *service) before(
 	ctx context.Context, w *wish, kvs []*mvccpb.KeyValue, revision int64,
 ) ([]entry, error) {
 	queue := e.queueOf(kvs)
@@ -250,9 +250,9 @@ func (e *Service) before(
 	return w.use.blockers(slices.DeleteFunc(queue, func(x entry) bool { return x.revision >= revision })), nil
 }
 
-// EnterSet is engine.Sets's: one transaction over all names. Waiting in several queues at once would keep one name closed
-// while the wait for another goes on.
-func (e *Service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
+// EnterSet is engine.Sets's: one transaction over all names. Waiting in several queues at once would keep one name
+// closed while the wait for another goes on.
+func (e *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
 	if rs[0].Wait {
 		return nil, fmt.Errorf("waiting for several names at once: %w", backend.ErrUnsupported)
 	}

@@ -1,4 +1,4 @@
-package binding
+package etcd
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func leaseOf(s engine.Session) *lease {
 //
 // The term is noted before the request is sent: an election after the grant could raise the term in the answer, and the
 // lease would then be believed to be of a later leader than its own. A term that is too low costs a move.
-func (e *Service) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
+func (e *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
 	l := &lease{id: clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))}
 	l.term.Store(e.history.greatestTerm())
 	since := e.history.mark()
@@ -64,7 +64,7 @@ func (e *Service) Open(ctx context.Context, ttl time.Duration) (engine.Session, 
 }
 
 // End is engine.Sessions's.
-func (e *Service) End(ctx context.Context, s engine.Session) error {
+func (e *service) End(ctx context.Context, s engine.Session) error {
 	l := leaseOf(s)
 	if l.mu.TryLock() { // nobody proves it any more, unless that is about to end
 		l.close()
@@ -89,7 +89,7 @@ var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has ans
 // server had applied. The keepalive's is read before the lease is looked up, so it is not above the term of the leader
 // that looked. The read's is read afterwards, so it is not below the term of the leader that confirmed the read with a
 // majority. If they are equal, so are those two, and the leader that answered for the lease led when it did. The key
-// that is read is the token space: it tells for the same price whether this is still the store in which the hold was
+// that is read is the token space: it shows for the same price whether this is still the store in which the hold was
 // granted.
 //
 // Nor is it certain that a lease lives on when its term is over. A leader that stood still ends, when it goes on, the
@@ -98,7 +98,10 @@ var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has ans
 // only leader that could do this, and that one will not before a TTL has passed since. What stands on a lease of an
 // earlier term moves to another lease, which that leader has never heard of. Where nobody else can have led, the lease
 // goes on: see alone.
-func (e *Service) Prove(ctx context.Context, s engine.Session) error {
+func (e *service) Prove(ctx context.Context, s engine.Session) error {
+	if e.members.due() {
+		go func() { _ = e.askMembers(e.life) }()
+	}
 	err := errOvertaken
 	for range 2 {
 		if err = e.prove(ctx, leaseOf(s)); !errors.Is(err, errOvertaken) {
@@ -111,7 +114,7 @@ func (e *Service) Prove(ctx context.Context, s engine.Session) error {
 	return err
 }
 
-func (e *Service) prove(ctx context.Context, l *lease) error {
+func (e *service) prove(ctx context.Context, l *lease) error {
 	alive, err := l.keepAlive(ctx, e)
 	if err != nil {
 		return err
@@ -143,7 +146,7 @@ func (e *Service) prove(ctx context.Context, l *lease) error {
 // alone reports whether a member is the only voter, and has given these answers. Such a member elects itself
 // when it is started again, and in no other case; the process before it has ended by then. So no leader of an earlier
 // term is left that could end the lease. That matters because moving takes writes, which a full server refuses.
-func (e *Service) alone(ctx context.Context, member uint64, answers ...*pb.ResponseHeader) bool {
+func (e *service) alone(ctx context.Context, member uint64, answers ...*pb.ResponseHeader) bool {
 	for _, header := range answers {
 		if header.GetMemberId() != member {
 			return false
@@ -157,15 +160,13 @@ func (e *Service) alone(ctx context.Context, member uint64, answers ...*pb.Respo
 	return len(vote) == 1 && vote[0].ID == member
 }
 
-// keepAlive sends one keepalive and receives the answer to it. The library's loop would not do: it decides by itself when
-// to send, and counts from the receipt. One stream serves the lease, since with a password a stream costs the server a
-// slow hash. A keepalive that is not answered in time takes the stream with it, so that no late answer is taken for
-// that to a later one. A stream with a token that the server has forgotten is replaced once. A keepalive that is sent
-// beside another one has a separate stream, to another server.
-func (l *lease) keepAlive(ctx context.Context, e *Service) (*pb.LeaseKeepAliveResponse, error) {
-	if e.o.ExpectAnswer != nil {
-		defer e.o.ExpectAnswer()()
-	}
+// keepAlive sends one keepalive and receives the answer to it. The library's loop would not do: it decides by itself
+// when to send, and counts from the receipt. One stream serves the lease, since with a password a stream costs the
+// server a slow hash. A keepalive that is not answered in time takes the stream with it, so that no late answer is
+// taken for that to a later one. A stream with a token that the server has forgotten is replaced once. A keepalive that
+// is sent beside another one has a separate stream, to another server.
+func (l *lease) keepAlive(ctx context.Context, e *service) (*pb.LeaseKeepAliveResponse, error) {
+	defer e.conns.expectAnswer()()
 	if !l.mu.TryLock() {
 		l = &lease{id: l.id}
 		l.mu.Lock()
@@ -180,7 +181,7 @@ func (l *lease) keepAlive(ctx context.Context, e *Service) (*pb.LeaseKeepAliveRe
 }
 
 // exchange is one keepalive. The caller holds l.mu.
-func (l *lease) exchange(ctx context.Context, e *Service) (answer *pb.LeaseKeepAliveResponse, err error) {
+func (l *lease) exchange(ctx context.Context, e *service) (answer *pb.LeaseKeepAliveResponse, err error) {
 	cancel := l.cancel
 	if l.stream == nil {
 		var own context.Context
@@ -215,7 +216,7 @@ func (l *lease) close() {
 
 // keys returns the keys on a lease. The leader that answers may have been
 // overtaken, so that a missing key may be there.
-func (e *Service) keys(ctx context.Context, l *lease) (map[string]bool, error) {
+func (e *service) keys(ctx context.Context, l *lease) (map[string]bool, error) {
 	resp, err := e.client.TimeToLive(clientv3.WithRequireLeader(ctx), l.id, clientv3.WithAttachedKeys())
 	if err != nil {
 		return nil, err
@@ -223,7 +224,7 @@ func (e *Service) keys(ctx context.Context, l *lease) (map[string]bool, error) {
 	if err := e.hear(ctx, resp.ResponseHeader, nil); err != nil {
 		return nil, err
 	}
-	if resp.TTL < 0 { // the next proof tells whether that is so
+	if resp.TTL < 0 { // the next proof decides
 		return nil, fmt.Errorf("%w: the server does not know the lease", backend.ErrUnavailable)
 	}
 	keys := make(map[string]bool, len(resp.Keys))

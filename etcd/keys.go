@@ -1,4 +1,4 @@
-package binding
+package etcd
 
 import (
 	"cmp"
@@ -40,24 +40,24 @@ import (
 const stations = 256
 
 // dir returns the directory of a name.
-func (e *Service) dir(name string) string { return e.locksDir() + url.PathEscape(name) + "/" }
+func (e *service) dir(name string) string { return e.locksDir() + url.PathEscape(name) + "/" }
 
-func (e *Service) locksDir() string { return e.o.Prefix + "+locks/" }
+func (e *service) locksDir() string { return e.prefix + "+locks/" }
 
 // forcedKey is where a forced release leaves its reason. It is in the directory, so that a watch of the name shows it.
-func (e *Service) forcedKey(name string) string { return e.dir(name) + "forced" }
+func (e *service) forcedKey(name string) string { return e.dir(name) + "forced" }
 
 // overKey is the mark of an attempt that has ended. Every Enter compares that it does not exist.
-func (e *Service) overKey(attempt string) string { return e.o.Prefix + "+over/" + attempt }
+func (e *service) overKey(attempt string) string { return e.prefix + "+over/" + attempt }
 
 // sessionKey is on the lease that it names. Its client watches it.
-func (e *Service) sessionKey(lease clientv3.LeaseID) string {
-	return e.o.Prefix + "+sessions/" + strconv.FormatInt(int64(lease), 16)
+func (e *service) sessionKey(lease clientv3.LeaseID) string {
+	return e.prefix + "+sessions/" + strconv.FormatInt(int64(lease), 16)
 }
 
-// stationOf is the second station of an attempt. The engine counts attempts in base 36, so that those in a row, which may
-// wait for one name, have different stations.
-func (e *Service) stationOf(attempt string) int64 {
+// stationOf is the second station of an attempt. The engine counts attempts in base 36, so that those in a row, which
+// may wait for one name, have different stations.
+func (e *service) stationOf(attempt string) int64 {
 	n, _ := strconv.ParseUint(attempt[max(0, len(attempt)-12):], 36, 64) // without a number they meet, and find others
 	return (e.station + 1 + int64(n%(stations-1))) % stations
 }
@@ -147,8 +147,8 @@ func (x entry) incarnation() string {
 
 func (x entry) token() fencing.Token { return tokenOf(x.use.Kind, x.revision) }
 
-// tokenOf returns the token of a hold whose key was created at revision. Tokens of shared holds and permits come from
-// the same count, with the mark of those that do not fence.
+// tokenOf returns the token of a hold with a key that was created at revision. Tokens of shared holds and permits come
+// from the same count, with the mark of those that do not fence.
 func tokenOf(kind backend.Kind, revision int64) fencing.Token {
 	token := fencing.Token(revision)
 	if kind != backend.KindExclusive {
@@ -172,7 +172,7 @@ func keyAt(place string) (key string, revision int64) {
 
 // keyOf returns the key and the create revision that an incarnation names; the revision is 0 if the incarnation is
 // empty.
-func (e *Service) keyOf(name string, u use, incarnation string) (key string, revision int64) {
+func (e *service) keyOf(name string, u use, incarnation string) (key string, revision int64) {
 	text, station, _ := strings.Cut(incarnation, "@")
 	revision, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
@@ -183,7 +183,7 @@ func (e *Service) keyOf(name string, u use, incarnation string) (key string, rev
 
 // entryOf reads a key, and reports whether it is one of ours. Foreign keys block no request, and nobody deletes them:
 // keys without a lease, values that are not JSON, other formats.
-func (e *Service) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
+func (e *service) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 	x := entry{
 		key: string(kv.Key), revision: kv.CreateRevision, modified: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease),
 	}
@@ -193,7 +193,7 @@ func (e *Service) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 }
 
 // queueOf returns the entries among kvs in the order of the queue.
-func (e *Service) queueOf(kvs []*mvccpb.KeyValue) []entry {
+func (e *service) queueOf(kvs []*mvccpb.KeyValue) []entry {
 	queue := make([]entry, 0, len(kvs))
 	for _, kv := range kvs {
 		if x, ok := e.entryOf(kv); ok {
@@ -204,8 +204,8 @@ func (e *Service) queueOf(kvs []*mvccpb.KeyValue) []entry {
 	return queue
 }
 
-// nameOf returns the name in whose directory a key is. ok is false for foreign keys.
-func (e *Service) nameOf(key string) (name string, ok bool) {
+// nameOf returns the name of the directory that has a key. ok is false for foreign keys.
+func (e *service) nameOf(key string) (name string, ok bool) {
 	rest, ours := strings.CutPrefix(key, e.locksDir())
 	dir, _, within := strings.Cut(rest, "/")
 	name, err := url.PathUnescape(dir)
@@ -242,8 +242,8 @@ func asRead(key string, modified int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", modified)
 }
 
-// standsFor is true if a key stands for a request. etcd compares whole values, by their order: the value lies between its
-// known beginning with the quotation mark that ends the id, and the same with the next character.
+// standsFor is true if a key stands for a request. etcd compares whole values, by their order: the value lies between
+// its known beginning with the quotation mark that ends the id, and the same with the next character.
 func standsFor(key, requestID string) []clientv3.Cmp {
 	begin := valueBegin + requestID
 	return []clientv3.Cmp{

@@ -1,4 +1,4 @@
-package binding_test
+package etcd
 
 import (
 	"context"
@@ -14,11 +14,9 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/etcd/internal/binding"
 )
 
 // slow keeps the first transaction that creates a key of a name, as a slow member does, until pass is closed.
@@ -36,7 +34,7 @@ func (s *slow) intercept(
 ) error {
 	txn, ok := request.(*pb.TxnRequest)
 	s.mu.Lock()
-	keep := ok && !s.kept && creates(txn, plain.dir(s.name))
+	keep := ok && !s.kept && creates(txn, dirOf(s.name))
 	s.kept = s.kept || keep
 	s.mu.Unlock()
 	if keep {
@@ -55,11 +53,11 @@ func creates(txn *pb.TxnRequest, dir string) bool {
 	})
 }
 
-// takeAway deletes the key of a hold, as an administrator may. A forced release leaves a key that keeps the late acquire
-// out.
-func takeAway(t *testing.T, admin *clientv3.Client, g backend.Grant) {
+// takeAway deletes the key of a hold, as an administrator may. A forced release leaves a key that keeps the late
+// acquire out.
+func takeAway(t *testing.T, d *Driver, g backend.Grant) {
 	t.Helper()
-	if _, err := admin.Delete(t.Context(), plain.dir(g.Name), clientv3.WithPrefix()); err != nil {
+	if _, err := d.service.client.Delete(t.Context(), dirOf(g.Name), clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -70,18 +68,17 @@ func takeAway(t *testing.T, admin *clientv3.Client, g backend.Grant) {
 func TestLateAcquireClosesNothing(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
-	admin := newClient(t, server.Addr())
 	const ttl = 4 * time.Second
-	for what, end := range map[string]func(t *testing.T, d, other driver, g backend.Grant, pass func()){
-		"released": func(t *testing.T, d, _ driver, g backend.Grant, _ func()) { mustRelease(t, d, g) },
-		"taken away": func(t *testing.T, d, _ driver, g backend.Grant, _ func()) {
-			takeAway(t, admin, g)
+	for what, end := range map[string]func(t *testing.T, d, other *Driver, g backend.Grant, pass func()){
+		"released": func(t *testing.T, d, _ *Driver, g backend.Grant, _ func()) { mustRelease(t, d, g) },
+		"taken away": func(t *testing.T, d, other *Driver, g backend.Grant, _ func()) {
+			takeAway(t, other, g)
 			if err := d.Renew(t.Context(), []backend.Grant{g})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
 				t.Fatalf("Renew of a hold that was taken away = %v", err)
 			}
 		},
-		"taken away, and released late": func(t *testing.T, d, other driver, g backend.Grant, pass func()) {
-			takeAway(t, admin, g)
+		"taken away, and released late": func(t *testing.T, d, other *Driver, g backend.Grant, pass func()) {
+			takeAway(t, other, g)
 			pass()
 			eventually(t, "the late acquire is carried out", func() bool {
 				s, err := other.Look(t.Context(), g.Name)
@@ -114,10 +111,10 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = client.Close() })
-			d, other := driver{engine.New(binding.New(client, options))}, plain.dial(t, server.Addr()).(driver)
+			d, other := New(client, nil), newDriver(t, server.Addr())
 			t.Cleanup(func() { _ = d.Close(context.WithoutCancel(t.Context())) })
-			lives := mustAcquire(t, d, asking("lives/"+what, false, ttl))
-			g := mustAcquire(t, d, asking(name, false, ttl))
+			lives := mustAcquire(t, d, lasting("lives/"+what, false, ttl))
+			g := mustAcquire(t, d, lasting(name, false, ttl))
 			end(t, d, other, g, passed)
 			passed()
 			renewed := make(chan error, 1)
@@ -132,7 +129,7 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 				}
 			}()
 			for range 3 { // the late acquire may come between any two
-				next := mustAcquire(t, other, asking(name, true, time.Minute))
+				next := mustAcquire(t, other, lasting(name, true, time.Minute))
 				mustRelease(t, other, next)
 			}
 			eventually(t, "nothing is left", func() bool {
@@ -144,38 +141,5 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 				t.Errorf("Renew of another hold: %v", err)
 			}
 		})
-	}
-}
-
-func asking(name string, wait bool, ttl time.Duration) backend.Request {
-	r := request(name, ttl)
-	r.Wait = wait
-	return r
-}
-
-func mustAcquire(t *testing.T, d driver, r backend.Request) backend.Grant {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	g, err := d.Acquire(ctx, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g
-}
-
-func mustRelease(t *testing.T, d driver, g backend.Grant) {
-	t.Helper()
-	if err := d.Release(t.Context(), g); err != nil {
-		t.Error(err)
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("in a minute it did not come true that %s", what)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package binding
+package etcd
 
 import (
 	"context"
@@ -21,9 +21,9 @@ func tooMany(n int, err error) error {
 	return err
 }
 
-// Leave is engine.Service's. No key is deleted blindly: what deletes it compares which life of the key it means, or that
-// nobody has written it since it was read. The attempts that may arrive late are marked in the same transaction.
-func (e *Service) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+// Leave is engine.Service's. No key is deleted blindly: what deletes it compares which life of the key it means, or
+// that nobody has written it since it was read. The attempts that may arrive late are marked in the same transaction.
+func (e *service) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
 	left, err := e.leave(ctx, l)
 	if isOneOf(err, rpctypes.ErrLeaseNotFound) { // so no request can arrive on it
 		l.Late = nil
@@ -32,7 +32,7 @@ func (e *Service) Leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 	return left, err
 }
 
-func (e *Service) leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+func (e *service) leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
 	var marks []clientv3.Op
 	if own := leaseOf(l.Session); own != nil {
 		for _, attempt := range l.Late {
@@ -61,11 +61,11 @@ func (e *Service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 			return engine.Left{}, err
 		}
 	}
-	return engine.Left{Loss: e.loss(ctx, l.Name, revision)}, nil
+	return engine.Left{Loss: e.losses(ctx, []string{l.Name})(l.Name, revision)}, nil
 }
 
 // release is do in any history.
-func (e *Service) release(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
+func (e *service) release(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
 	resp, err := e.do(ctx, name, s)
 	if resp != nil {
 		err = nil
@@ -74,7 +74,7 @@ func (e *Service) release(ctx context.Context, name string, s step) (*clientv3.T
 }
 
 // leaveRequest deletes whatever a request has. Its read is complete, since the marks are written before.
-func (e *Service) leaveRequest(ctx context.Context, l engine.Leaving, marks []clientv3.Op) (engine.Left, error) {
+func (e *service) leaveRequest(ctx context.Context, l engine.Leaving, marks []clientv3.Op) (engine.Left, error) {
 	look := append(slices.Clone(marks), clientv3.OpGet(e.dir(l.Name), clientv3.WithPrefix()))
 	for range maxWrites {
 		resp, err := e.release(ctx, l.Name, step{then: look})
@@ -100,30 +100,47 @@ func (e *Service) leaveRequest(ctx context.Context, l engine.Leaving, marks []cl
 	return engine.Left{}, errChanged
 }
 
-// loss asks why a hold is gone. Without an answer the reason is less exact, and the hold as much gone.
-func (e *Service) loss(ctx context.Context, name string, revision int64) (l backend.Loss) {
-	resp, _ := e.look(ctx, clientv3.OpGet(e.forcedKey(name)), clientv3.OpGet(e.spaceKey()))
-	if e.history.err() == nil && resp != nil && e.history.tokenSpace().name != "" {
-		_ = e.checkSpace(ctx, resp.Responses[1].GetResponseRange().Kvs)
+// losses asks why holds of names are gone. Without an answer the reasons are less exact, and the holds as much gone.
+func (e *service) losses(ctx context.Context, names []string) (loss func(name string, revision int64) backend.Loss) {
+	found := map[string]forced{}
+	_ = inParts(e, names, maxOps-1, func(part []string) error {
+		ops := []clientv3.Op{clientv3.OpGet(e.spaceKey())}
+		for _, name := range part {
+			ops = append(ops, clientv3.OpGet(e.forcedKey(name)))
+		}
+		resp, err := e.look(ctx, ops...)
+		if err != nil {
+			return err
+		}
+		if e.history.tokenSpace().name != "" {
+			if err := e.checkSpace(ctx, resp.Responses[0].GetResponseRange().Kvs); err != nil {
+				return err
+			}
+		}
+		for i, name := range part {
+			var f forced
+			kvs := resp.Responses[i+1].GetResponseRange().Kvs
+			if len(kvs) == 1 && json.Unmarshal(kvs[0].Value, &f) == nil {
+				found[name] = f
+			}
+		}
+		return nil
+	})
+	return func(name string, revision int64) backend.Loss {
+		switch f, ok := found[name]; {
+		case e.history.err() != nil:
+			return backend.Loss{Reason: backend.ReasonHistoryLost}
+		case ok && f.names(revision):
+			return f.loss()
+		}
+		return backend.Loss{}
 	}
-	if e.history.err() != nil {
-		return backend.Loss{Reason: backend.ReasonHistoryLost}
-	}
-	if resp == nil {
-		return l
-	}
-	var f forced
-	kvs := resp.Responses[0].GetResponseRange().Kvs
-	if len(kvs) == 1 && json.Unmarshal(kvs[0].Value, &f) == nil && f.names(revision) {
-		l = f.loss()
-	}
-	return l
 }
 
 // Extend is engine.Service's. One request names the keys on the lease; those that it does not name, and those that the
 // engine does not know there, are read, and move to the lease if they are on another one. A move keeps the create
 // revision, and with it the token and the place.
-func (e *Service) Extend(ctx context.Context, s engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
+func (e *service) Extend(ctx context.Context, s engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
 	out := make([]engine.Outcome, len(holds))
 	l := leaseOf(s)
 	on, err := e.keys(ctx, l)
@@ -185,10 +202,18 @@ func (e *Service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 	if err != nil {
 		return nil, err
 	}
+	var names []string
+	for i, h := range holds {
+		if out[i].Gone {
+			names = append(names, h.Name)
+		}
+	}
+	slices.Sort(names)
+	loss := e.losses(ctx, slices.Compact(names))
 	for i, h := range holds {
 		if out[i].Gone {
 			_, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
-			out[i].Loss = e.loss(ctx, h.Name, revision)
+			out[i].Loss = loss(h.Name, revision)
 		}
 	}
 	return out, e.history.err()

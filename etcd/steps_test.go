@@ -1,11 +1,9 @@
-package binding_test
+package etcd
 
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,20 +18,18 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/etcd/internal/binding"
+	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-var options = binding.Options{Prefix: "fencelock/", Clock: backend.SystemClock(), Logger: slog.Default()}
-
-func request(name string, ttl time.Duration) backend.Request {
-	id := backend.NewRequestID()
-	return backend.Request{
-		Name: name, Owner: "test", RequestID: id, HoldID: backend.HoldID(id), Fresh: true, TTL: ttl,
-	}
+// lasting is a request with another TTL.
+func lasting(name string, wait bool, ttl time.Duration) backend.Request {
+	r := request(name, wait)
+	r.TTL = ttl
+	return r
 }
 
 // session returns a session of a minute.
-func session(t *testing.T, s *binding.Service) engine.Session {
+func session(t *testing.T, s *service) engine.Session {
 	t.Helper()
 	own, err := s.Open(t.Context(), time.Minute)
 	if err != nil {
@@ -42,7 +38,7 @@ func session(t *testing.T, s *binding.Service) engine.Session {
 	return own
 }
 
-func enter(t *testing.T, s *binding.Service, r engine.Entering) engine.Position {
+func enter(t *testing.T, s *service, r engine.Entering) engine.Position {
 	t.Helper()
 	p, err := s.Enter(t.Context(), r)
 	if err != nil {
@@ -51,20 +47,20 @@ func enter(t *testing.T, s *binding.Service, r engine.Entering) engine.Position 
 	return p
 }
 
-// A server may allow fewer operations in a transaction than the first Enter of a request has: then it takes a read and a
-// transaction, and no repetition.
+// A server may allow fewer operations in a transaction than the first Enter of a request has: then it takes a read and
+// a transaction, and no repetition.
 func TestEnterWhereTheServerAllowsFewOperations(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t, containers.Args("--max-txn-ops", "9"))
-	s := binding.New(newClient(t, server.Addr()), options)
+	s := New(dial(t, server.Addr()), nil).service
 	if err := s.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	own := session(t, s)
 	for _, kind := range []backend.Kind{backend.KindExclusive, backend.KindShared, backend.KindPermits} {
 		for _, wait := range []bool{false, true} {
-			r := request("few/"+kind.String(), time.Minute)
-			r.Kind, r.Wait = kind, wait
+			r := lasting("few/"+kind.String(), wait, time.Minute)
+			r.Kind = kind
 			if kind == backend.KindPermits {
 				r.Permits, r.Limit = 2, 3
 			}
@@ -95,7 +91,7 @@ func (l *late) intercept(
 ) error {
 	txn, ok := request.(*pb.TxnRequest)
 	l.mu.Lock()
-	held := ok && l.armed && moves(txn)
+	held := ok && l.armed && movesKey(txn)
 	if held {
 		l.armed = false
 		l.deliver = func() error {
@@ -115,11 +111,11 @@ func (l *late) arm() {
 	l.armed = true
 }
 
-// moves reports whether a transaction puts a key and keeps its value.
-func moves(txn *pb.TxnRequest) bool {
+// movesKey reports whether a transaction puts a key and keeps its value.
+func movesKey(txn *pb.TxnRequest) bool {
 	return slices.ContainsFunc(slices.Concat(txn.Success, txn.Failure), func(op *pb.RequestOp) bool {
 		put, inner := op.GetRequestPut(), op.GetRequestTxn()
-		return put != nil && put.IgnoreValue || inner != nil && moves(inner)
+		return put != nil && put.IgnoreValue || inner != nil && movesKey(inner)
 	})
 }
 
@@ -140,17 +136,16 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			s := binding.New(client, options)
+			s := New(client, nil).service
 			if err := s.Probe(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			first, second, third := session(t, s), session(t, s), session(t, s)
 			name := "late/" + what
 			if wait {
-				enter(t, s, engine.Entering{Request: request(name, time.Minute), Session: first, Attempt: "holder"})
+				enter(t, s, engine.Entering{Request: lasting(name, false, time.Minute), Session: first, Attempt: "holder"})
 			}
-			r := request(name, time.Minute)
-			r.Wait = wait
+			r := lasting(name, wait, time.Minute)
 			entering := engine.Entering{Request: r, Session: first, Attempt: "moves"}
 			p := enter(t, s, entering)
 			if p.Held == wait {
@@ -193,14 +188,14 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 
 // moving is a Service whose sessions can be outgrown, as after an election.
 type moving struct {
-	*binding.Service
+	*service
 	mu       sync.Mutex // protects the following fields
 	current  engine.Session
 	outgrown map[engine.Session]bool
 }
 
 func (m *moving) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
-	s, err := m.Service.Open(ctx, ttl)
+	s, err := m.service.Open(ctx, ttl)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.current = s
@@ -208,7 +203,7 @@ func (m *moving) Open(ctx context.Context, ttl time.Duration) (engine.Session, e
 }
 
 func (m *moving) Prove(ctx context.Context, s engine.Session) error {
-	err := m.Service.Prove(ctx, s)
+	err := m.service.Prove(ctx, s)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.outgrown[s] {
@@ -227,22 +222,17 @@ func (m *moving) outgrow() {
 func TestWaiterMovesWithItsSession(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
-	admin := newClient(t, server.Addr())
-	holder, m := plain.dial(t, server.Addr()),
-		&moving{Service: binding.New(newClient(t, server.Addr()), options), outgrown: map[engine.Session]bool{}}
+	admin := dial(t, server.Addr())
+	holder, m := newDriver(t, server.Addr()),
+		&moving{service: New(dial(t, server.Addr()), nil).service, outgrown: map[engine.Session]bool{}}
 	waiter := engine.New(m)
 	defer holder.Close(context.WithoutCancel(t.Context()))
 	defer waiter.Close(context.WithoutCancel(t.Context()))
-	first, err := holder.Acquire(t.Context(), request("x", time.Minute))
+	first, err := holder.Acquire(t.Context(), lasting("x", false, time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := request("x", 10*time.Second)
-	r.Wait = true
-	type outcome struct {
-		g   backend.Grant
-		err error
-	}
+	r := lasting("x", true, 10*time.Second)
 	done := make(chan outcome, 1)
 	go func() {
 		g, err := waiter.Acquire(t.Context(), r)
@@ -250,7 +240,7 @@ func TestWaiterMovesWithItsSession(t *testing.T) {
 	}()
 	seen := map[int64]bool{}
 	for deadline := time.Now().Add(2 * time.Minute); len(seen) < 3; {
-		resp, err := admin.Get(t.Context(), plain.dir("x"), clientv3.WithPrefix(),
+		resp, err := admin.Get(t.Context(), dirOf("x"), clientv3.WithPrefix(),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 		if err != nil {
 			t.Fatal(err)
@@ -271,8 +261,8 @@ func TestWaiterMovesWithItsSession(t *testing.T) {
 	}
 	select {
 	case o := <-done:
-		if o.err != nil || o.g.Token <= first.Token {
-			t.Errorf("the waiter: %+v, %v, after token %v", o.g, o.err, first.Token)
+		if o.err != nil || o.grant.Token <= first.Token {
+			t.Errorf("the waiter: %+v, %v, after token %v", o.grant, o.err, first.Token)
 		}
 	case <-time.After(2 * time.Minute):
 		t.Error("the waiter did not get the hold")
@@ -286,8 +276,8 @@ func TestWaiterMovesWithItsSession(t *testing.T) {
 func TestCloseLeavesNothing(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
-	admin, d := newClient(t, server.Addr()), plain.dial(t, server.Addr())
-	g, err := d.Acquire(t.Context(), request("x", time.Minute))
+	admin, d := dial(t, server.Addr()), newDriver(t, server.Addr())
+	g, err := d.Acquire(t.Context(), lasting("x", false, time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,33 +293,39 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if after, err := admin.Leases(t.Context()); err != nil || len(after.Leases) > 0 {
 		t.Errorf("after Close there are the leases %v, %v", after, err)
 	}
-	keys, err := admin.Get(t.Context(), plain.prefix, clientv3.WithPrefix())
-	if err != nil || len(keys.Kvs) != 1 || string(keys.Kvs[0].Key) != plain.prefix+"+space" {
+	keys, err := admin.Get(t.Context(), "fencelock/", clientv3.WithPrefix())
+	if err != nil || len(keys.Kvs) != 1 || string(keys.Kvs[0].Key) != "fencelock/+space" {
 		t.Errorf("after Close there are the keys %v, %v; want the token space alone", keys, err)
 	}
 }
 
-// A later layout is refused with both versions. A driver that knew the layout before loses its history.
-func TestLaterLayoutIsRefused(t *testing.T) {
+// A late answer to a keepalive is not taken for that to a later one.
+func TestSlowKeepaliveTakesItsStreamWithIt(t *testing.T) {
 	t.Parallel()
-	server := containers.Etcd(t)
-	running, late := plain.dial(t, server.Addr()), plain.dial(t, server.Addr())
-	for _, d := range []backend.Driver{running, late} {
-		defer d.Close(context.WithoutCancel(t.Context()))
+	addr, link := containers.Etcd(t).NewLink(t)
+	e := newDriver(t, addr).service
+	l := leaseOf(session(t, e))
+	ask := func(within time.Duration) (any, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return l.keepAlive(ctx, e)
 	}
-	if _, err := running.Acquire(t.Context(), request("x", time.Minute)); err != nil {
+	if _, err := ask(20 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	admin := newClient(t, server.Addr())
-	if _, err := admin.Put(t.Context(), plain.prefix+"+space", `{"fencelock":2,"space":[]}`); err != nil {
+	first := l.stream
+	link.Hold(fault.Replies)
+	if answer, err := ask(200 * time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a keepalive with an answer that is held back = %v, %v", answer, err)
+	}
+	link.Pass()
+	if _, err := ask(20 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	_, err := late.Acquire(t.Context(), request("y", time.Minute))
-	if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), `"2", must be 1`) {
-		t.Errorf("a new driver: Acquire = %v", err)
+	if l.stream == first {
+		t.Error("the stream is the one on which an answer is still owed")
 	}
-	_, err = running.Acquire(t.Context(), request("y", time.Minute))
-	if !errors.Is(err, backend.ErrHistoryLost) || !strings.Contains(err.Error(), "layout 2, this program knows 1") {
-		t.Errorf("a running driver: Acquire = %v", err)
+	if _, err := first.Recv(); err == nil {
+		t.Error("the late answer can be read")
 	}
 }

@@ -1,17 +1,10 @@
-// Package binding says what one exchange with etcd does, for backend/engine.
-//
-// A request is a key on a lease. The keys of a name, in the order of their create revisions, are its queue, and the
-// create revision of a hold's key is its token.
-//
-// It does not serve users yet: package etcd has a separate driver, beside which this one is measured.
-package binding
+package etcd
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -30,43 +23,27 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Options are those of package etcd, with all defaults filled in.
-type Options struct {
-	Prefix string
-	Clock  backend.Clock
-	Logger *slog.Logger
-	// Close closes what New's caller opened; it may be nil.
-	Close func() error
-	// ExpectAnswer is called before a keepalive, and its result when that is answered; it may be nil.
-	ExpectAnswer func() (answered func() bool)
-	// Unfit is the error in the client or the options.
-	Unfit error
-}
-
-// Service is an engine.Service on an etcd cluster.
-type Service struct {
+// service is what one exchange with etcd does, for package engine. A request is a key on a lease. The keys of a name,
+// in the order of their create revisions, are its queue, and the create revision of a hold's key is its token.
+type service struct {
 	client  *clientv3.Client
-	o       Options
-	station int64 // where the requests of this driver stand first: see keys
+	prefix  string
+	clock   backend.Clock
+	log     *slog.Logger
+	unfit   error        // in the client or the options
+	conns   *connections // of a client that Open made, which Close closes; else nil
+	members *members     // likewise
+	station int64        // where the requests of this driver stand first: see keys.go
 	batch   *engine.Batch[step, answer]
+	turns   turns
 	life    context.Context // of steps
 	end     context.CancelFunc
-	turns   turns
 
 	history  history
 	single   atomic.Bool  // the cluster has one voting member
 	troubled atomic.Int64 // an Instant: until then requests ask for a leader
 	most     atomic.Int64 // operations in a transaction
 	checked  sync.Once    // its servers were asked for their versions
-}
-
-// New returns a binding on client. It does no I/O.
-func New(client *clientv3.Client, o Options) *Service {
-	e := &Service{client: client, o: o, station: rand.Int64N(stations)}
-	e.life, e.end = context.WithCancel(context.Background())
-	e.most.Store(maxOps)
-	e.batch = engine.NewBatch(maxTogether, e.send)
-	return e
 }
 
 const (
@@ -86,19 +63,19 @@ const (
 )
 
 // Unfit is engine.Checked's.
-func (e *Service) Unfit() error { return e.o.Unfit }
+func (e *service) Unfit() error { return e.unfit }
 
 // Endpoints is engine.Replicated's.
-func (e *Service) Endpoints() int { return len(e.client.Endpoints()) }
+func (e *service) Endpoints() int { return len(e.client.Endpoints()) }
 
 // Describe is engine.Service's.
-func (e *Service) Describe() backend.Description {
+func (e *service) Describe() backend.Description {
 	exclusion := backend.ExclusionQuorum
 	if e.single.Load() {
 		exclusion = backend.ExclusionDurableServer
 	}
 	return backend.Description{
-		Name: "etcd", Clock: e.o.Clock, Exclusion: exclusion, KeepsHolds: true,
+		Name: driverName, Clock: e.clock, Exclusion: exclusion, KeepsHolds: true,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapMetadata | backend.CapPushLoss |
 			backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease |
 			backend.CapShared | backend.CapPermits | backend.CapMultiAcquire,
@@ -113,12 +90,14 @@ func (e *Service) Describe() backend.Description {
 }
 
 // PromptEnters is engine.PromptEnters's: these steps send nothing but by do.
-func (e *Service) PromptEnters() {}
+func (e *service) PromptEnters() {}
 
-// Classify knows the errors that etcd gives before it applies anything, and those of a request that never left. gRPC has
-// no code for the latter, so the texts of its balancer and dialler are looked for. A text that changes would count as
-// unknown, which is safe.
-func (e *Service) Classify(err error) engine.Class {
+// Classify knows the errors that etcd gives before it applies anything, and those of a request that never left. gRPC
+// has no code for the latter, so the texts of its balancer and dialler are looked for. A text that changes would count
+// as unknown, which is safe.
+func (e *service) Classify(err error) engine.Class { return classOf(err) }
+
+func classOf(err error) engine.Class {
 	text := rpctypes.ErrorDesc(err)
 	switch {
 	case isOneOf(err, rpctypes.ErrLeaseNotFound):
@@ -145,25 +124,25 @@ func isOneOf(err error, etcdErrors ...error) bool {
 }
 
 // Close is engine.Service's.
-func (e *Service) Close(context.Context) error {
+func (e *service) Close(context.Context) error {
 	e.end()
-	if e.o.Close == nil {
+	if e.conns == nil {
 		return nil
 	}
-	return e.o.Close()
+	return e.client.Close()
 }
 
 // request returns the context of a request. A server that lost its leader lets requests hang unless they ask it to have
 // one. Asking costs a tenth of a request on both sides, so it is done only after something has failed.
-func (e *Service) request(ctx context.Context) context.Context {
-	if int64(e.o.Clock.Now()) < e.troubled.Load() {
+func (e *service) request(ctx context.Context) context.Context {
+	if int64(e.clock.Now()) < e.troubled.Load() {
 		return clientv3.WithRequireLeader(ctx)
 	}
 	return ctx
 }
 
 // get reads linearizably. The answer is there also beside an error that says that the history is lost.
-func (e *Service) get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+func (e *service) get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	since := e.history.mark()
 	resp, err := e.client.Get(e.request(ctx), key, o...)
 	if err != nil {
@@ -173,10 +152,10 @@ func (e *Service) get(ctx context.Context, key string, o ...clientv3.OpOption) (
 	return resp, e.hear(ctx, resp.Header, since)
 }
 
-func (e *Service) trouble() { e.troubled.Store(int64(e.o.Clock.Now().Add(troubleTime))) }
+func (e *service) trouble() { e.troubled.Store(int64(e.clock.Now().Add(troubleTime))) }
 
 // txn is a separate transaction, with the same two results as get.
-func (e *Service) txn(
+func (e *service) txn(
 	ctx context.Context, cmps []clientv3.Cmp, then, otherwise []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {
 	since := e.history.mark()
@@ -202,9 +181,9 @@ type answer struct {
 	err  error
 }
 
-// do carries out a step, with those of other names or, without a name, alone. The step goes on when ctx ends: the server
-// could carry out a request that was cancelled.
-func (e *Service) do(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
+// do carries out a step, with those of other names or, without a name, alone. The step goes on when ctx ends: the
+// server could carry out a request that was cancelled.
+func (e *service) do(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
 	s.values = ctx
 	var answers <-chan answer
 	if name == "" {
@@ -230,12 +209,12 @@ func (e *Service) do(ctx context.Context, name string, s step) (*clientv3.TxnRes
 }
 
 // look is a step that only reads.
-func (e *Service) look(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+func (e *service) look(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	return e.do(ctx, "", step{then: ops})
 }
 
 // queue reads the keys of a name.
-func (e *Service) queue(ctx context.Context, name string) (kvs []*mvccpb.KeyValue, revision int64, err error) {
+func (e *service) queue(ctx context.Context, name string) (kvs []*mvccpb.KeyValue, revision int64, err error) {
 	resp, err := e.look(ctx, clientv3.OpGet(e.dir(name), clientv3.WithPrefix()))
 	if err != nil {
 		return nil, 0, err
@@ -243,10 +222,10 @@ func (e *Service) queue(ctx context.Context, name string) (kvs []*mvccpb.KeyValu
 	return resp.Responses[0].GetResponseRange().Kvs, resp.Header.Revision, nil
 }
 
-// send carries out steps in one transaction, each with its own comparisons and its own answer, nested below a comparison
-// of the token space. In another space the steps that release are done all the same. Steps that are refused together
-// are sent one by one: the refusal may be for the sake of another step.
-func (e *Service) send(steps []step) []answer {
+// send carries out steps in one transaction, each with its own comparisons and its own answer, nested below a
+// comparison of the token space. In another space the steps that release are done all the same. Steps that are refused
+// together are sent one by one: the refusal may be for the sake of another step.
+func (e *service) send(steps []step) []answer {
 	all := make([]answer, len(steps))
 	ctx := e.life
 	if len(steps) == 1 {
@@ -301,7 +280,7 @@ func (e *Service) send(steps []step) []answer {
 var errChanged = fmt.Errorf("%w: others change the name at the same moment", backend.ErrUnavailable)
 
 // inParts calls do with parts of a list, of as many as the server allows in a transaction, and of up to most.
-func inParts[T any](e *Service, all []T, most int, do func(part []T) error) error {
+func inParts[T any](e *service, all []T, most int, do func(part []T) error) error {
 	for len(all) > 0 {
 		n := min(len(all), most, int(e.most.Load()))
 		err := do(all[:n])
