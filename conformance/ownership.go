@@ -53,16 +53,10 @@ func onlyTheHolderReleases(t *trial) {
 	forged := g
 	forged.RequestID = backend.NewRequestID()
 	for _, d := range []backend.Driver{a, b} {
-		if err := d.Release(t.within(slack), forged); !errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("release with another request id = %v, want ErrNotHeld", err)
-		}
-		if err := d.Release(t.within(slack), t.request(name).Grant()); !errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("release of a request that never came = %v, want ErrNotHeld", err)
-		}
+		t.notHeld(d.Release(t.within(slack), forged), "release with another request id")
+		t.notHeld(d.Release(t.within(slack), t.request(name).Grant()), "release of a request that never came")
 	}
-	if r := t.renew(b, forged); !errors.Is(r.Err, backend.ErrNotHeld) {
-		t.Errorf("renewal with another request id = %v, want ErrNotHeld", r.Err)
-	}
+	t.notHeld(t.renew(b, forged).Err, "renewal with another request id")
 	t.mustBeHeld(b, name, "after releases by others")
 	t.release(a, g, "by the holder")
 }
@@ -72,16 +66,10 @@ func secondReleaseIsNotHeld(t *trial) {
 	name := t.name()
 	g := t.take(d, t.request(name), "of a free name")
 	t.release(d, g, "by the holder")
-	if err := d.Release(t.within(slack), g); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("second release = %v, want ErrNotHeld", err)
-	}
-	if r := t.renew(d, g); !errors.Is(r.Err, backend.ErrNotHeld) {
-		t.Errorf("renewal after the release = %v, want ErrNotHeld", r.Err)
-	}
+	t.notHeld(d.Release(t.within(slack), g), "second release")
+	t.notHeld(t.renew(d, g).Err, "renewal after the release")
 	never := t.request(t.name())
-	if err := d.Release(t.within(slack), never.Grant()); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("release of what was never held = %v, want ErrNotHeld", err)
-	}
+	t.notHeld(d.Release(t.within(slack), never.Grant()), "release of what was never held")
 	t.mustBeFree(d, name, "after the second release")
 	t.mustBeFree(d, never.Name, "after the release of what was never held")
 }
@@ -108,18 +96,15 @@ func requestIDsCompareWhole(t *trial) {
 func (t *trial) comparesWhole(d backend.Driver, g backend.Grant, what, id string) bool {
 	other := t.request(g.Name)
 	other.RequestID = id
-	if err := d.Release(t.within(slack), other.Grant()); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("release with %s = %v, want ErrNotHeld", what, err)
+	if !t.notHeld(d.Release(t.within(slack), other.Grant()), "release with %s", what) {
 		return false
 	}
 	forged := g
 	forged.RequestID = id
-	if renewal := t.renew(d, forged); !errors.Is(renewal.Err, backend.ErrNotHeld) {
-		t.Errorf("renewal with %s = %v, want ErrNotHeld", what, renewal.Err)
+	if !t.notHeld(t.renew(d, forged).Err, "renewal with %s", what) {
 		return false
 	}
-	if err := d.Release(t.within(slack), forged); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("release of the grant with %s = %v, want ErrNotHeld", what, err)
+	if !t.notHeld(d.Release(t.within(slack), forged), "release of the grant with %s", what) {
 		return false
 	}
 	// Last: a refused acquire may leave something that a release with its id removes.
@@ -136,9 +121,7 @@ func staleReleaseKeepsTheSuccessor(t *trial) {
 	first := t.take(a, t.request(name), "of a free name")
 	t.release(a, first, "by the first holder")
 	second := t.take(b, t.request(name), "after the release")
-	if err := a.Release(t.within(slack), first); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("stale release = %v, want ErrNotHeld", err)
-	}
+	t.notHeld(a.Release(t.within(slack), first), "stale release")
 	t.mustBeHeld(a, name, "after a stale release")
 	if r := t.renew(b, second); r.Err != nil {
 		t.Errorf("renewal by the successor after a stale release = %v, want nil", r.Err)
@@ -155,12 +138,8 @@ func incarnationIsCompared(t *trial) {
 	if first.Token == second.Token && first.Incarnation == second.Incarnation {
 		t.Fatal("two holds one after the other have the same token and the same incarnation: nothing tells them apart")
 	}
-	if err := a.Release(t.within(slack), first); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("release with the grant of the earlier hold = %v, want ErrNotHeld", err)
-	}
-	if renewal := t.renew(a, first); !errors.Is(renewal.Err, backend.ErrNotHeld) {
-		t.Errorf("renewal with the grant of the earlier hold = %v, want ErrNotHeld", renewal.Err)
-	}
+	t.notHeld(a.Release(t.within(slack), first), "release with the grant of the earlier hold")
+	t.notHeld(t.renew(a, first).Err, "renewal with the grant of the earlier hold")
 	t.mustBeHeld(b, r.Name, "after a release with the earlier grant")
 	t.release(a, second, "of the later hold")
 }
@@ -201,9 +180,7 @@ func releaseByRequest(t *trial) {
 	t.queued(a, name, 1)
 	t.release(b, holder.Grant(), "of a hold by its request alone, from another client")
 	g := t.got(w, promptly, "after the release by request")
-	if err := a.Release(t.within(slack), holder.Grant()); !errors.Is(err, backend.ErrNotHeld) {
-		t.Errorf("second release by request = %v, want ErrNotHeld", err)
-	}
+	t.notHeld(a.Release(t.within(slack), holder.Grant()), "second release by request")
 	t.mustBeHeld(a, name, "after the second release by request")
 	t.release(b, g, "by the successor")
 }
