@@ -41,10 +41,12 @@ type Service interface {
 	Ping(ctx context.Context) error
 	// Enter acquires the name of r or, with r.Wait, joins its queue. It is idempotent by r.RequestID: for a request
 	// that holds or waits already, it returns its position, and is the waiter's sign of life. A hold or wait on
-	// another session moves to r.Session.
+	// another session moves to r.Session. The first message of an Enter that is not Again takes a free name: if a question
+	// went before it, its lost answer would leave the request unmade.
 	Enter(ctx context.Context, r Entering) (Position, error)
 	// Leave ends a hold or a place in the queue, and opens the name to the next waiters. A grant without an
-	// incarnation names the hold or the place of its request.
+	// incarnation names the hold or the place of its request. Leave may be the first call of a driver: no Probe comes
+	// before it.
 	Leave(ctx context.Context, l Leaving) (Left, error)
 	// Extend prolongs holds and returns one outcome for each, in order. With sessions it only moves holds from other
 	// sessions to s. The number of round trips does not grow with the number of holds.
