@@ -43,6 +43,7 @@ type attempt struct {
 type hold struct {
 	a       *attempt // nil if another replica was granted it
 	key     holdKey
+	of      string // the principal for which it counts
 	grant   backend.Grant
 	minHold time.Duration
 	until   backend.Instant // when the gateway ends it, unless it is renewed
@@ -147,7 +148,7 @@ func (g *Gateway) begin(key, print string, by *ask, rs []backend.Request,
 	}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
-		h := &hold{a: a, key: keyOf(&rs[i]), minHold: rs[i].MinHold, counted: true}
+		h := &hold{a: a, of: by.principal, key: keyOf(&rs[i]), minHold: rs[i].MinHold, counted: true}
 		a.holds[i] = h
 		rs[i].Lost = func(l backend.Loss) { g.lost(h, l) }
 		if !g.meets() { // no other replica needs to meet it, and its leftovers meet no later request
@@ -388,6 +389,22 @@ func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
 
 func always() bool { return true }
 
+// awaitLeaving waits until this replica no longer releases a hold: a renewal would otherwise be followed by the release.
+func (g *Gateway) awaitLeaving(ctx context.Context, k holdKey) error {
+	g.mu.Lock()
+	done := g.leaving[k]
+	g.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return problem(codeUnknown, "the hold is still being released").retry(comeAgain)
+	}
+}
+
 // leftOf returns a channel that is closed when a hold of rs has been released; nil without a release under way. The
 // caller holds g.mu.
 func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
@@ -427,11 +444,7 @@ func (g *Gateway) loss(h *hold, l backend.Loss) {
 
 // memory returns the entry to remember about a hold, with its expiry.
 func (g *Gateway) memory(h *hold, key string) remembered {
-	r := remembered{key: key, until: g.clock.Now().Add(max(2*h.grant.TTL, finishedTime))}
-	if h.a != nil {
-		r.principal = h.a.principal
-	}
-	return r
+	return remembered{key: key, principal: h.of, until: g.clock.Now().Add(max(2*h.grant.TTL, finishedTime))}
 }
 
 func lossOf(g *backend.Grant) string { return g.Name + "\x00" + g.RequestID }
@@ -460,7 +473,7 @@ func (g *Gateway) whyLocked(grant *backend.Grant, err error) error {
 func (g *Gateway) uncount(h *hold) {
 	if h.counted {
 		h.counted = false
-		g.held.leave(h.a.principal, 1)
+		g.held.leave(h.of, 1)
 	}
 }
 

@@ -35,7 +35,7 @@ type feed struct {
 type event struct {
 	backend.Change
 	once sync.Once // guards said
-	said string
+	said []byte
 }
 
 // feedKey identifies a feed.

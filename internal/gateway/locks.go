@@ -390,6 +390,11 @@ func (g *Gateway) renew(
 		return backend.Renewal{}, problem(codeElsewhere,
 			"the replica that was granted the lock renews it, and this one does not; try again").retry(comeAgain)
 	}
+	if h == nil {
+		if err := g.awaitLeaving(ctx, holdKey{grant.Name, grant.RequestID}); err != nil {
+			return backend.Renewal{}, err
+		}
+	}
 	grant.TTL = ttl
 	out := g.driver.Renew(ctx, []backend.Grant{grant})[0]
 	g.mu.Lock()
@@ -406,7 +411,8 @@ func (g *Gateway) renew(
 		}
 		key := holdKey{grant.Name, grant.RequestID}
 		if h = g.holds[key]; h == nil || h.ended || h.grant.Token != grant.Token || h.grant.Incarnation != grant.Incarnation {
-			h = &hold{key: key, grant: grant, minHold: minHold}
+			h = &hold{key: key, of: principal, grant: grant, minHold: minHold, counted: true}
+			g.held.add(principal, 1) // a quota takes no hold away
 			g.holds[key] = h
 		} // else another renewal was first
 		g.prolong(h, out)

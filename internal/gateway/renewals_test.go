@@ -88,3 +88,66 @@ func TestADoneRequestAtAnotherReplica(t *testing.T) {
 		three.refuses(three.post("/v1/locks/x/renew", released(first)), http.StatusConflict, codeExpired)
 	})
 }
+
+// lasting is a service that keeps holds beyond their TTL until Expire ends them, which takes as long as the test wants.
+type lasting struct {
+	roaming
+	expire chan struct{}
+}
+
+func (l *lasting) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
+	ttl := r.TTL
+	r.TTL *= 10
+	grant, err := l.keeping.Acquire(ctx, r)
+	grant.TTL = ttl
+	return grant, err
+}
+
+func (l *lasting) Expire(ctx context.Context, g backend.Grant) error {
+	<-l.expire
+	return l.roaming.Expire(ctx, g)
+}
+
+// A renewal that comes while the replica ends the hold waits for that, and is refused: the hold ends after an answer that
+// prolongs it otherwise.
+func TestARenewalWaitsForTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lasting{roaming{keeping{memory.NewStore(&memory.Options{Clock: backend.GoClock()}).Driver()}, false, nil},
+			make(chan struct{})}
+		d := newDoor(t, l)
+		held := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":5000}`))
+		time.Sleep(6 * time.Second)
+		answers := make(chan reply, 1)
+		go func() { answers <- d.post("/v1/locks/x/renew", released(held)) }()
+		synctest.Wait()
+		close(l.expire)
+		d.refuses(<-answers, http.StatusConflict, codeExpired)
+		synctest.Wait()
+		d.granted(d.post(acquireX, `{"ownerId":"b","ttlMillis":5000}`))
+	})
+}
+
+// A hold that a renewal brings here from another replica counts for its client, and stays beyond the quota.
+func TestHoldsThatComeCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
+		one := newDoor(t, &roaming{keeping{store.Driver()}, true, nil})
+		g, err := New(Options{Driver: &roaming{keeping{store.Driver()}, false, nil}, Key: testKey, Limits: Limits{ClientHolds: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		two := &door{t, g}
+		x := one.granted(one.post(acquireX, acquireOf("a", "")))
+		y := one.granted(one.post("/v1/locks/y/acquire", acquireOf("a", "")))
+		for _, l := range []Lock{x, y} {
+			if got := two.post("/v1/locks/"+l.LockKey+"/renew", released(l)); got.status != http.StatusOK {
+				t.Errorf("a renewal: %d %s", got.status, got.text)
+			}
+		}
+		two.refuses(two.post("/v1/locks/z/acquire", acquireOf("a", "")), http.StatusTooManyRequests, codeQuota)
+		for _, l := range []Lock{x, y} {
+			two.is(two.post("/v1/locks/"+l.LockKey+"/release", released(l)), 200, `{"status":"RELEASED","lockKey":"`+l.LockKey+`"}`)
+		}
+		two.granted(two.post("/v1/locks/z/acquire", acquireOf("a", "")))
+	})
+}

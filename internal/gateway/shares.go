@@ -77,9 +77,14 @@ func (s *share) enter(principal string, n int) *Problem {
 	case s.all+n > s.most:
 		return quota(s.name, "there are at most "+strconv.Itoa(s.most)+" "+s.name)
 	}
+	s.add(principal, n)
+	return nil
+}
+
+// add counts n in, whatever the quotas are.
+func (s *share) add(principal string, n int) {
 	s.all += n
 	s.of[principal] += n
-	return nil
 }
 
 func (s *share) leave(principal string, n int) {

@@ -3,7 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"io"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -163,7 +163,7 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 }
 
 // text returns the event as it is sent.
-func (e *event) text() string {
+func (e *event) text() []byte {
 	e.once.Do(func() {
 		change := ChangeOf(&e.Change)
 		said, err := json.Marshal(change)
@@ -171,9 +171,9 @@ func (e *event) text() string {
 			panic(err) // text and numbers only
 		}
 		if change.Revision != 0 {
-			e.said = "id: " + strconv.FormatUint(change.Revision, 10) + "\n"
+			e.said = fmt.Appendf(e.said, "id: %d\n", change.Revision)
 		}
-		e.said += "event: " + change.Type + "\ndata: " + string(said) + "\n\n"
+		e.said = fmt.Appendf(e.said, "event: %s\ndata: %s\n\n", change.Type, said)
 	})
 	return e.said
 }
@@ -183,16 +183,16 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	control := http.NewResponseController(w)
-	send := func(texts ...string) bool {
+	send := func(texts ...[]byte) bool {
 		_ = control.SetWriteDeadline(time.Now().Add(sendTime)) // not all writers have it
 		for _, text := range texts {
-			if _, err := io.WriteString(w, text); err != nil {
+			if _, err := w.Write(text); err != nil {
 				return false
 			}
 		}
 		return control.Flush() == nil
 	}
-	if !send(": watching\n\n") {
+	if !send([]byte(": watching\n\n")) {
 		return
 	}
 	// tell sends events. An error is the last event.
@@ -202,9 +202,9 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 		}
 		if t.err != nil {
 			said, err := json.Marshal(problemOf(t.err))
-			return err == nil && send("event: error\ndata: "+string(said)+"\n\n") && false
+			return err == nil && send(fmt.Appendf(nil, "event: error\ndata: %s\n\n", said)) && false
 		}
-		texts := make([]string, len(t.events))
+		texts := make([][]byte, len(t.events))
 		for i, e := range t.events {
 			texts[i] = e.text()
 		}
@@ -226,7 +226,7 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 				tell(&told{err: p})
 				return
 			}
-			if !send(": still here\n\n") {
+			if !send([]byte(": still here\n\n")) {
 				return
 			}
 		case <-ctx.Done():
