@@ -84,7 +84,8 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 				s, err := other.Look(t.Context(), g.Name)
 				return err == nil && s.Held
 			})
-			if err := d.Release(t.Context(), g); !errors.Is(err, backend.ErrNotHeld) {
+			// Nil on a slow machine: the first of two releases, unanswered for half a second, removed what was late.
+			if err := d.Release(t.Context(), g); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("Release of a hold that was taken away = %v", err)
 			}
 			if s, err := other.Look(t.Context(), g.Name); err != nil || s.Held {

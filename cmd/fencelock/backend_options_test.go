@@ -79,7 +79,7 @@ func TestURLsTakeTheOptionsOfTheTable(t *testing.T) {
 		"node-timeout": "50ms", "max-ttl": "30s", "trust-fresh": "true", "wait-for-all": "true", "tick": "2s",
 		"under": "AAAAAAAAAAAAAAAAAAAAAA", "schema": "locks", "no-listen": "true", "prefix": "test",
 		"ignore-standbys": "archive", "password-file": fileOf(t, "password", "secret"),
-		"credential":      fileOf(t, "credential", principal.NewToken()) + "&server-name=locks.example",
+		"credential": fileOf(t, "credential", principal.NewToken()) + "&server-name=locks.example",
 	}
 	all := map[string]bool{}
 	for _, names := range append(slices.Collect(maps.Values(own)), common) {
