@@ -56,6 +56,20 @@ func (w *wish) looks() []clientv3.Op {
 // second transaction: how many permits are left, which keys are foreign, whether the request itself stands there
 // already.
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
+	p, err := e.enter(ctx, r)
+	e.note(r.Request, p, err)
+	return p, err
+}
+
+// note notes the key of a hold, for Extend.
+func (e *service) note(r backend.Request, p engine.Position, err error) {
+	if err == nil && p.Held {
+		key, revision := e.keyOf(r.Name, use(kit.UseOf(r)), p.Incarnation)
+		e.placed.note(key, revision)
+	}
+}
+
+func (e *service) enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	w := e.wishOf(r)
 	if r.Place != "" {
 		if p, stands, err := e.reenter(ctx, w); err != nil || stands {
@@ -253,6 +267,14 @@ func (e *service) before(
 // EnterSet is engine.Sets's: one transaction over all names. Waiting in several queues at once would keep one name
 // closed while the wait for another goes on.
 func (e *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
+	all, err := e.enterSet(ctx, rs)
+	for i, p := range all {
+		e.note(rs[i].Request, p, err)
+	}
+	return all, err
+}
+
+func (e *service) enterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
 	if rs[0].Wait {
 		return nil, fmt.Errorf("waiting for several names at once: %w", backend.ErrUnsupported)
 	}

@@ -144,3 +144,23 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestRenewalKnowsItsOwnKey: the key of a hold is deleted by an administrator, and the same client is granted the name
+// again, under a key of the same name on the same lease. The first holder learns that it has lost the lock.
+func TestRenewalKnowsItsOwnKey(t *testing.T) {
+	t.Parallel()
+	d := newDriver(t, containers.Etcd(t).Addr())
+	first := mustAcquire(t, d, request("taken", false))
+	if err := d.Renew(t.Context(), []backend.Grant{first})[0].Err; err != nil {
+		t.Fatal(err)
+	}
+	takeAway(t, d, first)
+	second := mustAcquire(t, d, request("taken", false))
+	if err := d.Renew(t.Context(), []backend.Grant{first})[0].Err; !errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("Renew of the hold that was taken away = %v, want ErrNotHeld", err)
+	}
+	if err := d.Renew(t.Context(), []backend.Grant{second})[0].Err; err != nil {
+		t.Errorf("Renew of the later hold = %v", err)
+	}
+	mustRelease(t, d, second)
+}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -326,5 +327,35 @@ func freeKey(within string, station int64, kvs []*mvccpb.KeyValue) string {
 			return key
 		}
 		station = rand.Int64N(stations << min(2*n, 32))
+	}
+}
+
+// placed are the create revisions of the keys of this client's holds. A lease shows the names of its keys alone, and a
+// key that was deleted by another hand may be the key of a later hold of this client.
+type placed struct {
+	mu  sync.Mutex // protects the following field
+	all map[string]int64
+}
+
+func (p *placed) note(key string, revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all == nil {
+		p.all = map[string]int64{}
+	}
+	p.all[key] = revision
+}
+
+func (p *placed) is(key string, revision int64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all[key] == revision
+}
+
+func (p *placed) forget(key string, revision int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all[key] == revision {
+		delete(p.all, key)
 	}
 }

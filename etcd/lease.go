@@ -185,7 +185,7 @@ func (l *lease) exchange(ctx context.Context, e *service) (answer *pb.LeaseKeepA
 	cancel := l.cancel
 	if l.stream == nil {
 		var own context.Context
-		own, cancel = context.WithCancel(clientv3.WithRequireLeader(context.WithoutCancel(ctx)))
+		own, cancel = context.WithCancel(clientv3.WithRequireLeader(e.life))
 		defer context.AfterFunc(ctx, cancel)()
 		stream, err := pb.NewLeaseClient(e.client.ActiveConnection()).LeaseKeepAlive(own)
 		if err != nil {
@@ -200,7 +200,7 @@ func (l *lease) exchange(ctx context.Context, e *service) (answer *pb.LeaseKeepA
 	} else if _, why := l.stream.Recv(); why != nil {
 		err = why // Send only says that the stream has ended
 	}
-	if !inTime() || err != nil {
+	if !inTime() || err != nil || answer.TTL <= 0 {
 		l.close()
 	}
 	return answer, clientv3.ContextError(ctx, err)

@@ -53,13 +53,17 @@ func (e *service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 	resp, err := e.release(ctx, l.Name, step{
 		cmps: cmps, then: append([]clientv3.Op{clientv3.OpDelete(key)}, marks...), otherwise: marks,
 	})
-	if err != nil || resp.Succeeded {
-		return engine.Left{Was: err == nil}, err
+	if err != nil {
+		return engine.Left{}, err
 	}
-	if len(marks) > 0 { // a late Enter may have been carried out before they stood
+	e.placed.forget(key, revision)
+	if len(marks) > 0 { // a late Enter may have been carried out before they stood, and have another key
 		if _, err := e.leaveRequest(ctx, l, nil); err != nil {
 			return engine.Left{}, err
 		}
+	}
+	if resp.Succeeded {
+		return engine.Left{Was: true}, nil
 	}
 	return engine.Left{Loss: e.losses(ctx, []string{l.Name})(l.Name, revision)}, nil
 }
@@ -150,7 +154,7 @@ func (e *service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 	var rest []int
 	for i, h := range holds {
 		key, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
-		if !h.Known || !on[key] || revision == 0 {
+		if !h.Known || !on[key] || revision == 0 || !e.placed.is(key, revision) {
 			rest = append(rest, i)
 		}
 	}
@@ -166,15 +170,18 @@ func (e *service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 			return err
 		}
 		for n, i := range part {
-			_, revision := e.keyOf(holds[i].Name, usedBy(holds[i].Grant), holds[i].Incarnation)
+			key, revision := e.keyOf(holds[i].Name, usedBy(holds[i].Grant), holds[i].Incarnation)
 			found := e.queueOf(resp.Responses[n].GetResponseRange().Kvs)
 			switch {
 			case len(found) == 0 || found[0].revision != revision ||
 				!holds[i].Known && found[0].value.Request != holds[i].RequestID:
 				out[i].Gone = true
+				e.placed.forget(key, revision)
+				continue
 			case found[0].lease != l.id:
 				moves = append(moves, move{i, found[0]})
 			}
+			e.placed.note(found[0].key, revision)
 		}
 		return nil
 	})

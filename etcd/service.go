@@ -36,6 +36,7 @@ type service struct {
 	station int64        // where the requests of this driver stand first: see keys.go
 	batch   *engine.Batch[step, answer]
 	turns   turns
+	placed  placed
 	life    context.Context // of steps
 	end     context.CancelFunc
 
@@ -107,7 +108,7 @@ func classOf(err error) engine.Class {
 		return engine.Never
 	case isOneOf(err, rpctypes.ErrNoSpace, rpctypes.ErrTooManyRequests, rpctypes.ErrNoLeader,
 		rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrRequestTooLarge, rpctypes.ErrTooManyOps,
-		rpctypes.ErrNotCapable, rpctypes.ErrNotLeader),
+		rpctypes.ErrNotCapable, rpctypes.ErrNotLeader, rpctypes.ErrDuplicateKey),
 		text == rpctypes.ErrorDesc(rpctypes.ErrGRPCNotSupportedForLearner):
 		return engine.NotDone
 	case status.Code(err) == codes.Unavailable && (strings.Contains(text, "rror while dialing") ||

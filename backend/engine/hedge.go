@@ -58,7 +58,7 @@ func hedge[T any](
 	}
 	timer := time.NewTimer(hedgeAfter)
 	defer timer.Stop()
-	var doubt error
+	var doubt *reply[T] // the first reply after which the step may be carried out
 	for {
 		select {
 		case <-timer.C:
@@ -71,14 +71,14 @@ func hedge[T any](
 		switch {
 		case r.err == nil || final || class == NoSession:
 			return r, sending > 0 || doubt != nil
-		case class == Unknown:
-			doubt = r.err
+		case class == Unknown && !r.sent.IsZero() && doubt == nil:
+			doubt = &reply[T]{r.value, r.sent, r.err}
 		}
 		if sending == 0 {
 			if doubt != nil {
-				r.err = doubt
+				return *doubt, true
 			}
-			return r, doubt != nil
+			return r, false
 		}
 	}
 }

@@ -338,6 +338,9 @@ func (all *sessions) keepHold(requestID string, s *session, incarnation, late st
 		}
 		moved := &hold{s: s}
 		if h != nil {
+			if len(h.late) > 0 && all.table.Abandon(h.s) { // a late Enter lands there
+				h.s.outgrow()
+			}
 			h.s.Leave(1)
 			moved.until = h.until
 		}
