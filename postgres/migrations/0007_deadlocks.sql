@@ -11,44 +11,47 @@ create index waits_above on fencelock.waits using gin (above) where above is not
 alter type fencelock.answer add attribute cycle_names text[];
 alter type fencelock.answer add attribute cycle_owners text[];
 
--- The holds and the earlier waits of its name that w waits for, each of them by itself.
-create function fencelock.blockers(w fencelock.waits) returns table (request_id text, owner text, waits boolean)
+-- The holds of its name that w waits for, each of them by itself: those that are in the way of w or of a wait before it.
+create function fencelock.blockers(w fencelock.waits) returns table (request_id text, owner text)
 language sql volatile as $$
-	select o.request_id, o.owner, false
+	select o.request_id, o.owner
 		from fencelock.holds o join fencelock.sessions s on s.id = o.session and s.expires_at > clock_timestamp()
-		where o.name = w.name and case w.kind
-			when 0 then true
-			when 1 then o.kind <> 1
-			else o.permits + w.permits > w.limit_n
-		end
-	union all
-	select e.request_id, e.owner, true
-		from fencelock.waits e join fencelock.sessions s on s.id = e.session and s.expires_at > clock_timestamp()
-		where e.name = w.name and e.ticket < w.ticket and not (e.kind = 1 and w.kind = 1)
+		where o.name = w.name and exists (
+			select 1 from fencelock.waits e join fencelock.sessions t on t.id = e.session and t.expires_at > clock_timestamp()
+			where e.name = w.name and (e.ticket = w.ticket or e.ticket < w.ticket and not (e.kind = 1 and w.kind = 1))
+				and case e.kind
+					when 0 then true
+					when 1 then o.kind <> 1
+					else o.permits + e.permits > e.limit_n
+				end)
 $$;
 
 -- The cycle that a wait of r, made under holds, closes; names is null without one. Breadth first, from the blockers of r
--- towards these holds, over 1000 holds and waits at most.
+-- towards these holds, over 1000 blockers at most.
 create function fencelock.cycle(r fencelock.holds, under text[], out names text[], out owners text[])
 language plpgsql as $$
 declare
 	waits fencelock.waits[] := array(select w from fencelock.waits w where w.name = r.name and w.request_id = r.request_id);
+	seen text[] := array[r.request_id];
 	blocked int[] := '{0}'; -- by wait: the link that leads to it
 	b record;
-	more fencelock.waits[];
+	x fencelock.waits;
 	link_names text[] := '{}';
 	link_owners text[] := '{}';
 	before int[] := '{}'; -- by link: the link before it
 	i int := 1;
 	n int := 0;
 begin
-	while i <= cardinality(waits) and n < 1000 loop
+	while i <= cardinality(waits) loop
 		for b in select * from fencelock.blockers(waits[i]) loop
 			n := n + 1;
+			if n > 1000 then
+				return;
+			end if;
 			link_names[n] := (waits[i]).name;
 			link_owners[n] := b.owner;
 			before[n] := blocked[i];
-			if not b.waits and b.request_id = any (under) then
+			if b.request_id = any (under) then
 				while n > 0 loop
 					names := link_names[n] || names;
 					owners := link_owners[n] || owners;
@@ -56,13 +59,16 @@ begin
 				end loop;
 				return;
 			end if;
-			more := array(select w from fencelock.waits w
+			for x in select w.* from fencelock.waits w
 				join fencelock.sessions s on s.id = w.session and s.expires_at > clock_timestamp()
-				where (case when b.waits then w.name = (waits[i]).name and w.request_id = b.request_id
-						else w.above @> array[b.request_id] end)
-					and not exists (select 1 from unnest(waits) k where k.name = w.name and k.ticket = w.ticket));
-			waits := waits || more;
-			blocked := blocked || array_fill(n, array[cardinality(more)]);
+				where w.above @> array[b.request_id]
+			loop
+				if x.request_id <> all (seen) then
+					seen := seen || x.request_id;
+					waits := waits || x;
+					blocked := blocked || n;
+				end if;
+			end loop;
 		end loop;
 		i := i + 1;
 	end loop;
