@@ -448,7 +448,8 @@ func (s *gatewaySettings) serve() error {
 func (s *gatewaySettings) connect(ctx context.Context, failed func(error)) (backend.Driver, error) {
 	for pause := connectPause; ; pause = min(2*pause, maxConnectPause) {
 		d, err := s.open(ctx, failed)
-		if err == nil || ctx.Err() != nil || !errors.Is(err, backend.ErrUnavailable) {
+		if err == nil || ctx.Err() != nil ||
+			!errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown) {
 			return d, err
 		}
 		failed(err)

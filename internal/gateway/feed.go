@@ -199,11 +199,12 @@ func (w *follower) note(e *event) {
 }
 
 // pause returns how long a watcher pauses after it got events, so that the watchers of a busy name do not take the
-// processor from its holders: together they send at most sendsOfOne times a second.
+// processor from its holders: together they send at most sendsOfOne times a second. maxPause is shorter than a busy name
+// takes to fill its feed.
 func (g *Gateway) pause(f *feed) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return max(pauseTime, time.Duration(f.watched)*time.Second/sendsOfOne)
+	return min(max(pauseTime, time.Duration(f.watched)*time.Second/sendsOfOne), maxPause)
 }
 
 // follow is a watch of a name after a revision, or from now on if since is 0, that shares the feed of the name. It

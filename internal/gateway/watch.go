@@ -46,9 +46,10 @@ const (
 	beatTime = 15 * time.Second       // the interval of a silent stream's signs of life
 	headTime = 150 * time.Millisecond // how long a watch may fail with its own status
 	sendTime = 10 * time.Second       // bounds the sending of one event
-	// pauseTime is the least pause of a watch after it has sent events, and sendsOfOne bounds how many times a second all
-	// watches of a name send events.
+	// pauseTime and maxPause bound the pause of a watch after it has sent events, and sendsOfOne bounds how many times a
+	// second all watches of a name send events, as far as maxPause allows.
 	pauseTime  = 20 * time.Millisecond
+	maxPause   = 200 * time.Millisecond
 	sendsOfOne = 2000
 )
 
