@@ -149,7 +149,7 @@ func goCommand(dir string, args ...string) ([]byte, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	if dir != "" {
-		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOBIN="+dir)
+		cmd.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false", "GOWORK=off", "GOBIN="+dir)
 	}
 	out, err := cmd.Output()
 	var failed *exec.ExitError

@@ -50,7 +50,8 @@ type operation struct {
 
 func main() {
 	// Signals from a terminal go to the whole process group. The end of the test is the end of stdin.
-	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	// SIGPIPE would end this program, and leave the container, at an answer to a test that died.
+	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
 	if err := serve(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "runner:", err)
 		os.Exit(1)
