@@ -175,7 +175,7 @@ func TestBackupUsage(t *testing.T) {
 		{"backup a --every 1m", "need --dir", exitUsage},
 		{"backup --dir b --every 1ms", "want at least 1s", exitUsage},
 		{"backup --dir b --keep 0", "want at least 1", exitUsage},
-		{"backup a --backend redis://127.0.0.1", "none of fencelock, fencelocks", exitUsage},
+		{"backup a --backend redis://127.0.0.1", "not one of fencelock, fencelocks", exitUsage},
 		{"restore", "FILE is missing", exitUsage},
 		{"restore a b", `"b"`, exitUsage},
 		{"restore a --data-dir=", "--data-dir is empty", exitUsage},

@@ -103,11 +103,11 @@ func TestHelpBackendHasEveryOption(t *testing.T) {
 			section = m[1]
 		}
 		_, err := backend.Open(ctx, driver+"://127.0.0.1:1?no-such-option=1")
-		if err == nil || !strings.Contains(err.Error(), "there are ") {
+		if err == nil || !strings.Contains(err.Error(), "the options are ") {
 			t.Errorf("%s takes any option: %v", driver, err)
 			continue
 		}
-		_, list, _ := strings.Cut(err.Error(), "there are ")
+		_, list, _ := strings.Cut(err.Error(), "the options are ")
 		for _, name := range regexp.MustCompile(`[a-z-]+`).FindAllString(list, -1) {
 			if !regexp.MustCompile(`\b`+name+`\b`).MatchString(section) && !regexp.MustCompile(`(?m)^  (\w+, )?`+name+`\b`).MatchString(text) {
 				t.Errorf("option %s of %s is not in the help", name, driver)

@@ -16,7 +16,7 @@ func TestMaintenance(t *testing.T) {
 			leader = m
 		}
 	}
-	start(t, "maintenance", "on", "--backend", url).expectExit(exitUsage, "which one?")
+	start(t, "maintenance", "on", "--backend", url).expectExit(exitUsage, "name one")
 	start(t, "maintenance", "on", "--backend", url, "--node", "nobody").
 		expectExit(exitRefused, "no member that answers knows it")
 	start(t, "maintenance", "perhaps", "--backend", url).expectExit(exitUsage, "want on or off")

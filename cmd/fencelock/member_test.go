@@ -137,7 +137,7 @@ func TestMemberExitCodes(t *testing.T) {
 	}{
 		"status with a name": {[]string{"status", "x"}, 64, `"x"`},
 		"status of others": {
-			[]string{"status", "--backend", "redis://127.0.0.1"}, 64, "none of fencelock, fencelocks",
+			[]string{"status", "--backend", "redis://127.0.0.1"}, 64, "not one of fencelock, fencelocks",
 		},
 		"status without answer": {[]string{"status", "--backend", "fencelock://127.0.0.1:1"}, 69, "127.0.0.1:1"},
 		"member without action": {[]string{"member"}, 64, "list, add or remove is missing"},
@@ -146,7 +146,7 @@ func TestMemberExitCodes(t *testing.T) {
 		"member add of nothing": {[]string{"member", "add"}, 64, "ADDRESS is missing"},
 		"member remove of none": {[]string{"member", "remove"}, 64, "NODE is missing"},
 		"member of others": {
-			[]string{"member", "list", "--backend", "memory://"}, 64, "none of fencelock, fencelocks",
+			[]string{"member", "list", "--backend", "memory://"}, 64, "not one of fencelock, fencelocks",
 		},
 		"member with a bad flag": {[]string{"member", "list", "--frobnicate"}, 64, "-frobnicate"},
 		"help of status":         {[]string{"help", "status"}, 0, ""},

@@ -33,7 +33,7 @@ func TestRecover(t *testing.T) {
 	p := start(t, "recover", "--data-dir", dir)
 	p.await("fencelock: when started it serves nobody for 1h")
 	p.expectExit(exitOK)
-	start(t, "recover", "--data-dir", dir).expectExit(exitNoCreate, dir+".lost is there")
+	start(t, "recover", "--data-dir", dir).expectExit(exitNoCreate, dir+".lost exists")
 	start(t, "recover", "--closed-for", "-1s").expectExit(exitUsage, "negative")
 	start(t, "recover", "x").expectExit(exitUsage, "no arguments")
 }
