@@ -339,7 +339,7 @@ func TestRulesNeedTheirLevel(t *testing.T) {
 	c := dial(t, s.Addr().String())
 	c.hold(c.open(longTTL), "a")
 	_, err := operate(t, s.AdminAddr()).SetRules(t.Context(), &lockpb.SetRulesRequest{Text: "deny * acquire a\n"})
-	expectCode(t, err, codes.FailedPrecondition, "knows no rules")
+	expectCode(t, err, codes.FailedPrecondition, "without rules")
 }
 
 // What shows several names shows those that the client may read, and a refusal names the holder to nobody else.
