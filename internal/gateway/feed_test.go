@@ -364,7 +364,7 @@ func TestFeedEnds(t *testing.T) {
 // All watchers of a busy name together get events at most sendsOfOne times a second, and each gets all of them.
 func TestWatchersOfABusyNamePause(t *testing.T) {
 	counted(t, func(t *testing.T, d *door, _ *counting) {
-		const watchers, events = 500, 1000
+		const watchers, events = 300, 1000
 		ctx, hangUp := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		defer all.Wait()
