@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -175,8 +176,10 @@ func TestWaitersAreCheckedTogether(t *testing.T) {
 			t.Error("a check that failed was not made again")
 		}
 		s.notify(engine.Push{What: engine.PushGap})
-		if synctest.Wait(); !slices.Equal(s.asked(), []string{"a", "b"}) {
-			t.Error("when pushes may have been lost not all names are checked")
+		synctest.Wait()
+		asked := slices.DeleteFunc(s.asked(), func(name string) bool { return strings.HasSuffix(name, "?") }) // due by chance
+		if !slices.Equal(asked, []string{"a", "b"}) {
+			t.Errorf("when pushes may have been lost %v were checked, want all names", asked)
 		}
 		free("b")
 		s.notify(engine.Push{What: engine.PushTurns, Name: "b", After: 100 * time.Millisecond})
