@@ -57,15 +57,15 @@ func (w *wish) looks() []clientv3.Op {
 // already.
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	p, err := e.enter(ctx, r)
-	e.note(r.Request, p, err)
+	e.note(r, p, err)
 	return p, err
 }
 
 // note notes the key of a hold, for Extend.
-func (e *service) note(r backend.Request, p engine.Position, err error) {
-	if err == nil && p.Held {
-		key, revision := e.keyOf(r.Name, use(kit.UseOf(r)), p.Incarnation)
-		e.placed.note(key, revision)
+func (e *service) note(r engine.Entering, p engine.Position, err error) {
+	if l := leaseOf(r.Session); l != nil && err == nil && p.Held {
+		key, revision := e.keyOf(r.Name, use(kit.UseOf(r.Request)), p.Incarnation)
+		l.place(key, revision)
 	}
 }
 
@@ -269,7 +269,7 @@ func (e *service) before(
 func (e *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
 	all, err := e.enterSet(ctx, rs)
 	for i, p := range all {
-		e.note(rs[i].Request, p, err)
+		e.note(rs[i], p, err)
 	}
 	return all, err
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -149,7 +148,7 @@ func (x entry) incarnation() string {
 func (x entry) token() fencing.Token { return tokenOf(x.use.Kind, x.revision) }
 
 // tokenOf returns the token of a hold with a key that was created at revision. Tokens of shared holds and permits come
-// from the same count, with the mark of those that do not fence.
+// from the same count, with the mark of tokens that do not fence.
 func tokenOf(kind backend.Kind, revision int64) fencing.Token {
 	token := fencing.Token(revision)
 	if kind != backend.KindExclusive {
@@ -327,35 +326,5 @@ func freeKey(within string, station int64, kvs []*mvccpb.KeyValue) string {
 			return key
 		}
 		station = rand.Int64N(stations << min(2*n, 32))
-	}
-}
-
-// placed are the create revisions of the keys of this client's holds. A lease shows the names of its keys alone, and a
-// key that was deleted by another hand may be the key of a later hold of this client.
-type placed struct {
-	mu  sync.Mutex // protects the following field
-	all map[string]int64
-}
-
-func (p *placed) note(key string, revision int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.all == nil {
-		p.all = map[string]int64{}
-	}
-	p.all[key] = revision
-}
-
-func (p *placed) is(key string, revision int64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.all[key] == revision
-}
-
-func (p *placed) forget(key string, revision int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.all[key] == revision {
-		delete(p.all, key)
 	}
 }

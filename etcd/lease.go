@@ -26,6 +26,11 @@ type lease struct {
 	granter uint64        // the member that granted it, or handed the request on
 	term    atomic.Uint64 // of the grant, or a later one: see Prove
 
+	placing sync.Mutex // protects the following field
+	// placed are the create revisions of the keys of holds. etcd shows only the names of the keys on a lease, and after an
+	// administrator has deleted a key, a later hold of this client may have a key of that name.
+	placed map[string]int64
+
 	mu     sync.Mutex // protects the following fields; held during a keepalive
 	stream pb.Lease_LeaseKeepAliveClient
 	cancel context.CancelFunc // of the stream
@@ -160,8 +165,8 @@ func (e *service) alone(ctx context.Context, member uint64, answers ...*pb.Respo
 	return len(vote) == 1 && vote[0].ID == member
 }
 
-// keepAlive sends one keepalive and receives the answer to it. The library's loop would not do: it decides by itself
-// when to send, and counts from the receipt. One stream serves the lease, since with a password a stream costs the
+// keepAlive sends one keepalive and receives the answer to it. The library's loop is not used: it chooses the time of
+// sending, and counts from the receipt. One stream serves the lease, since with a password a stream costs the
 // server a slow hash. A keepalive that is not answered in time takes the stream with it, so that no late answer is
 // taken for that to a later one. A stream with a token that the server has forgotten is replaced once. A keepalive that
 // is sent beside another one has a separate stream, to another server.
@@ -233,4 +238,33 @@ func (e *service) keys(ctx context.Context, l *lease) (map[string]bool, error) {
 		keys[string(key)[max(at, 0):]] = true
 	}
 	return keys, nil
+}
+
+// place notes the create revision of the key of a hold on l.
+func (l *lease) place(key string, revision int64) {
+	l.placing.Lock()
+	defer l.placing.Unlock()
+	if l.placed == nil {
+		l.placed = map[string]int64{}
+	}
+	l.placed[key] = revision
+}
+
+// has reports whether the hold of a key is the one that was created at a revision.
+func (l *lease) has(key string, revision int64) bool {
+	l.placing.Lock()
+	defer l.placing.Unlock()
+	return l.placed[key] == revision
+}
+
+// forget drops a key that is gone. l is nil if the engine does not know the lease of a request.
+func (l *lease) forget(key string, revision int64) {
+	if l == nil {
+		return
+	}
+	l.placing.Lock()
+	defer l.placing.Unlock()
+	if l.placed[key] == revision {
+		delete(l.placed, key)
+	}
 }

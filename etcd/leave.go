@@ -56,7 +56,7 @@ func (e *service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 	if err != nil {
 		return engine.Left{}, err
 	}
-	e.placed.forget(key, revision)
+	leaseOf(l.Session).forget(key, revision)
 	if len(marks) > 0 { // a late Enter may have been carried out before they stood, and have another key
 		if _, err := e.leaveRequest(ctx, l, nil); err != nil {
 			return engine.Left{}, err
@@ -87,17 +87,25 @@ func (e *service) leaveRequest(ctx context.Context, l engine.Leaving, marks []cl
 		}
 		var cmps []clientv3.Cmp
 		var deletes []clientv3.Op
+		var own []entry
 		for _, x := range e.queueOf(resp.Responses[len(look)-1].GetResponseRange().Kvs) {
 			if x.value.Request == l.RequestID {
 				cmps, deletes = append(cmps, asRead(x.key, x.modified)), append(deletes, clientv3.OpDelete(x.key))
+				own = append(own, x)
 			}
 		}
-		if len(deletes) == 0 {
+		if len(own) == 0 {
 			return engine.Left{}, nil
 		}
 		done, err := e.release(ctx, l.Name, step{cmps: cmps, then: deletes})
-		if err != nil || done.Succeeded {
-			return engine.Left{Was: err == nil}, err
+		if err != nil {
+			return engine.Left{}, err
+		}
+		if done.Succeeded {
+			for _, x := range own {
+				leaseOf(l.Session).forget(x.key, x.revision)
+			}
+			return engine.Left{Was: true}, nil
 		}
 		look = look[len(look)-1:]
 	}
@@ -154,7 +162,7 @@ func (e *service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 	var rest []int
 	for i, h := range holds {
 		key, revision := e.keyOf(h.Name, usedBy(h.Grant), h.Incarnation)
-		if !h.Known || !on[key] || revision == 0 || !e.placed.is(key, revision) {
+		if !h.Known || !on[key] || revision == 0 || !l.has(key, revision) {
 			rest = append(rest, i)
 		}
 	}
@@ -176,12 +184,12 @@ func (e *service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 			case len(found) == 0 || found[0].revision != revision ||
 				!holds[i].Known && found[0].value.Request != holds[i].RequestID:
 				out[i].Gone = true
-				e.placed.forget(key, revision)
+				l.forget(key, revision)
 				continue
 			case found[0].lease != l.id:
 				moves = append(moves, move{i, found[0]})
 			}
-			e.placed.note(found[0].key, revision)
+			l.place(key, revision)
 		}
 		return nil
 	})

@@ -36,7 +36,6 @@ type service struct {
 	station int64        // where the requests of this driver stand first: see keys.go
 	batch   *engine.Batch[step, answer]
 	turns   turns
-	placed  placed
 	life    context.Context // of steps
 	end     context.CancelFunc
 
