@@ -105,6 +105,28 @@ func TestSilentEndpointIsPassedBy(t *testing.T) {
 	}
 }
 
+// The context of an acquire ends when its first sending would be repeated: the sending may be carried out, and the error
+// says so, or the acquire removes it, unless the repetition is granted in time.
+func TestAcquireEndsAsItIsRepeated(t *testing.T) {
+	for range 50 { // which comes first is random
+		synctest.Test(t, func(t *testing.T) {
+			s := &replicated{silent: "enter"}
+			d := engine.New(s)
+			r := request("x")
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			_, err := d.Acquire(ctx, r)
+			s.sessions.mu.Lock()
+			removed := s.left > 0
+			s.sessions.mu.Unlock()
+			if err != nil && !errors.Is(err, backend.ErrUnknown) && !removed {
+				t.Errorf("Acquire = %v, and nothing removes what was sent", err)
+			}
+			closed(t, d)
+		})
+	}
+}
+
 // The release of a hold that the driver does not have returns ErrNotHeld, also beside a silent endpoint.
 func TestReleaseOfNothingBesideASilentEndpoint(t *testing.T) {
 	for _, incarnation := range []string{"", "of another request"} {
