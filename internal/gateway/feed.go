@@ -208,8 +208,8 @@ func (g *Gateway) pause(f *feed) time.Duration {
 }
 
 // follow is a watch of a name after a revision, or from now on if since is 0, that shares the feed of the name. It
-// reads only the events that the feed lacks from the service itself. Between two groups of events it pauses. now is a revision that the service has reached;
-// 0 if the caller knows no revision.
+// reads only the events that the feed lacks from the service itself. Between two groups of events it pauses. now is a
+// revision that the service has reached; 0 if the caller knows no revision.
 func (g *Gateway) follow(
 	ctx context.Context, d backend.Watcher, name string, since, now uint64,
 ) iter.Seq2[[]*event, error] {

@@ -167,10 +167,7 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 func (e *event) text() []byte {
 	e.once.Do(func() {
 		change := ChangeOf(&e.Change)
-		said, err := json.Marshal(change)
-		if err != nil {
-			panic(err) // text and numbers only
-		}
+		said, _ := json.Marshal(change) // text and numbers only
 		if change.Revision != 0 {
 			e.said = fmt.Appendf(e.said, "id: %d\n", change.Revision)
 		}
@@ -203,7 +200,10 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 		}
 		if t.err != nil {
 			said, err := json.Marshal(problemOf(t.err))
-			return err == nil && send(fmt.Appendf(nil, "event: error\ndata: %s\n\n", said)) && false
+			if err == nil {
+				send(fmt.Appendf(nil, "event: error\ndata: %s\n\n", said))
+			}
+			return false
 		}
 		texts := make([][]byte, len(t.events))
 		for i, e := range t.events {
