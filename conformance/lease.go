@@ -165,7 +165,7 @@ func (t *trial) notHeld(err error, format string, args ...any) bool {
 	switch {
 	case errors.Is(err, backend.ErrNotHeld):
 		return true
-	case err == nil && !t.Failed(): // otherwise it may be the first release, after one that failed
+	case err == nil && !t.Failed(): // the hold may have outlived a release that failed
 		t.Violatedf("%s = nil, want ErrNotHeld", call)
 	default:
 		t.Errorf("%s = %v, want ErrNotHeld", call, err)

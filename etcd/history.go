@@ -21,7 +21,7 @@ import (
 // token space, which the first driver plants. A cluster that contradicts them was wiped, restored from a backup, or is
 // another one. The first contradiction is final.
 //
-// The id alone would not do: a cluster that is made anew with the same flags has the same one. Nor would the greatest
+// The id alone is not enough: a cluster that is created again with the same flags has the same id. Nor would the greatest
 // term of all members: a follower that was brought up to date by a snapshot says its old term until the next entry.
 type history struct {
 	mu       sync.Mutex // protects the following fields
@@ -252,7 +252,7 @@ func (e *service) askMembers(ctx context.Context) error {
 	if resp.Header.GetClusterId() == 0 { // a proxy names itself as the only member, and knows no cluster
 		return &backend.ConfigError{
 			Setting: "endpoint", Value: "an etcd gRPC proxy", Want: "etcd itself",
-			Why: "the proxy sends keepalives of its own, and its answers to ours do not prove when a lock ends",
+			Why: "the proxy itself sends keepalives, and its answers to this client do not prove when a lock ends",
 		}
 	}
 	vote := voters(resp.Members)

@@ -11,7 +11,7 @@ import (
 
 const forceReleaseHelp = `Usage: fencelock force-release NAME --reason TEXT [options]
 
-Releases the lock NAME, whoever holds it. The next waiter gets the lock immediately, while the former holder may still
+Releases the lock NAME against the will of its holder. The next waiter gets the lock immediately, while the former holder may still
 be working: only a fencing token stops its writes. Make sure that the holder is dead, or that this is better than
 waiting. With --nonce or --token, only the hold with that nonce or token ends, and never the hold of a successor.
 

@@ -78,8 +78,7 @@ func (d *door) define(o *options, listen, usage string) {
 	o.StringVar(&d.listen, "http-listen", listen, usage)
 	o.StringVar(&d.keyFiles, httpKeyOption, "", "a `FILE` with a key of at least 16 bytes that all replicas share, "+
 		"so that each of them accepts the lock tokens of the others. Without the file, the key is the value of "+
-		""+variable(httpKeyOption)+
-		", or else random. With NEW,OLD, the gateway encrypts lock tokens with the first key and accepts both; HUP "+
+		variable(httpKeyOption)+", or else random. With NEW,OLD, the gateway encrypts lock tokens with the first key and accepts both; HUP "+
 		"reloads the files")
 	o.StringVar(&d.identity, httpIdentityOption, "", "a `FILE` with a key of at least 16 bytes from which all "+
 		"replicas derive the ids of requests. Keep it when --http-key changes. Without the file, the key is the "+

@@ -74,7 +74,7 @@ Exit codes:
     0  success; with check, the claims are admitted; with enforce --check, all tables are covered
     1  check: a claim is refused (stale, of another hold or of another lock service); enforce --check: a table is
        uncovered
-   64  the command line is invalid, or asks for what the guard refuses: a floor below the present one, a second
+   64  the command line is invalid, or the guard refuses the request: a floor below the present one, a second
        memory in one database
    69  the store cannot be reached, or refused the request
 `

@@ -35,7 +35,7 @@ func subcommands() []subcommand {
 		{"release", "release a lock from acquire", releaseHelp, defineRelease, nil},
 		{"ls", "list held locks", lsHelp, defineLs, nil},
 		{"holder", "show who holds a lock", holderHelp, defineHolder, nil},
-		{"explain", "show who blocks a lock, and what the holders wait for", explainHelp, defineExplain, nil},
+		{"explain", "show the holders and waiters that block a lock", explainHelp, defineExplain, nil},
 		{"top", "show the locks with the longest queues", topHelp, defineTop, nil},
 		{"watch", "print the changes of a lock", watchHelp, defineWatch, nil},
 		{"force-release", "release a lock that another client holds", forceReleaseHelp, defineForceRelease, nil},

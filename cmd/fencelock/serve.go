@@ -175,7 +175,7 @@ func newServe(o *options) *serveSettings {
 		"this member")
 	o.StringVar(&s.joinKey, joinKeyOption, "", "a `FILE` with a key of at least 16 bytes that all members share: a "+
 		"server with this key is approved as a member. Without the file, the key is the value of "+
-		""+variable(joinKeyOption)+". Without a key, a new member, or a member that has lost its data, gets no vote "+
+		variable(joinKeyOption)+". Without a key, a new member, or a member that has lost its data, gets no vote "+
 		"until \"fencelock member add\" approves it")
 	o.IntVar(&c.BootstrapExpect, "bootstrap-expect", 0, "form a new cluster once all `N` members of --join are up, "+
 		"including this one, or join the cluster if it exists. Give all members the same --join")

@@ -24,8 +24,8 @@ Options:
 GENERATION counts the restores and recoveries of the cluster. ROLE is leader, follower, learner (no vote yet),
 leaderless (it knows no leader), unreachable, or "closed until TIME": elected, but refusing clients because the cluster
 was restored, see "fencelock help open". "maintenance" after the role was set by "fencelock maintenance". APPLIED is the
-last log entry that the member has applied, COMMITTED the last one that it knows to be on a majority of the disks.
-DURABLE is no for a server with --dev.
+last log entry that the member has applied, COMMITTED the last log entry that it knows to be on a
+majority of the disks. DURABLE is no for a server with --dev.
 
 An unreachable member is stopped or paused, or cannot be reached from this machine; the other members may still reach
 it. The last line on standard error says what follows if they cannot.

@@ -32,7 +32,7 @@ type container struct {
 	started bool
 }
 
-// answer is what the runner answers to a line.
+// answer is the runner's answer to a line.
 type answer struct {
 	Text     string
 	Error    string
@@ -131,8 +131,7 @@ func (c *container) leave() error {
 	return err
 }
 
-// pulls remembers, for this process, the result of each pull of an image: a failed pull is not repeated for every
-// server.
+// pulls has the result of the pull of each image in this process, so that a failed pull is not repeated for each server.
 var pulls sync.Map // image → func() error
 
 // pull pulls the image unless it is there.
