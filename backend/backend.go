@@ -5,19 +5,19 @@
 //	locks.Acquire ─► core ─ Request ─► Driver.Acquire ─► lock service
 //	lease.Context ◄─ core ◄─ Grant{Token, SentAt, TTL} ◄────┘
 //
-// A driver translates requests into the atomic steps of one lock service. It keeps no time and makes no decision
-// about loss: the core alone schedules renewals and declares a hold lost, from the instants that the driver reports,
-// so that drivers need no timers, retries and margins for that. The obligations of the driver are documented at each
-// method below. The conformance suite (package conformance) numbers these obligations and prints each obligation
+// A driver translates requests into the atomic steps of one lock service. It keeps no time and makes no decision about
+// loss: the core alone schedules renewals and declares a hold lost, from the instants that the driver reports. So
+// drivers need no timers, retries or margins for renewals and losses. The obligations of the driver are documented at
+// each method below. The conformance suite (package conformance) numbers these obligations and prints each obligation
 // that a driver breaks.
 //
 // # The life of a hold
 //
 //  1. The core makes a Request with a new random RequestID and calls Acquire. The driver answers with a Grant, or with
 //     an error that says whether anything may have been left in the service.
-//  2. The core checks the grant (whether its validity is over already; in the correctness tier also its token, and the
-//     earlier grants); the hold is valid until SentAt + Validity(TTL). The core releases a grant that it does not
-//     accept.
+//  2. The core checks that the grant is still valid. In the correctness tier it also checks the token: its kind, and
+//     that it is greater than the earlier tokens of the name. The hold is valid until SentAt + Validity(TTL). The core
+//     releases a grant that it does not accept.
 //  3. At about a third of that time the core calls Renew, for up to a thousand grants together, and repeats the call
 //     until it is confirmed. Each confirmation moves the end of the validity, never backwards.
 //  4. The hold ends by Release, by an authoritative "not held" from the service, or because its validity ran out. In
@@ -47,9 +47,9 @@
 //
 // # Clauses that hold for every method
 //
-// Concurrency. All methods of a Driver are safe for concurrent use. The core calls Renew for different grants at the
-// same time, and Release for a grant while a Renew that contains it is in flight; it never has two Renew calls in
-// flight for one grant.
+// Concurrency. All methods of a Driver are safe for concurrent use. The core calls Renew concurrently for different
+// grants, but never has two Renew calls in flight for one grant. It may call Release for a grant while a Renew that
+// contains the grant is in flight.
 //
 // Context. Every method returns within its context, even while the network does not respond: within 50 ms of the end
 // of the context, whatever deadlines the client library uses. Most libraries honour deadlines and ignore
@@ -75,11 +75,11 @@
 // late Release can only meet its own attempt.
 //
 // Ambiguity. A timeout, a reset or a lost reply after the request left the process is resolved by reading back or by
-// retrying with the same RequestID. If the outcome cannot be resolved within the context, the driver returns an
-// error that wraps ErrUnknown; the core then calls Release for that RequestID in the background until it knows. A
-// request that is delivered late, after its caller has returned, must not close the name for longer than one TTL.
-// Silent retries of the client library are switched off, or made idempotent. (The loop is in the core, and not in
-// each driver, because Close has to wait for all of it: see docs/decisions, the-core-cleans-up.)
+// retrying with the same RequestID. If the outcome cannot be resolved within the context, the driver returns an error
+// that wraps ErrUnknown; the core then calls Release for that RequestID in the background until it knows. A request
+// that is delivered late, after its caller has returned, must not close the name for longer than one TTL. Silent
+// retries of the client library are switched off, or made idempotent. (This loop is in the core, and not in each
+// driver, because Close has to wait for it: see docs/decisions, the-core-cleans-up.)
 //
 // Waiting is push: the driver watches its predecessor or receives a notification and never polls tightly. Every push
 // has a jittered poll as fallback, because notifications get lost. A configuration without push says so in

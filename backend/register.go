@@ -60,7 +60,7 @@ func Schemes() []string {
 
 // Open finds the opener for the URL's scheme and calls it. An unknown scheme is an *InvalidError that lists the known
 // ones; the usual cause is a driver package that the program does not import. So is text without a scheme: an address
-// alone does not tell which service listens there. It returns the opener's results unchanged.
+// alone does not identify the service that listens there. It returns the opener's results unchanged.
 func Open(ctx context.Context, rawURL string) (Driver, error) {
 	scheme, _, found := strings.Cut(rawURL, "://")
 	if !found {

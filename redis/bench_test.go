@@ -121,10 +121,9 @@ func benchCycle(b *testing.B, n int) {
 	}
 }
 
-// drivers are the driver of this package and the engine's binding.
+// drivers are the drivers to compare.
 var drivers = map[string]func(testing.TB, string) backend.Driver{
 	"fencelock": func(t testing.TB, addr string) backend.Driver { return openAt(t, addr) },
-	"engine":    func(t testing.TB, addr string) backend.Driver { return bindAt(t, addr) },
 }
 
 func BenchmarkCycle1(b *testing.B)  { benchCycle(b, 1) }

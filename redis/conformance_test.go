@@ -10,14 +10,12 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/redis"
-	"github.com/fencelock/fencelock/redis/internal/binding"
 )
 
 // TestConformance runs the suite over every way to make a driver, each on a server of its own.
@@ -61,22 +59,6 @@ func TestConformanceAsPermits(t *testing.T) {
 	conformance.Run(t, conformance.AsPermits(harness(t, func(t testing.TB, addr string) backend.Driver {
 		return redis.New(newClient(t, &goredis.Options{Addr: addr}), nil)
 	}), 2, 3), testtier.Some(t, "exclusion", "ownership", "waiting", "ambiguity")...)
-}
-
-// TestConformanceOfBinding runs the suite over the engine's binding, which shares the keys of the driver. Only make deep
-// runs its group ambiguity: on a busy machine clause A5 fails in a quarter of the runs. A release beside another exchange
-// needs a new connection, and no server answers its handshake there.
-func TestConformanceOfBinding(t *testing.T) {
-	testtier.NotShort(t)
-	t.Parallel()
-	conformance.Run(t, harness(t, func(t testing.TB, addr string) backend.Driver {
-		return newBinding(t, addr)
-	}), testtier.Some(t, "exclusion", "ownership", "waiting", "capabilities")...)
-}
-
-func newBinding(t testing.TB, addr string) backend.Driver {
-	c := newClient(t, &goredis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1})
-	return engine.New(binding.New(c, &binding.Options{Name: "redis-engine"}))
 }
 
 func newClient(t testing.TB, o *goredis.Options) *goredis.Client {

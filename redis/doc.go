@@ -15,26 +15,26 @@
 // trip. Renewing any number of grants is one pipeline. The compare-and-delete commands of newer servers are not used:
 // a release must check for waiters in the same step.
 //
-// If a hold has expired while others wait, SET NX may take the lock before the first waiter has it. EXISTS shows
-// that, and the request gives way: in one more step it goes to the end of the queue. So it overtakes no waiter,
-// except if the answer is lost between the two steps and while a cluster's slot moves.
+// If a hold has expired while others wait, SET NX may take the lock before the first waiter has it. EXISTS shows that,
+// and in one more step the request releases the lock and joins the end of the queue. So it overtakes no waiter, unless
+// the answer is lost between the two steps or a cluster's slot moves.
 //
 // Waiting requests form a list, and a release hands the lock to the first of them: the key is never absent between two
 // holders, no request overtakes the list, and only the next waiter is woken, by a message on its client's channel. A
 // contended grant costs 13 commands at the server in three round trips, those inside the script counted. Messages can
 // be lost, so each client also polls for its waiters: on one server all of its names together, every second, with two
 // commands for up to 500 of them; and each name separately, less often the more names there are. 200 waiters on 200
-// names cost some 20 commands a second, 10,000 some 300. With up to 64 names, and always on a cluster or for shares, a
+// names cost at most some 20 commands a second, 10,000 some 300. With up to 64 names, and always on a cluster or for shares, a
 // name is also settled when its hold should have run out, which is otherwise noticed a second later.
 //
-// A waiter may have died meanwhile. So the lock is offered for one second: the waiter's client accepts, in one more
-// round trip, and holds it for the whole TTL. If the client does not accept, all its places are removed, all other
-// clients in the queue are asked whether they live, and the next waiter is offered the lock; a client that has not
-// answered when that offer ends loses its places too. So processes and hosts that die while they wait, however many,
-// delay the waiters behind them by a little over two seconds, on one server, behind Sentinels and on a cluster, even
-// with other subscribers to PSUBSCRIBE *. The client that made the offer monitors it. If that client dies too, the
-// next peek of any waiter does, within another second, and on a cluster the next poll, within four if it waits for
-// few names. A living waiter with a client that does not answer within that second goes to the end of the queue.
+// A waiter may have died while it waited. So the script offers the lock for one second: the waiter's client accepts, in
+// one more round trip, and holds the lock for the whole TTL. If it does not accept, the script removes all its places,
+// asks all other clients in the queue whether they are alive, and offers the lock to the next waiter. A client that has
+// not answered by the end of that offer loses its places too. So processes and hosts that die while they wait, however
+// many, delay the waiters behind them by a little over two seconds, on one server, behind Sentinels and on a cluster,
+// even with other subscribers to PSUBSCRIBE *. The client that made the offer monitors it. If that client dies too, the
+// next peek of any waiter does, within another second, and on a cluster the next poll, within four if it waits for few
+// names. A live waiter whose client does not answer within that second goes to the end of the queue.
 //
 // # Shared holds and permits
 //
@@ -48,23 +48,28 @@
 // starves the other, within the limits of the queue's order above. When a waiter leaves, the requests that it alone
 // blocked are granted.
 //
-// A name is in use for permits, with one limit, or as a lock, never both: the types of its keys record that, and
-// every request for the other use is ErrLimitMismatch while a holder or waiter exists. A minimum hold keeps its own
-// share closed: a reader's keeps writers out and lets readers in.
+// While a name has a holder or a waiter, it is used either for permits, with one limit, or as a lock; a request for the
+// other use returns ErrLimitMismatch. A minimum hold keeps its own share closed: a reader's keeps writers out and lets
+// readers in.
 //
-// AcquireAll is one call of the script for up to 128 names of any kinds, all or nothing. It does not wait: see
-// Driver.AcquireAll. On a cluster, where names are on different servers, it is not supported.
+// AcquireAll is one call of the script for up to 128 names of any kinds, all or nothing. It does not wait: a set with
+// Wait that cannot be granted immediately is ErrUnsupported without a change, and the core acquires the names one after
+// the other. Otherwise the set would close some names while it waits for the rest, or starve. On a cluster, where names
+// are on different servers, it is not supported.
 //
 // # Listing and force-release
 //
-// List reads the keys of the database with SCAN, so that acquires do not pay for an index. ForceRelease marks the
+// List reads all keys of the database with SCAN, on a cluster of each master in turn, 1000 at a time, so that acquires do
+// not pay for an index: it is slow on a server with many other keys, but does not block it. Names that are held from its
+// beginning to its end are yielded once, except names with keys that move to another node meanwhile. ForceRelease marks the
 // holds that it ends, in a hash that lives as long as they could have: a renewal that finds its hold gone looks
 // there, and returns backend.ReasonForceReleased. Redis has no record of changes, so there is no Watch.
 //
 // # Promises and their conditions
 //
 // While one server runs, keeps its data and its clock, there is one holder of a name, or as many as their kinds
-// allow. Acquire is idempotent by request id, so a lost reply loses no lock. If two drivers use one id (replicas of a
+// allow. Acquire is idempotent by request id, so a lost reply loses no lock: a repeat returns the hold that the request
+// has. After ErrUnknown there may be a hold, and the core releases it. If two drivers use one id (replicas of a
 // gateway), both are granted the one hold, and neither an expiry nor a late request of either ends it: see Expire. A
 // hold that was deleted, evicted or overwritten is reported by the next Renew. Waiters of live clients are served in
 // the order of their arrival, as a rule: the order is lost with the server's memory, and a client that was cut off
@@ -72,27 +77,27 @@
 //
 // # Limits
 //
-// It issues no fencing tokens, so it must not protect data that two writers would corrupt. Replication is asynchronous:
-// after a failover the new master may not know a lock that the old one granted, and there are two holders for up to one
-// TTL. The same happens after FLUSHALL, after a restart without append-only file, or when the server's wall clock, by
-// which Redis counts times to live, jumps forward. Any counter kept in Redis can go back for the same reasons. Replicas
-// are therefore no protection but a risk, and are accepted only because most servers have some.
+// The driver issues no fencing tokens, so do not use it to protect data that two writers would corrupt. Replication is
+// asynchronous: after a failover the new master may not know a lock that the old one granted, and there are two holders
+// for up to one TTL. The same happens after FLUSHALL, after a restart without append-only file, or when the server's
+// wall clock, by which Redis counts times to live, jumps forward. Any counter kept in Redis can go back for the same
+// reasons. Replicas therefore add a risk; the driver accepts them because most servers have some.
 //
 // Measured, with eight workers of two clients on one name or four, on a busy machine:
 //
 //	FENCELOCK_DEEP=1 go test -run TestOverlaps -v ./redis
 //
-//	a cluster's slot moved 50 times, key by key     1,146 grants, 0 overlaps, 0 holds lost, longest wait 0.11 s
-//	SENTINEL FAILOVER 10 times, TTL 2 s            40,263 grants, 1 overlap, 23 holds lost, longest wait 2.9 s
+//	a cluster's slot moved 50 times, key by key     1,162 grants, 0 overlaps, 0 holds lost, longest wait 0.31 s
+//	SENTINEL FAILOVER 10 times, TTL 2 s            26,214 grants, 1 overlap, 26 holds lost, longest wait 7.3 s
 //
 // Describe says which of these risks apply to a configuration, by the result of the probe:
 // backend.ExclusionDurableServer for one server with appendonly yes, appendfsync always and no replica;
 // ExclusionAsyncReplica for such servers with replicas, on a cluster, or behind Sentinels; and
 // ExclusionVolatileServer for every server that answers before a write is on disk, whether it has replicas or not.
 //
-// A server that has lost its memory gives no sign of it: run_id and replication id change with every restart, even
-// without a loss, and a FLUSHALL changes neither. The hold itself is the sign. The next Renew or Release of each
-// missing hold reports it (backend.ReasonEvicted), and the locks can be granted again immediately.
+// A server that has lost its memory cannot be recognized: run_id and replication id change with every restart, even
+// without a loss, and a FLUSHALL changes neither. Only the missing holds show the loss. The next Renew or Release of
+// each missing hold reports it (backend.ReasonEvicted), and the locks can be granted again immediately.
 // backend.ErrHistoryLost is not used: it is for services with tokens that could go back.
 //
 // # Without subscriptions
@@ -115,21 +120,22 @@
 // release, and a hold that was taken back, may still be forgotten, which closes a name for one TTL. WAIT confirms the
 // replicas' memory; ReplicaDisk asks for their disks. backend.Exclusion is the same with and without it.
 //
-// It is no reason to count in Redis and call the number a fencing token: a promoted replica that has not seen the last
+// Even with confirmed replicas, a counter in Redis is no fencing token: a promoted replica that has not seen the last
 // INCR gives the same number again, to another holder, and so does a server that comes back without its last second of
-// writes. A fence that goes back once lets the older writer in.
+// writes. A counter that goes back once admits the older writer.
 //
 // # Connections
 //
-// Lock commands go on one connection to the server, or to each node of a cluster, which the driver makes from the
-// client's options: address, credentials, TLS, Dialer, OnConnect. It carries any number of requests at a time;
-// requests submitted during a write leave together. A connection with an answer overdue by 250 ms, or with a
-// cancelled caller, takes no more requests, and the next request opens a new connection; up to 16 such connections
-// wait for their answers, for at most 3 s. MOVED and ASK are followed, TRYAGAIN is retried. Behind Sentinels the
-// master is looked up every second while there are calls, by a connection that is closed again.
+// Lock commands go on connections of the driver, which it makes from the client's options: address, credentials, TLS,
+// Dialer, OnConnect. Requests that are submitted while an exchange is in progress leave together as one pipeline: when
+// it has ended, or on a second connection when they are as many as it has. If an exchange takes longer than 5 ms, or
+// its caller leaves, they take another connection, and if several are slow, after twice the time for each. An exchange
+// ends after 3 s. The driver has up to 16 connections to the server, or to each node of a cluster, and keeps up to four
+// while it sends nothing. MOVED and ASK are followed, TRYAGAIN is retried. Behind Sentinels the master is looked up
+// every second while there are calls, by a connection that is closed again.
 //
-// A caller that has the connection to itself call after call reads its answers on its own goroutine. The end of its
-// context is then noticed up to 10 ms later, and the end of a connection between two of its calls up to 20 ms later.
+// If no other request is pending, a call makes its exchange on the caller's goroutine; if its context ends before the
+// reply, the driver closes the connection.
 //
 // The client itself finds the nodes of a cluster, asks INFO, scans, and subscribes. Its hooks (AddHook) see one command
 // for each step of a lock, or for the renewals of many, named fencelock.take, fencelock.free or by a letter of the
@@ -138,11 +144,11 @@
 //
 // # Settings checked
 //
-// Ping, Open and the first call ask INFO, and later calls have it asked in the background: after a fault, with a new
-// connection, and every half minute. The result applies from the next Acquire on; renewing and releasing go on in any
-// case. They refuse, with an error that wraps backend.ErrMisconfigured: versions before 6.0; a replica; a maxmemory
-// limit together with any maxmemory-policy but noeviction (see Options.AllowVolatileEviction); a cluster node reached
-// by a client that is not a cluster client; clients with unfit settings, see New.
+// Ping, Open and the first call read INFO. Later the driver reads it in the background: after a fault, with a new
+// connection, and every half minute. The result applies from the next Acquire on; renewals and releases continue in any
+// case. These settings are refused with an error that wraps backend.ErrMisconfigured: versions before 6.0; a replica; a
+// maxmemory limit together with any maxmemory-policy but noeviction (see Options.AllowVolatileEviction); a cluster node
+// reached by a client that is not a cluster client; clients with unfit settings, see New.
 //
 // A user restricted by ACL needs +info, +evalsha, +eval, +subscribe, +ping, +set, +exists, the commands in
 // internal/redisscript/*.lua, and keys and channels under the prefix; for List, +scan; for Options.Replicas, +wait or

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
@@ -17,27 +15,24 @@ import (
 func TestLaterLayoutIsRefused(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	for what, d := range map[string]backend.Driver{
-		"driver": s.open(t), "binding": bindTo(t, goredis.NewClient(fitOptions(s.addr))),
-	} {
-		for _, kind := range []backend.Kind{backend.KindExclusive, backend.KindShared, backend.KindPermits} {
-			for _, wait := range []bool{false, true} {
-				r := request(fmt.Sprint(what, kind, wait), time.Minute, wait)
-				if r.Kind = kind; kind == backend.KindPermits {
-					r.Permits, r.Limit = 1, 2
-				}
-				key := redisscript.KeysOf("fencelock:", r.Name).Lock
-				if err := s.admin(t).HSet(t.Context(), key, "#", "layout 2").Err(); err != nil {
-					t.Fatal(err)
-				}
-				_, err := d.Acquire(within(t, 20*time.Second), r)
-				if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), `"2", must be 1`) {
-					t.Errorf("%s: %v, wait %v: %v", what, kind, wait, err)
-				}
-				keys, err := s.admin(t).Keys(t.Context(), "*"+r.Name+"*").Result()
-				if err != nil || len(keys) != 1 {
-					t.Errorf("%s: %v, wait %v: the server has %q, %v", what, kind, wait, keys, err)
-				}
+	d := s.open(t)
+	for _, kind := range []backend.Kind{backend.KindExclusive, backend.KindShared, backend.KindPermits} {
+		for _, wait := range []bool{false, true} {
+			r := request(fmt.Sprint(kind, wait), time.Minute, wait)
+			if r.Kind = kind; kind == backend.KindPermits {
+				r.Permits, r.Limit = 1, 2
+			}
+			key := redisscript.KeysOf("fencelock:", r.Name).Lock
+			if err := s.admin(t).HSet(t.Context(), key, "#", "layout 2").Err(); err != nil {
+				t.Fatal(err)
+			}
+			_, err := d.Acquire(within(t, 20*time.Second), r)
+			if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), `"2", must be 1`) {
+				t.Errorf("%v, wait %v: %v", kind, wait, err)
+			}
+			keys, err := s.admin(t).Keys(t.Context(), "*"+r.Name+"*").Result()
+			if err != nil || len(keys) != 1 {
+				t.Errorf("%v, wait %v: the server has %q, %v", kind, wait, keys, err)
 			}
 		}
 	}

@@ -32,7 +32,7 @@ func TestListAmongMany(t *testing.T) {
 	d := s.open(t)
 	admin, ctx := s.admin(t), within(t, 20*time.Second)
 	pipe := admin.Pipeline()
-	for i := range 5 * scanCount {
+	for i := range 5 * pageKeys {
 		pipe.Set(ctx, fmt.Sprint("other:", i), "", 0)
 	}
 	for _, key := range []string{

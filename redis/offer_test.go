@@ -26,7 +26,7 @@ func ghosts(t *testing.T, c goredis.UniversalClient, r backend.Request, n int, c
 			Shared: r.Kind == backend.KindShared, Permits: r.Permits, Limit: r.Limit,
 		}
 		if answer := run(
-			t, c, []string{r.Name, codesOf(r.Kind).wait, h.Value(), redisscript.Millis(h.PX)},
+			t, c, []string{r.Name, codeOf(&r, true, true), h.Value(), redisscript.Millis(h.PX)},
 		)[0]; answer != int64(0) {
 			t.Fatalf("ghost %d of %s: %v", i, r.Name, answer)
 		}
@@ -173,7 +173,7 @@ func TestLookTakesWhatItBrings(t *testing.T) {
 			Permits: r.Permits, Limit: r.Limit,
 		}
 		if answer := run(t, c, []string{
-			what, codesOf(r.Kind).wait, first.Value(), redisscript.Millis(first.PX),
+			what, codeOf(&r, true, true), first.Value(), redisscript.Millis(first.PX),
 		})[0]; answer != int64(1) {
 			t.Fatalf("%s: the first one: %v", what, answer)
 		}

@@ -71,7 +71,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	}
 	d := newDriver(client, true, nil, o)
 	// The URL's timeout is for the first look, too: without it a URL that leads nowhere would take the default.
-	d.patience = u.Timeout
+	d.service.patience = u.Timeout
 	if err := u.Look(ctx, d); err != nil {
 		return nil, err
 	}

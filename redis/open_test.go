@@ -15,6 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
@@ -263,4 +264,23 @@ func TestPasswordFileIsReplaced(t *testing.T) {
 	})
 	mustRelease(t, d, mustAcquire(t, d, request("another", time.Minute, true)))
 	mustRelease(t, d, g)
+}
+
+// The timeout of a URL is for the whole of the first look, which is several round trips.
+func TestTimeoutOfASlowServer(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	link, err := fault.NewProxy(s.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { link.Close() })
+	link.Delay(fault.Replies, 800*time.Millisecond)
+	d, err := Open(within(t, time.Minute), "redis://"+link.Addr()+"?timeout=30s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close(within(t, slack))
+	link.Delay(fault.Replies, 0)
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, false)))
 }

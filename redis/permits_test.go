@@ -259,6 +259,7 @@ func TestSharesUnderRace(t *testing.T) {
 					if !errors.Is(err, backend.ErrHeld) && !errors.Is(err, context.Canceled) {
 						t.Error(err)
 					}
+					settle(t, d, err, r)
 					continue
 				}
 				granted[r.Kind].Add(1)
@@ -315,7 +316,7 @@ func TestDeletedKeysOfPermits(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Without a subscription it would look first, and learn that the name is in use otherwise.
-	<-d.push.start(d)
+	subscribe(t, d)
 	next := inLine(t, d, d, request("n", time.Minute, true), 1) // nothing tells that it does not belong here
 	if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
 		t.Error(answer.Err)

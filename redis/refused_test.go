@@ -16,7 +16,6 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/freeport"
-	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
@@ -187,7 +186,7 @@ func TestUnfitAfterReconnect(t *testing.T) {
 	}
 	set("allkeys-lru")
 	eventually(t, "the probe may be made again", func() bool {
-		return d.clock.Now().Sub(d.probe.LastAt()) > redisconn.ProbeSoon
+		return time.Duration(int64(d.service.clock.Now())-d.service.probe.looked.Load()) > suspectInterval
 	})
 	if err := admin.ClientKillByFilter(ctx, "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
 		t.Fatal(err)

@@ -300,3 +300,46 @@ func TestReplicaSettings(t *testing.T) {
 	}
 	nothingLeft(t, s)
 }
+
+// A repeated request that replicas do not confirm is refused, and leaves the hold of the earlier attempt. Replicas may
+// have more time than another step.
+func TestUnconfirmedRepetition(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	replica := startReplica(t, s)
+	d, err := opened(t, "redis://"+s.addr+"?replicas=1&replica-timeout=3500ms")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := request("n", time.Minute, false)
+	r.Fresh = false
+	g := mustAcquire(t, d, r)
+	replica.pause()
+	var short *ReplicasError
+	if _, err := d.Acquire(within(t, 30*time.Second), r); !errors.As(err, &short) || errors.Is(err, backend.ErrUnknown) {
+		t.Errorf("the same request without the replica: %v", err)
+	}
+	if err := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0].Err; !errors.As(err, &short) {
+		t.Errorf("a renewal without the replica: %v", err)
+	}
+	if _, err := d.Acquire(within(t, 30*time.Second), request("m", time.Minute, false)); !errors.As(err, &short) ||
+		errors.Is(err, backend.ErrUnknown) {
+		t.Errorf("a new request without the replica: %v", err)
+	}
+	replica.resume()
+	awaitReplica(t, replica)
+	mustRelease(t, d, g)
+	nothingLeft(t, s)
+}
+
+// A driver that assumes a cluster does so from the first call.
+func TestAssumedClusterBeforeALook(t *testing.T) {
+	t.Parallel()
+	client := goredis.NewClient(fitOptions("127.0.0.1:1"))
+	t.Cleanup(func() { client.Close() })
+	d := New(client, &Options{Assume: &Server{Version: "7.0", Cluster: true}})
+	defer d.Close(within(t, slack))
+	if d.Describe().Capabilities.Has(backend.CapMultiAcquire) {
+		t.Error("several names are acquired in one step")
+	}
+}

@@ -3,6 +3,7 @@ package redis
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -106,6 +107,12 @@ func openAt(t testing.TB, addr string) *Driver {
 	return d
 }
 
+// subscribe makes the driver's subscription.
+func subscribe(t testing.TB, d *Driver) {
+	t.Helper()
+	eventually(t, "the subscription stands", func() bool { return d.service.push.stands(d.service) })
+}
+
 // keys returns all keys of the server.
 func keys(t testing.TB, c *goredis.Client) []string {
 	t.Helper()
@@ -173,6 +180,20 @@ func mustAcquire(t testing.TB, d *Driver, r backend.Request) backend.Grant {
 		t.Fatal(err)
 	}
 	return g
+}
+
+// settle releases requests with an unknown outcome, as the core does, and reports whether err says so.
+func settle(t testing.TB, d *Driver, err error, rs ...backend.Request) bool {
+	t.Helper()
+	if !errors.Is(err, backend.ErrUnknown) {
+		return false
+	}
+	for _, r := range rs {
+		if err := d.Release(within(t, 20*time.Second), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+			t.Error(err)
+		}
+	}
+	return true
 }
 
 func mustRelease(t testing.TB, d *Driver, g backend.Grant) {

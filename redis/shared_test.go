@@ -168,6 +168,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(context.Background())
 		gone := make(chan error, 1)
+		before := calls(t, s.admin(t), "hdel") // each look carries out one
 		writer := s.open(t)
 		w := request("n", time.Minute, true)
 		go func() {
@@ -176,12 +177,8 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 		}()
 		awaitWaiters(t, d, "n", 1)
 		reader := inLine(t, d, other, reading(request("n", time.Minute, true)), 2)
-		eventually(t, "its first look has passed, and the next one is far", func() bool {
-			w := &other.waiting
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			g := w.groups[redisscript.KeysOf("fencelock:", "n").Lock]
-			return g != nil && !g.busy && time.Until(g.look) > time.Second
+		eventually(t, "the first looks of both have passed, and the next ones are far", func() bool {
+			return calls(t, s.admin(t), "hdel")-before >= 2
 		})
 		end := stallmeter.Late(t)
 		leave(writer, w, cancel)
@@ -356,7 +353,7 @@ func TestSharesAreIdempotent(t *testing.T) {
 		first := s.open(t)
 		second := make(chan backend.Grant, 1)
 		go func() { second <- mustAcquire(t, first, r) }()
-		eventually(t, "the place has its new owner", func() bool { return placeOf(t, s, r).Client == first.identity })
+		eventually(t, "the place has its new owner", func() bool { return placeOf(t, s, r).Client == first.service.identity })
 		awaitWaiters(t, a, "n", 1)
 		cancel()
 		<-gone

@@ -194,7 +194,13 @@ func TestSlotMigration(t *testing.T) {
 			t.Fatalf("%v: %v", command, err)
 		}
 	}
-	g := mustAcquire(t, d, request("n", 2*time.Minute, true))
+	first := mustAcquire(t, d, request("n", 2*time.Minute, true))
+	next := inLine(t, d, d, request("n", 2*time.Minute, true), 1)
+	mustRelease(t, d, first)
+	g := <-next
+	if !g.Queued {
+		t.Error("the hold has not waited")
+	}
 	must(target, "cluster", "setslot", slot, "importing", ids[source])
 	must(source, "cluster", "setslot", slot, "migrating", ids[target])
 	renew := func(when string) {

@@ -152,12 +152,15 @@ func TestIdleWaiters(t *testing.T) {
 	renewal := commands(t, admin) - alone
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	for range 200 {
+	for i := range 200 {
 		wg.Go(func() {
 			if _, err := d.Acquire(ctx, request("n", 30*time.Second, true)); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		})
+		if i == 0 { // it has a place when the subscription stands, for which the others would enter once more
+			awaitQueue(t, admin, "n", 1)
+		}
 	}
 	awaitQueue(t, admin, "n", 200)
 	start, before := time.Now(), commands(t, admin)
@@ -220,7 +223,7 @@ func idleOnManyNames(
 	for i := range names {
 		grants = append(grants, mustAcquire(t, holder, request(fmt.Sprint("n", i), 30*time.Second, false)))
 	}
-	<-d.push.start(d)
+	subscribe(t, d)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for _, g := range grants {
@@ -238,7 +241,7 @@ func idleOnManyNames(
 	}
 	for _, g := range grants {
 		eventually(t, "all wait", func() bool {
-			n, err := d.client.LLen(ctx, redisscript.KeysOf("fencelock:", g.Name).Queue).Result()
+			n, err := d.service.client.LLen(ctx, redisscript.KeysOf("fencelock:", g.Name).Queue).Result()
 			return err == nil && n == 1
 		})
 	}
@@ -326,7 +329,7 @@ func TestCrashedWaiterIsPassedBy(t *testing.T) {
 	awaitQueue(t, s.admin(t), "n", 1)
 	next := waitInLine(t, s, d, request("n", 30*time.Second, true), 2)
 	link.Refuse()
-	channel := redisscript.Channel("fencelock:", crashed.identity)
+	channel := redisscript.Channel("fencelock:", crashed.service.identity)
 	eventually(t, "the subscription is gone", func() bool {
 		n, err := s.admin(t).PubSubNumSub(context.Background(), channel).Result()
 		return err == nil && n[channel] == 0
@@ -424,7 +427,7 @@ func TestWaitingAgainKeepsThePlace(t *testing.T) {
 	eventually(t, "the place has its new owner", func() bool {
 		v, err := admin.LIndex(context.Background(), redisscript.KeysOf("fencelock:", "n").Queue, 0).Result()
 		h, ok := redisscript.ParseHold(v)
-		return err == nil && ok && h.Client != d.identity
+		return err == nil && ok && h.Client != d.service.identity
 	})
 	cancel()
 	if err := <-first; !errors.Is(err, context.Canceled) {

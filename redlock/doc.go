@@ -66,31 +66,39 @@
 //
 // # Waiting
 //
-// A waiting request stays in the queue of one server, the first healthy one of the list. A push notifies it when its
-// turn has come there; only then does it ask the others. Its turn is an offer, which ends after one second unless it
-// is accepted: so a dead waiter delays the waiters behind it by that time, and until the next poll, not by a TTL.
-// Votes rarely split. When they do, because clients disagree about the healthy servers, requests without a majority
-// release their votes after three polls, and come back after a random pause. The order is that of arrival as a rule,
-// and is lost with the first server: backend.CapFair is not declared. All clients should list the servers in the same
+// A waiting request stays in the queue of the first healthy server of the list. That server notifies it of its turn;
+// only then does the request ask the other servers. Its turn is an offer, which ends after one second unless it is
+// accepted: so a dead waiter delays the waiters behind it by that time, and until the next poll, not by a TTL. Votes
+// rarely split. When they do, because clients disagree about the healthy servers, requests without a majority release
+// their votes after four polls within a second, and come back after a random pause. Waiters are usually served in the
+// order of arrival, but the order is lost with the first server, so the driver does not declare backend.CapFair. All
+// clients should list the servers in the same order. While no server can notify a client, its requests poll, in no
 // order.
 //
 // # Connections
 //
-// A server that kept a call waiting for 3 ms, or failed, is asked last for a second. A release goes to the servers
-// that were asked for votes, and returns when the lock is free for others; servers that have not answered by then are
-// released in the background.
+// For one second after a server failed, or kept a call waiting for 3 ms, the driver asks it last. A release goes to the
+// servers that were asked for votes, and returns when the lock is free for others; servers that have not answered by
+// then are released in the background.
 //
-// There is one connection to each server for calls, which carries any number of requests at a time, and one for
-// pushes while a request waits. After a request without an answer for 250 ms, the connection takes no more requests.
-// The client library sets connections up and is not on the path of a call. A server that refuses a connection is left
-// alone for 10 ms, then longer, up to 640 ms.
+// There is one connection to each server for calls, and one for pushes while a request waits. Requests that are
+// submitted while an exchange with a server is in progress leave together behind it, as one pipeline. An exchange ends
+// after 3 s. After a refused connection, the driver pauses for 10 ms before it dials that server again, then longer, up
+// to 640 ms.
+//
+// The driver is a binding of backend/engine. An exchange with all servers runs on the goroutine of its caller, and what a
+// server answers later is dropped, since connections keep the order: a release is always carried out behind the votes
+// that were requested before. The binding's own goroutines are those of each connection, from the first wait until Close
+// one for each subscription, and every half minute one for each server, which looks at its settings. Each grant has a
+// timer of 3 ms for the servers that follow, which its release stops. A release that has not reached every server
+// occupies a goroutine of the engine until it has, or the TTL is over; there are 1,000 of these at most.
 //
 // # Renewal
 //
-// One script call a server for 128 locks. A lock is lost when a majority says that it does not have it; without a
-// majority for either answer the outcome is unknown, and no loss. If a server lacks a lock that a majority has just
-// confirmed, the driver writes it there again. Renewal does not create a hold by that: it exists already, by its
-// majority.
+// A renewal makes one script call to each server for up to 128 locks. A lock is lost when a majority says that it does
+// not have it; without a majority for either answer the outcome is unknown, and the hold continues until its validity
+// ends. If a server lacks a lock that a majority has just confirmed, the driver writes it there again. This creates no
+// hold, because the majority already has it.
 //
 // # Permits and shared holds
 //
@@ -103,9 +111,9 @@
 // Ping, Open and the first call refuse, with errors that wrap backend.ErrInvalidOption or backend.ErrMisconfigured: an
 // even number of servers, or fewer than three; the same server twice, by run_id; nodes and clients of a cluster,
 // clients of Sentinel; replicas; a maxmemory limit with any policy but noeviction (see Options.AllowVolatileEviction);
-// versions before 6.0. An unreachable minority is no obstacle. Its servers are checked when they come back, before they
-// vote, and excluded if they are unfit. All servers are checked again every half minute, beside the calls: a server
-// that has become unfit gets no further requests for votes, but its existing votes can be renewed and released. A user
-// restricted by ACL needs the rights of package redis; without +config|get a server counts as volatile, and without
-// +info see Options.AssumeVersion.
+// versions before 6.0. A minority may be unreachable: the driver checks its servers when they return, before they vote,
+// and excludes unfit ones. It checks all servers again every half minute, in the background: a server that has become
+// unfit gets no further requests for votes, but its existing votes can be renewed and released. A user restricted by
+// ACL needs the rights of package redis; without +config|get a server counts as volatile, and without +info see
+// Options.AssumeVersion.
 package redlock

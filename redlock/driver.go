@@ -2,37 +2,29 @@ package redlock
 
 // This file is the driver's public face: options, construction, and Describe. Where to read on:
 //
-//	acquire.go   an Acquire that does not wait; vote.go: one round of its votes; later.go: votes that follow a grant
-//	contend.go   an Acquire that waits; look.go: its timed actions; waiters.go: the way of pushes to it
-//	renew.go     Renew; release.go: Release; inspect.go: Look
-//	leftover.go  clean-up of leftovers that no caller waits for
-//	node.go      one server, and whether it may vote; survey.go: all of them
-//	push.go      the subscriptions; poll.go, step.go: questions to nodes, and their answers; open.go: URLs
+//	service.go   one exchange with all servers; the look at them; the subscriptions
+//	enter.go     votes, and places in a queue; later.go: votes that follow a grant
+//	leave.go     Leave, Extend; inspect.go: Look, Check
+//	node.go      one server, and whether it may vote; open.go: URLs
 //
 // The script and the connections are those of package redis (internal/redisscript, internal/rediswire): each server is
 // an independent lock service, and this package counts votes.
-//
-// Locks: later.mu, Driver.roster, waiters.mu and node.leftoverMu are each taken alone, or before a line's lock. No lock
-// is held while an answer is awaited.
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
+	"hash/maphash"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/redisconn"
-	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
 // driverName is the driver's name in errors and descriptions.
@@ -91,41 +83,10 @@ type Options struct {
 
 // Driver is a backend.Driver, backend.Pinger and backend.Inspector on several independent Redis servers. Make it with
 // New or Open. All methods are safe for concurrent use, and return within their contexts. Close it when no client uses
-// it any more.
+// it any more: it closes the driver's own clients, and never the clients given to New.
 type Driver struct {
-	o Options
-	// The prefix of channels.
-	channels string
-	clock    backend.Clock
-	// identity names this driver's channels and marks its holds and places. It is random, and new for each driver.
-	identity string
-	nonces   atomic.Uint64
-	nodes    []*node
-	quorum   int
-
-	probe redisconn.Probe
-	// For one survey.
-	patience time.Duration
-	// roster protects the nodes' knowledge of their servers: if two nodes with the same server connect concurrently, at
-	// least one must find that out.
-	roster sync.Mutex
-	// Off only in tests that show its purpose.
-	quarantine bool
-
-	waiters waiters
-	// wanted are names that were refused within the last second: their requests go to the script at once.
-	wanted redisconn.Wanted
-	later  later
-	// laterTime and hedgeTime are the constants of these names; tests that need other times set them.
-	laterTime time.Duration
-	hedgeTime time.Duration
-	gate      *kit.Gate
-
-	// subscribe starts the subscriptions, once. listened is closed by goAhead, when so many stand that the first
-	// waiters need not wait for more; standing counts them.
-	subscribe, goAhead func()
-	listened           chan struct{}
-	standing           atomic.Int32
+	*engine.Driver
+	service *service
 }
 
 var (
@@ -142,34 +103,29 @@ var (
 // connection and must know of each command whether it was sent: hooks added with AddHook are not carried over. Close
 // closes these clients, and never the given ones.
 func New(clients []goredis.UniversalClient, o *Options) *Driver {
-	d := &Driver{
-		gate: kit.NewGate(), identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1,
-		patience: surveyTime, laterTime: laterTime, hedgeTime: hedgeTime, listened: make(chan struct{}),
+	s := &service{
+		gate: kit.NewGate(), seed: maphash.MakeSeed(), identity: rand.Text()[:13], quarantine: true, quorum: len(clients)/2 + 1,
+		patience: redisconn.ConnectTime, laterTime: laterTime, hedgeTime: hedgeTime,
 	}
-	d.subscribe, d.goAhead = sync.OnceFunc(d.subscribeAll), sync.OnceFunc(func() { close(d.listened) })
 	if o != nil {
-		d.o = *o
+		s.o = *o
 	}
-	d.o.KeyPrefix = cmp.Or(d.o.KeyPrefix, redisconn.DefaultPrefix)
-	d.o.MaxTTL = cmp.Or(d.o.MaxTTL, defaultMaxTTL)
-	if d.clock = d.o.Clock; d.clock == nil {
-		d.clock = backend.SystemClock()
-	}
-	d.channels = redisscript.Channel(d.o.KeyPrefix, "")
-	d.probe = redisconn.Probe{Gate: d.gate, Unfit: d.o.check(len(clients)), Look: d.look}
-	d.waiters.init()
+	s.o.KeyPrefix = cmp.Or(s.o.KeyPrefix, redisconn.DefaultPrefix)
+	s.o.MaxTTL = cmp.Or(s.o.MaxTTL, defaultMaxTTL)
+	s.clock = cmp.Or(s.o.Clock, backend.SystemClock())
+	s.unfit = s.o.check(len(clients))
 	for i, c := range clients {
 		opt, err := optionsOf(c)
 		if err != nil {
 			// The error names the first unfit client.
-			if d.probe.Unfit == nil {
-				d.probe.Unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
+			if s.unfit == nil {
+				s.unfit = fmt.Errorf("server %d of %d: %w", i+1, len(clients), err)
 			}
 			continue
 		}
-		d.nodes = append(d.nodes, newNode(d, i, opt))
+		s.nodes = append(s.nodes, newNode(s, i, opt))
 	}
-	return d
+	return &Driver{Driver: engine.New(s), service: s}
 }
 
 // check refuses options that cannot be meant.
@@ -220,55 +176,17 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 	return nil, refuse(fmt.Sprintf("%T", c), "each vote needs one server of its own")
 }
 
-// Describe returns the capabilities of the driver, without I/O. Exclusion is always ExclusionVolatileServer: no
-// single value describes servers with different settings.
-func (d *Driver) Describe() backend.Description {
+// Describe is engine.Service's. Exclusion is always ExclusionVolatileServer: no single value describes servers with
+// different settings.
+func (s *service) Describe() backend.Description {
 	return backend.Description{
-		Name:  driverName,
-		Clock: d.clock, Exclusion: backend.ExclusionVolatileServer,
-		Capabilities:   backend.CapMinHold | backend.CapMetadata | backend.CapInspect,
-		MinTTL:         minTTL,
-		MaxTTL:         d.o.MaxTTL,
-		TTLGranularity: time.Millisecond,
-		Margin:         ownMargin,
+		Name: driverName, Clock: s.clock, Exclusion: backend.ExclusionVolatileServer,
+		Capabilities: backend.CapMinHold | backend.CapMetadata | backend.CapInspect,
+		MinTTL:       minTTL, MaxTTL: s.o.MaxTTL, TTLGranularity: time.Millisecond, Margin: ownMargin,
 		Shows: backend.Shows{
 			Look: backend.StateFields{ExpiresIn: true, Waiters: true}, RetryAfter: true,
 		},
 		NoFencing: "Redlock's servers share no order of events, so no number that grows with every grant comes out " +
 			"of a majority of them; and its exclusion rests on their clocks",
 	}
-}
-
-// nodeTimeout is for how long a call on holds of ttl waits for silent servers.
-func (d *Driver) nodeTimeout(ttl time.Duration) time.Duration {
-	if d.o.NodeTimeout > 0 {
-		return d.o.NodeTimeout
-	}
-	return min(max(ttl/4, 50*time.Millisecond), time.Second)
-}
-
-// keys returns the keys of a name.
-func (d *Driver) keys(name string) redisscript.Keys { return redisscript.KeysOf(d.o.KeyPrefix, name) }
-
-// Close ends waiters with backend.ErrClosed, and removes their votes and those of earlier calls, if ctx and the
-// servers allow. It releases no holds, and closes its own clients but never the clients given to New. Close may be
-// called again, and beside other calls, which fail with backend.ErrClosed from then on.
-func (d *Driver) Close(ctx context.Context) error {
-	first := d.gate.Close()
-	err := d.gate.Wait(ctx)
-	var ends []<-chan struct{}
-	for _, n := range d.nodes {
-		// All begin to end before any is waited for, so that they end concurrently.
-		ends = append(ends, n.push.subscription.Close(), n.line.Close())
-	}
-	if err == nil { // otherwise the goroutines end with their connections
-		err = redisconn.Await(ctx, ends...)
-	}
-	// Also when ctx has ended: closing a client ends the pending calls of its connections.
-	if first {
-		for _, n := range d.nodes {
-			err = errors.Join(err, n.client.Close())
-		}
-	}
-	return redisconn.CallError(ctx, driverName, "close", "", err)
 }

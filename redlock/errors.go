@@ -33,10 +33,4 @@ func (e *QuarantineError) Is(target error) bool { return target == backend.ErrUn
 var (
 	// errSilent: a server was asked and had no answer when its time was over.
 	errSilent = errors.New("the server does not answer")
-	// errLate: the votes are released, as their grant would have ended before it began.
-	errLate = errors.New("the majority's replies took longer than the validity of the hold")
-	// errSplit: the try releases its votes and is repeated after a pause.
-	errSplit = errors.New("no client has a majority")
-	// errNobody: there is no server to wait on, for lack of a subscription.
-	errNobody = errors.New("no server that keeps a queue answers")
 )

@@ -293,7 +293,7 @@ func shown(t *testing.T, s servers) {
 func quarantine(t *testing.T, s servers, on bool) {
 	holder, link := s.linked(t, nil)
 	rival := s.driver(t, &Options{TrustFresh: true, NodeTimeout: time.Second})
-	holder.quarantine, rival.quarantine = on, on
+	holder.service.quarantine, rival.service.quarantine = on, on
 	for _, d := range []*Driver{holder, rival} { // both know all servers
 		if err := d.Ping(within(t, 30*time.Second)); err != nil {
 			t.Fatal(err)
@@ -311,9 +311,9 @@ func quarantine(t *testing.T, s servers, on bool) {
 		t.Errorf("without the quarantine = %v, want the second grant that it prevents", err)
 	}
 	var quarantined *QuarantineError
-	if on && rival.nodes[2].client.Ping(within(t, 30*time.Second)).Err() == nil {
+	if on && rival.service.nodes[2].client.Ping(within(t, 30*time.Second)).Err() == nil {
 		t.Errorf("the restarted server is not in quarantine")
-	} else if on && !errors.As(rival.nodes[2].client.Ping(within(t, 30*time.Second)).Err(), &quarantined) {
+	} else if on && !errors.As(rival.service.nodes[2].client.Ping(within(t, 30*time.Second)).Err(), &quarantined) {
 		t.Errorf("no *QuarantineError tells why the server does not vote")
 	}
 }
@@ -327,7 +327,7 @@ func TestQuarantineEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.restart(t, 1)
-	ping := func() error { return d.nodes[1].client.Ping(within(t, 30*time.Second)).Err() }
+	ping := func() error { return d.service.nodes[1].client.Ping(within(t, 30*time.Second)).Err() }
 	eventually(t, "the restart is noticed", func() bool {
 		var quarantined *QuarantineError
 		return errors.As(ping(), &quarantined)
@@ -458,6 +458,9 @@ func TestUnfit(t *testing.T) {
 			"Acquire": acquire, "Look": look, "Release": d.Release(ctx, r.Grant()),
 			"Renew": d.Renew(ctx, []backend.Grant{r.Grant()})[0].Err,
 		} {
+			if call == "Release" && errors.Is(err, backend.ErrNotHeld) { // a release does not wait for a look
+				continue
+			}
 			if !errors.Is(err, want) || strings.Contains(err.Error(), "%!") {
 				t.Errorf("%s: %s = %v, want %v", what, call, err, want)
 			}
@@ -536,7 +539,7 @@ func TestLateUnfitServer(t *testing.T) {
 		t.Errorf("Ping = %v, want ErrMisconfigured", err)
 	}
 	take(t, d, request("another")) // the driver that started well goes on with the two others
-	if err := d.nodes[1].client.Ping(within(t, 30*time.Second)).Err(); !errors.Is(err, backend.ErrMisconfigured) {
+	if err := d.service.nodes[1].client.Ping(within(t, 30*time.Second)).Err(); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("the replica was accepted: %v", err)
 	}
 }

@@ -3,6 +3,7 @@ package redlock
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -13,6 +14,9 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
+	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
 // lateLink is a proxy that keeps back the first request with a given text, while other connections go on.
@@ -111,7 +115,7 @@ func TestReleaseBehindALateVote(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := time.Now()
-	for !d.nodes[0].sick.Load() && time.Since(failed) < 10*time.Second {
+	for !d.service.nodes[0].sick.Load() && time.Since(failed) < 10*time.Second {
 		time.Sleep(time.Millisecond)
 	}
 	failed = time.Now()
@@ -124,5 +128,47 @@ func TestReleaseBehindALateVote(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("the late vote stays")
 		}
+	}
+}
+
+// A repeat is answered with the hold that the request has, and the removal of the attempt that made it spares it. A hold
+// without a majority is replaced.
+func TestRepeatSharesTheHold(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	a, b := s.driver(t, nil), s.driver(t, nil)
+	ctx := within(t, 30*time.Second)
+	for _, lost := range []int{0, 1, 2} { // votes of the first attempt
+		r := request(fmt.Sprint("lost ", lost))
+		r.Fresh = false
+		p, err := a.service.Enter(ctx, engine.Entering{Request: r, Attempt: "first"})
+		if err != nil || !p.Held {
+			t.Fatalf("Enter = %+v, %v", p, err)
+		}
+		eventually(t, "all servers have voted", func() bool { return s.votes(t, r.Name) == 3 })
+		for i := range lost {
+			s.expire(t, i, r.Name)
+		}
+		g, err := b.Acquire(ctx, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if same := g.Nonce == p.Nonce; same != (lost < 2) {
+			t.Errorf("%d votes lost: a repeat has the same nonce: %v", lost, same)
+		}
+		of := r.Grant()
+		of.Incarnation = p.Incarnation
+		nonce := redisscript.NonceIn(redisconn.StartOf(of))
+		place := place{may: a.service.all(), nonce: nonce, px: redisscript.Millis(r.TTL)}
+		if _, err := a.service.Leave(ctx, engine.Leaving{Grant: r.Grant(), Place: place.String()}); err != nil {
+			t.Error(err)
+		}
+		if err := b.Renew(ctx, []backend.Grant{g})[0].Err; err != nil {
+			t.Errorf("%d votes lost: renewal after the removal of the first attempt = %v", lost, err)
+		}
+		if err := b.Release(ctx, g); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "no vote is left", func() bool { return s.votes(t, r.Name) == 0 })
 	}
 }

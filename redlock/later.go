@@ -41,20 +41,20 @@ type laterVotes struct {
 
 // voteLater has the nodes that a poll has not asked vote for the hold that it has won, after laterTime. A later grant
 // of the same request takes the place of an earlier one, which does without these votes.
-func (d *Driver) voteLater(a *attempt, v *vote, g backend.Grant) {
-	rest := d.all() &^ v.asked
+func (s *service) voteLater(a *attempt, v *vote) {
+	rest := s.all() &^ v.asked
 	if rest == 0 {
 		return
 	}
-	l := &laterVotes{keys: a.keys, h: v.h, nodes: rest, until: g.SentAt.Add(g.TTL), ttl: g.TTL}
-	o := &d.later
+	l := &laterVotes{keys: a.keys, h: a.h, nodes: rest, until: s.clock.Now().Add(a.r.TTL), ttl: a.r.TTL}
+	o := &s.later
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.holds == nil {
 		o.holds = map[string]*laterVotes{}
 	}
-	o.holds[v.h.Request] = l
-	l.timer = time.AfterFunc(d.laterTime, func() { d.sendLater(l.h.Request, l.h.Start()) })
+	o.holds[l.h.Request] = l
+	l.timer = time.AfterFunc(s.laterTime, func() { s.sendLater(l.h.Request, l.h.Start()) })
 }
 
 // sendLater sends the pending votes for a request's hold now, or only for the hold with the given start: on the timer's
@@ -64,28 +64,22 @@ func (d *Driver) voteLater(a *attempt, v *vote, g backend.Grant) {
 // missing and asks for it.
 //
 // The lines take the steps without waiting for a server, so that mu is held for a few small writes.
-func (d *Driver) sendLater(request, start string) {
-	o := &d.later
+func (s *service) sendLater(request, start string) {
+	o := &s.later
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	l := o.take(request, start)
 	// The timer may be late, as on a machine that slept: a vote for a hold that has ended would close the server.
-	if l == nil || d.clock.Now() >= l.until {
+	if l == nil || s.clock.Now() >= l.until {
 		return
 	}
-	// Nobody reads the answers, for which there is room.
-	sink := make(chan *step, len(d.nodes))
-	deadline := time.Now().Add(d.nodeTimeout(l.ttl))
-	for _, s := range d.to(l.nodes, sink, l.keys, redisscript.Set, l.h.Value(), redisscript.Millis(l.h.PX)) {
-		s.Deadline = deadline
-		s.node.ask(s)
-	}
+	s.round(l.keys, s.nodeTimeout(l.ttl)).to(l.nodes, redisscript.Set, l.h.Value(), redisscript.Millis(l.h.PX))
 }
 
 // cancelLater cancels the unsent votes for a request's hold, or only for the hold with the given start, and returns the
 // nodes that never hear of it. A release leaves these nodes out.
-func (d *Driver) cancelLater(request, start string) set {
-	o := &d.later
+func (s *service) cancelLater(request, start string) set {
+	o := &s.later
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if l := o.take(request, start); l != nil {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,7 +21,7 @@ import (
 // patient returns a driver of which the servers that no poll has asked follow after d.
 func (s servers) patient(t testing.TB, d time.Duration) *Driver {
 	driver := s.driver(t, &Options{TrustFresh: true, MaxTTL: time.Hour, NodeTimeout: 10 * time.Second})
-	driver.laterTime, driver.hedgeTime = d, 5*time.Second // on a busy machine the others would be asked, too
+	driver.service.laterTime, driver.service.hedgeTime = d, 5*time.Second // on a busy machine the others would be asked, too
 	if err := driver.Ping(within(t, 30*time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -79,8 +81,8 @@ func TestVotesFollow(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if n := s.votes(t, "never"); n > 0 || len(d.later.holds) > 0 {
-		t.Errorf("%d servers still vote, %d holds are to follow", n, len(d.later.holds))
+	if n := s.votes(t, "never"); n > 0 || len(d.service.later.holds) > 0 {
+		t.Errorf("%d servers still vote, %d holds are to follow", n, len(d.service.later.holds))
 	}
 	for i := range 2 {
 		s.admin(t, 3+i, func(ctx context.Context, c *goredis.Client) error {
@@ -130,10 +132,10 @@ func TestNoVoteBehindARelease(t *testing.T) {
 	}
 	all.Wait()
 	eventually(t, "no vote is left", func() bool { return s.keys(t) == 0 })
-	d.later.mu.Lock()
-	defer d.later.mu.Unlock()
-	if len(d.later.holds) > 0 {
-		t.Errorf("%d holds are still to follow", len(d.later.holds))
+	d.service.later.mu.Lock()
+	defer d.service.later.mu.Unlock()
+	if len(d.service.later.holds) > 0 {
+		t.Errorf("%d holds are still to follow", len(d.service.later.holds))
 	}
 }
 
@@ -145,7 +147,7 @@ func TestReleaseOfAFirstMajority(t *testing.T) {
 	d := s.patient(t, time.Hour)
 	g := take(t, d, age("hung"))
 	s.pause(t, 1)
-	d.hedgeTime = hedgeTime
+	d.service.hedgeTime = hedgeTime
 	end := stallmeter.Late(t)
 	if err := d.Release(within(t, 30*time.Second), g); err != nil {
 		t.Error(err)
@@ -170,7 +172,7 @@ func TestHungFirstMajority(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
 	d := s.patient(t, laterTime)
-	d.hedgeTime = hedgeTime
+	d.service.hedgeTime = hedgeTime
 	if err := d.Release(within(t, 30*time.Second), take(t, d, request("warm-up"))); err != nil {
 		t.Fatal(err)
 	}
@@ -204,4 +206,150 @@ func TestWaitForAll(t *testing.T) {
 		}
 	}
 	eventually(t, "no vote is left", func() bool { return s.keys(t) == 0 })
+}
+
+// A driver that is closed right after a release ends the hold also on a server to which it has yet to connect.
+func TestCloseSendsReleases(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	var clients []goredis.UniversalClient
+	for i, server := range s {
+		options := &goredis.Options{Addr: server.Addr()}
+		if i == 2 {
+			options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+				time.Sleep(300 * time.Millisecond) // the network is slow
+				return conn, err
+			}
+		}
+		c := goredis.NewClient(options)
+		defer c.Close()
+		clients = append(clients, c)
+	}
+	d := New(clients, &Options{TrustFresh: true, WaitForAll: true, MaxTTL: time.Hour})
+	g := take(t, d, age("n"))
+	if err := d.Release(within(t, 30*time.Second), g); err != nil {
+		t.Error(err)
+	}
+	if err := d.Close(within(t, 30*time.Second)); err != nil {
+		t.Error(err)
+	}
+	if n := s.votes(t, "n"); n > 0 {
+		t.Errorf("%d servers still have the hold", n)
+	}
+}
+
+// contended returns a driver with holds of names, which writes to the servers from first on slowly while slow is set. A
+// waiter of another driver stands in the queue of the last server for the first name, until leave.
+func (s servers) contended(t *testing.T, slow *atomic.Bool, first int, names ...string) (
+	d *Driver, holds []backend.Grant, leave func(),
+) {
+	t.Helper()
+	var clients, reversed []goredis.UniversalClient
+	for i, server := range s {
+		options := &goredis.Options{Addr: server.Addr()}
+		plain := goredis.NewClient(options)
+		t.Cleanup(func() { plain.Close() })
+		if reversed = append([]goredis.UniversalClient{plain}, reversed...); i >= first {
+			options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+				return slowConn{conn, slow}, err
+			}
+		}
+		c := goredis.NewClient(options)
+		t.Cleanup(func() { c.Close() })
+		clients = append(clients, c)
+	}
+	o := &Options{TrustFresh: true, WaitForAll: true, MaxTTL: time.Hour}
+	d, other := New(clients, o), New(reversed, o)
+	for _, name := range names {
+		holds = append(holds, take(t, d, age(name)))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		r := age(names[0])
+		r.Wait = true
+		g, err := other.Acquire(ctx, r)
+		if err == nil {
+			err = other.Release(within(t, 30*time.Second), g)
+		} else if errors.Is(err, context.Canceled) {
+			err = nil
+		}
+		left <- err
+	}()
+	eventually(t, "the waiter stands in the queue of the last server", func() bool {
+		var n int64
+		s.admin(t, len(s)-1, func(ctx context.Context, c *goredis.Client) (err error) {
+			n, err = c.Exists(ctx, d.service.keys(names[0]).Queue).Result()
+			return err
+		})
+		return n == 1
+	})
+	return d, holds, func() {
+		cancel()
+		if err := <-left; err != nil {
+			t.Error(err)
+		}
+		if err := other.Close(within(t, 30*time.Second)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A driver that is closed right after a release ends the hold also on a server where a waiter stands, which the short
+// script refuses.
+func TestCloseSendsWholeReleases(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	var slow atomic.Bool
+	d, holds, leave := s.contended(t, &slow, 2, "n")
+	slow.Store(true)
+	if err := d.Release(within(t, 30*time.Second), holds[0]); err != nil {
+		t.Error(err)
+	}
+	if err := d.Close(within(t, 30*time.Second)); err != nil {
+		t.Error(err)
+	}
+	leave()
+	if n := s.votes(t, "n"); n > 0 {
+		t.Errorf("%d servers still have the hold", n)
+	}
+}
+
+// Releases whose callers leave before servers have answered end the holds on these servers too, although the driver is
+// closed right after them: a release that waits behind another request, and a release that the short script refuses.
+func TestCloseSendsAbandonedReleases(t *testing.T) {
+	t.Parallel()
+	s := start(t, 3)
+	var slow atomic.Bool
+	d, holds, leave := s.contended(t, &slow, 1, "n", "behind")
+	slow.Store(true)
+	for _, g := range holds {
+		if err := d.Release(within(t, 50*time.Millisecond), g); !errors.Is(err, backend.ErrUnknown) {
+			t.Errorf("a release without an answer: %v", err)
+		}
+	}
+	if err := d.Close(within(t, 30*time.Second)); err != nil {
+		t.Error(err)
+	}
+	leave()
+	for _, g := range holds {
+		if n := s.votes(t, g.Name); n > 0 {
+			t.Errorf("%d servers still have the hold of %s", n, g.Name)
+		}
+	}
+}
+
+// slowConn delays what it writes while slow is set.
+type slowConn struct {
+	net.Conn
+	slow *atomic.Bool
+}
+
+func (c slowConn) Write(p []byte) (int, error) {
+	if c.slow.Load() {
+		time.Sleep(300 * time.Millisecond)
+	}
+	return c.Conn.Write(p)
 }

@@ -10,8 +10,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +17,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
+	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/rediswire"
 )
 
@@ -31,12 +30,15 @@ const (
 
 // node is one server, as one driver sees it. Fields without a named lock are set once or atomic.
 type node struct {
-	d      *Driver
+	s      *service
 	index  int
 	addr   string
 	client *goredis.Client
 	line   *rediswire.Line
-	push   push
+	// The subscription, for the driver's first waiter and until Close.
+	push redisconn.Subscription
+	// Whether it stands: an entry in this node's queue gets a push for its turn. State of pushes: see heard.
+	up atomic.Uint32
 	// The last exchange failed, or a caller waited for an answer unsuccessfully. Waiters choose another leader.
 	sick atomic.Bool
 	// Until when others are asked first, in Unix nanoseconds.
@@ -45,15 +47,10 @@ type node struct {
 	// The fault that the last look has found, or nil. An unfit server is asked for no more votes.
 	misfit atomic.Pointer[redisconn.Failure]
 
-	// Protected by Driver.roster, as is votes: run_id of the server process that was met last.
+	// Protected by service.roster, as is votes: run_id of the server process that was met last.
 	runID string
 	// From when on its answers count.
 	votes backend.Instant
-
-	leftoverMu sync.Mutex // protects the following fields
-	leftovers  []leftover
-	// The goroutine runs that removes them.
-	tidying bool
 }
 
 // newNode prepares the node for the i-th server and does not connect. It changes opt, a copy of the options of the
@@ -62,8 +59,8 @@ type node struct {
 //
 // The line is Ordered: requests on a new connection come after those of the last one, so that a release cannot overtake
 // an acquire without an awaited answer.
-func newNode(d *Driver, index int, opt *goredis.Options) *node {
-	n := &node{d: d, index: index, addr: opt.Addr}
+func newNode(s *service, index int, opt *goredis.Options) *node {
+	n := &node{s: s, index: index, addr: opt.Addr}
 	opt.MaxRetries, opt.ContextTimeoutEnabled, opt.DialerRetries = -1, true, 1
 	// The pool is for questions and the subscription: calls go by the line.
 	opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = 4, 0, 4, 0
@@ -82,9 +79,9 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 	}
 	n.client = goredis.NewClient(opt)
 	n.line = rediswire.NewLine(rediswire.Options{
-		Connect:  func() (net.Conn, error) { return rediswire.Connect(*n.client.Options()) },
-		Clock:    d.clock,
-		Channels: d.channels,
+		Connect:  func() (*rediswire.Conn, error) { return rediswire.Connect(*n.client.Options()) },
+		Clock:    s.clock,
+		Channels: redisscript.Channel(s.o.KeyPrefix, ""),
 		Ordered:  true,
 		Report: func(f *redisconn.Failure) {
 			// Any answer without an error marks the node as healthy.
@@ -100,18 +97,18 @@ func newNode(d *Driver, index int, opt *goredis.Options) *node {
 // must not vote is refused, so that its answers can never count: a server cannot restart without ending its
 // connections. Periodic looks would miss a restart between a look and a vote.
 func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
-	if n.d.o.AssumeVersion != "" {
+	if n.s.o.AssumeVersion != "" {
 		return nil
 	}
-	s, err := redisconn.ReadServer(ctx, c)
+	server, err := redisconn.ReadServer(ctx, c)
 	if err != nil {
 		return err
 	}
-	s.Tolerated = n.d.o.AllowVolatileEviction
-	if err := fit(s); err != nil {
+	server.Tolerated = n.s.o.AllowVolatileEviction
+	if err := fit(server); err != nil {
 		return fmt.Errorf("server %s: %w", n.addr, err)
 	}
-	return n.d.enrol(n, s)
+	return n.s.enrol(n, server)
 }
 
 // enrol decides whether the server behind a new connection votes. It refuses a server that is listed twice, by run_id,
@@ -122,31 +119,31 @@ func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 // A server that has every write on disk before it answers (Server.Durable) keeps its votes in a restart and votes
 // immediately. Nobody can tell a first start from a restart, so a server met for the first time is treated as restarted
 // unless Options.TrustFresh says otherwise.
-func (d *Driver) enrol(n *node, s redisconn.Server) error {
-	d.roster.Lock()
-	defer d.roster.Unlock()
+func (s *service) enrol(n *node, server redisconn.Server) error {
+	s.roster.Lock()
+	defer s.roster.Unlock()
 	// Also among nodes in quarantine: a server listed twice is a mistake at any time.
-	for _, other := range d.nodes {
-		if other != n && other.runID == s.RunID {
+	for _, other := range s.nodes {
+		if other != n && other.runID == server.RunID {
 			return &backend.ConfigError{
-				Setting: "run_id", Value: s.RunID, Want: "another one on each server",
+				Setting: "run_id", Value: server.RunID, Want: "another one on each server",
 				Why: fmt.Sprintf("%s and %s are the same server, which would vote twice", other.addr, n.addr),
 			}
 		}
 	}
-	now := d.clock.Now()
+	now := s.clock.Now()
 	// A process that was not met before: the first of this node, or a restart.
-	if n.runID != s.RunID {
+	if n.runID != server.RunID {
 		first := n.runID == ""
-		n.runID, n.votes = s.RunID, now
-		if !s.Durable && d.quarantine && !(first && d.o.TrustFresh) && s.Uptime < d.o.MaxTTL {
+		n.runID, n.votes = server.RunID, now
+		if !server.Durable && s.quarantine && !(first && s.o.TrustFresh) && server.Uptime < s.o.MaxTTL {
 			// Its grants from before the restart end at most MaxTTL after that restart.
-			n.votes = now.Add(d.o.MaxTTL - s.Uptime)
+			n.votes = now.Add(s.o.MaxTTL - server.Uptime)
 		}
 	}
 	// The connection is refused, and the line retries at its own pace until the quarantine is over.
 	if now < n.votes {
-		return &QuarantineError{Addr: n.addr, Uptime: s.Uptime.String(), Want: d.o.MaxTTL.String()}
+		return &QuarantineError{Addr: n.addr, Uptime: server.Uptime.String(), Want: s.o.MaxTTL.String()}
 	}
 	return nil
 }

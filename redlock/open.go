@@ -11,11 +11,14 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/doctor"
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-// init registers the schemes for fencelock.Open.
-func init() { kit.Register(Open, "redlock", "redlocks") }
+func init() {
+	kit.Register(Open, "redlock", "redlocks")
+	doctor.Register(examine, "redlock", "redlocks")
+}
 
 // syntax lists the parts of a URL of this driver.
 var syntax = kit.Syntax{
@@ -59,7 +62,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	for _, c := range clients {
 		_ = c.Close() // only its options were used, and it has not connected
 	}
-	d.patience = u.Timeout
+	d.service.patience = u.Timeout
 	if err := u.Look(ctx, d); err != nil {
 		return nil, err
 	}
@@ -116,4 +119,25 @@ func clientsOf(u *redisconn.URL) (clients []goredis.UniversalClient, o *Options,
 		clients = append(clients, goredis.NewClient(opt))
 	}
 	return clients, o, nil
+}
+
+// examine asks every server of a URL. They are independent: two addresses of one server, or of a primary and its
+// replica, would count one vote twice.
+func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
+	u, clients, o, err := dial(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range clients {
+		_ = c.Close() // it has not connected
+	}
+	r := &doctor.Report{Independent: true, NoTokens: true}
+	r.Members = doctor.Ask(ctx, u.Addresses, func(ctx context.Context, i int) (doctor.Member, error) {
+		m, err := u.Examine(ctx, u.Addresses[i], o.AllowVolatileEviction)
+		if m.Role == doctor.Follower {
+			m.Problems = append(m.Problems, "is a replica: each server of Redlock is a primary without replication")
+		}
+		return m, err
+	})
+	return r, nil
 }

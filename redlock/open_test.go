@@ -22,11 +22,11 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := d.(*Driver).o
+	o := d.(*Driver).service.o
 	if o.KeyPrefix != "own:" || o.NodeTimeout != 300*time.Millisecond || o.MaxTTL != 20*time.Second || !o.TrustFresh {
 		t.Errorf("options = %+v", o)
 	}
-	if db := d.(*Driver).nodes[2].client.Options().DB; db != 2 {
+	if db := d.(*Driver).service.nodes[2].client.Options().DB; db != 2 {
 		t.Errorf("database of the third server = %d, want 2", db)
 	}
 	r := request("name")

@@ -54,7 +54,7 @@ func TestEvictionPolicies(t *testing.T) {
 				return c.ConfigSet(ctx, "maxmemory-policy", policy).Err()
 			})
 		}
-		d.probe.Suspect(d.clock.Now().Add(time.Minute)) // as if one had gone by
+		d.service.lookAt.Store(0)
 	}
 	acquires := func(want error) {
 		t.Helper()

@@ -114,7 +114,7 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 	holder, links := s.linked(t, o)
 	rival := s.driver(t, o)
 	for _, d := range []*Driver{holder, rival} { // both know all servers
-		d.quarantine = !v.off
+		d.service.quarantine = !v.off
 		defer closeSoon(d)
 		if err := d.Ping(within(t, 30*time.Second)); err != nil {
 			return false, err
@@ -142,7 +142,7 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 	case err != nil:
 		return false, fmt.Errorf("the rival: %w", err)
 	}
-	now := rival.clock.Now()
+	now := rival.service.clock.Now()
 	end := func(g backend.Grant) backend.Instant { return g.SentAt.Add(rival.Describe().Validity(g.TTL)) }
 	if now >= end(first) {
 		return false, fmt.Errorf("the machine is so slow that the holder's %v were over before the rival's answer",

@@ -27,11 +27,22 @@ import (
 //	ErrHistoryLost            the service has lost acknowledged state
 //	ErrClosed, or ctx's       the waiter has left the queue, unless ErrUnknown is there too
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
-	grants, err := d.acquire(ctx, []backend.Request{r})
+	a, _ := d.free.Get().(*attempt)
+	if a == nil {
+		a = &attempt{d: d}
+	}
+	a.request[0] = r
+	a.rs = a.request[:]
+	grants, err := a.acquire(ctx)
 	if err != nil {
 		return backend.Grant{}, d.callError(verbAcquire, r.Name, err)
 	}
-	return grants[0], nil
+	g := grants[0]
+	if d.prompt && !a.unanswered {
+		*a = attempt{d: d, waiter: waiter{memory: a.waiter.memory}}
+		d.free.Put(a)
+	}
+	return g, nil
 }
 
 // AcquireAll is backend.MultiAcquirer's. Errors are as for Acquire; they name the first name of the set.
@@ -40,7 +51,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	err := backend.ErrUnsupported
 	var grants []backend.Grant
 	if ok {
-		grants, err = d.acquire(ctx, slices.Clone(rs)) // an exchange may outlive the call
+		a := &attempt{d: d, rs: slices.Clone(rs)} // an exchange may outlive the call
+		grants, err = a.acquire(ctx)
 	}
 	if err != nil {
 		name := ""
@@ -54,23 +66,33 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 
 // attempt is one acquire, of one name or of a set.
 type attempt struct {
-	d       *Driver
-	rs      []backend.Request
-	name    string   // of the attempt, for the service
-	s       *session // of which the attempt is a user; nil without sessions
-	place   string   // of the last Position
-	push    string   // Push.Handed of the push that has woken the attempt
-	again   bool     // an Enter was sent
-	late    bool     // an Enter went unanswered, and may be carried out at any time
-	doubt   bool     // an Enter was not answered, and no later one was
-	placed  bool     // by the last answer, the service has a hold or a wait of the attempt
-	queued  bool
-	refused error // the last error of an Enter that was not carried out
-	tries   int   // exchanges that the service refused
-	moves   int   // in a row, to another session
+	d          *Driver
+	rs         []backend.Request
+	waiter     waiter
+	position   [1]Position        // memory of the answer to one name
+	request    [1]backend.Request // memory of rs
+	grant      [1]backend.Grant   // memory of the grants of one name
+	name       string             // of the attempt, for the service
+	s          *session           // of which the attempt is a user; nil without sessions
+	past       []*session         // of which it is still a user, until its entry has moved to s
+	place      string             // of the last Position
+	push       string             // Push.Handed of the push that has woken the attempt
+	again      bool               // an Enter was sent
+	late       bool               // an Enter went unanswered, and may be carried out at any time
+	crossed    bool               // an Enter was sent before an earlier one had landed, which may have an entry beside its place
+	doubt      bool               // an Enter was not answered, and no later one was
+	placed     bool               // by the last answer, the service has a hold or a wait of the attempt
+	queued     bool
+	unanswered bool  // an exchange may still use the attempt
+	refused    error // the last error of an Enter that was not carried out
+	tries      int   // exchanges that the service refused
+	moves      int   // in a row, to another session
+
+	pending atomic.Int32 // sendings of Enters on other goroutines that have not been answered, and may never be
 }
 
-func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
+func (a *attempt) acquire(ctx context.Context) ([]backend.Grant, error) {
+	d, rs := a.d, a.rs
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
 	}
@@ -81,9 +103,12 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := d.lost(); err != nil {
 		return nil, err
 	}
-	a := &attempt{d: d, rs: rs, name: d.attempts.next()}
+	a.name = d.attempts.next()
+	d.attend(rs)
+	defer d.depart(rs)
 	defer a.use(nil)
-	w := d.newWaiter(rs)
+	w := &a.waiter
+	w.enter(d, &rs[0])
 	defer w.leave()
 	cancel := d.listen(rs)
 	grants, err := a.run(ctx, w)
@@ -103,9 +128,8 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 //	not done, with Wait              pause, and repeat until ctx ends
 //	not done, without Wait           pause, and repeat maxTries times in all
 func (a *attempt) run(ctx context.Context, w *waiter) ([]backend.Grant, error) {
-	first := a.rs[0]
-	for {
-		began := a.d.clock.Now()
+	first, began := &a.rs[0], w.began
+	for ; ; began = a.d.clock.Now() {
 		grants, pos, err := a.enter(ctx)
 		class, final := a.d.classOf(err)
 		switch {
@@ -158,6 +182,9 @@ func (a *attempt) handed(w *waiter) (backend.Grant, bool) {
 	w.d.mu.Lock()
 	push := w.handed
 	w.handed = ""
+	if w.d.flights[w.first.RequestID].shared {
+		push = "" // it may be the place of another attempt, which removes that
+	}
 	w.d.mu.Unlock()
 	a.push = push
 	from, ok := a.d.service.(Handover)
@@ -182,9 +209,19 @@ func (a *attempt) handed(w *waiter) (backend.Grant, bool) {
 // use makes s the session of the attempt.
 func (a *attempt) use(s *session) {
 	if a.s != nil {
-		a.s.Leave(1)
+		a.past = append(a.past, a.s)
 	}
-	a.s = s
+	if a.s = s; s == nil {
+		a.leavePast()
+	}
+}
+
+// leavePast leaves the earlier sessions of the attempt.
+func (a *attempt) leavePast() {
+	for _, s := range a.past {
+		s.Leave(1)
+	}
+	a.past = nil
 }
 
 // enter is one Enter, and the grants if the attempt holds. The steps before the Enter do not send the request.
@@ -217,24 +254,31 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 		}
 		return nil, Position{}, err
 	}
-	a.doubt, a.placed, a.place = false, all[0].Placed || all[0].Held, all[0].Place
+	a.doubt = false
+	a.leavePast()
+	if p := all[0]; p.Placed || p.Held || !p.Poll { // else an earlier Enter's place stays
+		a.placed, a.place = p.Placed || p.Held, p.Place
+	}
 	if !all[0].Held {
 		return nil, all[0], nil
 	}
 	// The validity rests on the session's proof: an old proof would give a short one.
 	if a.s != nil {
-		if err := a.d.sessions.prove(ctx, a.s, a.s.ttl/3); err != nil {
+		if err := a.d.sessions.prove(ctx, a.s, min(a.rs[0].TTL, a.s.ttl)/3); err != nil {
 			return nil, Position{}, err
 		}
 		sent = a.s.provedAt()
 	}
-	grants := make([]backend.Grant, len(a.rs))
+	grants := a.grant[:]
+	if len(a.rs) > 1 {
+		grants = make([]backend.Grant, len(a.rs))
+	}
 	for i, pos := range all {
 		g := a.rs[i].Grant()
 		g.Token, g.Nonce, g.Incarnation, g.SentAt = pos.Token, pos.Nonce, pos.Incarnation, sent
 		g.MinHoldUntil, g.Queued = pos.MinHoldUntil, a.queued || pos.Queued
 		if a.s != nil {
-			g.TTL = a.s.ttl
+			g.TTL = min(g.TTL, a.s.ttl)
 			if !a.d.sessions.keepHold(g.RequestID, a.s, g.Incarnation, "") {
 				return nil, Position{}, ErrNoSession
 			}
@@ -248,31 +292,21 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 // exchange is the exchange of an Enter. The request records the attempt before it is sent, so that every Leave finds
 // it until the Enter is answered.
 func (a *attempt) exchange(ctx context.Context) ([]Position, backend.Instant, error) {
-	d, s, again, place, push := a.d, a.s, a.again, a.place, a.push
+	d, s := a.d, a.s
+	a.crossed = a.crossed || s == nil && a.unanswered && d.entering(a.rs[0].RequestID)
 	for _, r := range a.rs {
 		if s != nil && !d.sessions.keepHold(r.RequestID, s, "", a.name) {
 			return nil, 0, ErrNoSession
 		}
 	}
-	end := d.takeOff(a.rs) // a Leave forbids a late hedge
-	all, sent, late, err := hedgedUntil(ctx, d, d.enters, func(ctx context.Context, hedge bool) (all []Position, err error) {
-		entering := make([]Entering, len(a.rs))
-		for i, r := range a.rs {
-			entering[i] = Entering{
-				Request: r, Session: s.binding(), Attempt: a.name, Again: again || hedge, Place: place,
-				Handed: push,
-			}
-		}
-		if len(entering) > 1 {
-			all, err = d.service.(Sets).EnterSet(ctx, entering)
-		} else {
-			all = make([]Position, 1)
-			all[0], err = d.service.Enter(ctx, entering[0])
-		}
-		return all, err
-	}, end)
-	if sent.IsZero() || err == nil && late {
-		end()
+	var all []Position
+	var sent backend.Instant
+	var late bool
+	var err error
+	if d.enters && !d.hedges() {
+		all, sent, err = a.exchangeHere(ctx)
+	} else {
+		all, sent, late, err = a.exchangeHedged(ctx)
 	}
 	if class, final := d.classOf(err); s != nil && (late || class == Unknown && !final) && !sent.IsZero() {
 		a.late = true
@@ -281,22 +315,104 @@ func (a *attempt) exchange(ctx context.Context) ([]Position, backend.Instant, er
 			d.sessions.settle(r.RequestID, a.name)
 		}
 	}
-	a.again, a.push = a.again || !sent.IsZero(), ""
+	if class, _ := d.classOf(err); !sent.IsZero() && (err == nil || late || class != NotDone) {
+		a.again = true
+	}
+	a.push = ""
+	a.unanswered = a.unanswered || err != nil || late
 	return all, sent, err
+}
+
+// entering is the attempt's next Enter.
+func (a *attempt) entering() Entering {
+	return Entering{
+		Request: a.rs[0], Session: a.s.binding(), Attempt: a.name, Again: a.again, Place: a.place, Handed: a.push,
+	}
+}
+
+// enterSet sends the Enter e for all of rs.
+func (d *Driver) enterSet(ctx context.Context, e Entering, rs []backend.Request) ([]Position, error) {
+	all := make([]Entering, len(rs))
+	for i, r := range rs {
+		all[i], all[i].Request = e, r
+	}
+	return d.service.(Sets).EnterSet(ctx, all)
+}
+
+// exchangeHere is the exchange of a prompt Enter that is not hedged. It needs no memory that another exchange may use.
+func (a *attempt) exchangeHere(ctx context.Context) (all []Position, sent backend.Instant, err error) {
+	c, err := a.d.stepContext(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	e := a.entering()
+	e.Shared = a.d.takeOff(a.rs)
+	sent = a.d.clock.Now()
+	if e.Sent = sent; len(a.rs) > 1 {
+		all, err = a.d.enterSet(c, e, a.rs)
+	} else {
+		all = a.position[:]
+		all[0], err = a.d.service.Enter(c, e)
+	}
+	if err == nil {
+		a.d.land(a.rs)
+		return all, sent, nil
+	}
+	rs := a.rs
+	return nil, sent, c.outcome(err, func() { a.d.land(rs) })
+}
+
+// exchangeHedged is the exchange of an Enter on other goroutines.
+func (a *attempt) exchangeHedged(ctx context.Context) (all []Position, sent backend.Instant, late bool, err error) {
+	d, rs, first := a.d, a.rs, a.entering()
+	first.Shared = d.takeOff(rs)
+	end := sync.OnceFunc(func() { d.land(rs) }) // a Leave forbids a late hedge
+	all, sent, late, err = hedgedUntil(ctx, d, d.enters, func(ctx context.Context, hedge bool) (all []Position, err error) {
+		e := first
+		e.Sent, e.Again = d.clock.Now(), e.Again || hedge
+		a.pending.Add(1)
+		if len(rs) > 1 {
+			all, err = d.enterSet(ctx, e, rs)
+		} else {
+			all = make([]Position, 1)
+			all[0], err = d.service.Enter(ctx, e)
+		}
+		if class, final := d.classOf(d.stepError(ctx, err)); d.sessions != nil && (class != Unknown || final) &&
+			a.pending.Add(-1) == 0 {
+			d.sessions.answered(rs, e.Attempt) // although its caller may have left
+		}
+		return all, err
+	}, end)
+	if sent.IsZero() || err == nil && late {
+		end()
+	}
+	return all, sent, late, err
 }
 
 // abandon ends an attempt without a hold. Entries known to be in the service are removed, in the background if that
 // takes longer than abandonGrace. If there may be others, the error is backend.ErrUnknown, and the core releases
 // them.
 func (a *attempt) abandon(ctx context.Context, err error) error {
+	place := a.place
+	if a.crossed {
+		a.placed, place = true, "" // whatever the request has, when all Enters have landed
+	}
 	if (a.placed || a.late) && !a.doubt {
 		removed := make(chan struct{})
-		if a.d.gate.Go(func(work context.Context) {
+		rs := a.rs
+		a.d.attend(rs)
+		if a.s != nil {
+			a.d.sessions.keepPlaces(rs, a.s)
+		}
+		if !a.d.gate.Go(func(work context.Context) {
 			defer close(removed)
-			for _, r := range a.rs {
-				a.d.cleanup(work, r.Grant())
+			defer a.d.depart(rs)
+			for i := range rs {
+				a.d.cleanup(work, &rs[i], place)
 			}
 		}) {
+			a.d.depart(rs)
+		} else {
 			grace := time.NewTimer(abandonGrace)
 			defer grace.Stop()
 			select {
@@ -324,11 +440,12 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 	return err
 }
 
-// cleanup removes the entries of a request, until the service has answered, the driver closes, or the TTL has passed.
+// cleanup removes the entries of an attempt, until the service has answered, the driver closes, or the TTL has passed.
 // By then the service has removed them; with sessions, they expire with their session, which the other holds leave.
-func (d *Driver) cleanup(ctx context.Context, g backend.Grant) {
+func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string) {
+	g := r.Grant()
 	for began, n := d.clock.Now(), 1; ; n++ {
-		_, err := d.leave(ctx, g)
+		_, err := d.leave(ctx, g, place)
 		_, final := d.classOf(err)
 		late := d.clock.Now().Sub(began) > g.TTL
 		answered := err == nil || final && kit.Classified(err) // a refusal may end
@@ -342,34 +459,61 @@ func (d *Driver) cleanup(ctx context.Context, g backend.Grant) {
 	}
 }
 
-// takeOff notes that an Enter of rs is in progress, until landed is called for the first time.
-func (d *Driver) takeOff(rs []backend.Request) (landed func()) {
+// attend counts an attempt of rs, or its cleanup, until depart.
+func (d *Driver) attend(rs []backend.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		f.attempts++
+		f.shared = f.shared || f.attempts > 1
+		d.flights[rs[i].RequestID] = f
+	}
+}
+
+func (d *Driver) depart(rs []backend.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		f.attempts--
+		d.put(rs[i].RequestID, f)
+	}
+}
+
+// put stores a flight, if there is anything to store. mu is held.
+func (d *Driver) put(requestID string, f flight) {
+	if f.attempts > 0 || f.entering > 0 {
+		d.flights[requestID] = f
+		return
+	}
+	delete(d.flights, requestID)
+}
+
+// takeOff notes that an Enter of rs is in progress, until land, and reports whether their attempt shares one of the
+// requests with another attempt.
+func (d *Driver) takeOff(rs []backend.Request) (shared bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := range rs {
 		f := d.flights[rs[i].RequestID]
 		f.entering++
+		shared = shared || f.shared
 		d.flights[rs[i].RequestID] = f
 	}
-	ended := false
-	return func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if ended {
-			return
+	return shared
+}
+
+func (d *Driver) land(rs []backend.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		if f.entering--; f.entering == 0 && f.landed != nil {
+			close(f.landed)
+			f.landed = nil
 		}
-		ended = true
-		for i := range rs {
-			f := d.flights[rs[i].RequestID]
-			if f.entering--; f.entering > 0 {
-				d.flights[rs[i].RequestID] = f
-				continue
-			}
-			delete(d.flights, rs[i].RequestID)
-			if f.landed != nil {
-				close(f.landed)
-			}
-		}
+		d.put(rs[i].RequestID, f)
 	}
 }
 
@@ -409,5 +553,5 @@ type attemptNames struct {
 
 func (n *attemptNames) next() string {
 	n.client.Do(func() { n.prefix = rand.Text()[:16] })
-	return n.prefix + strconv.FormatUint(n.last.Add(1), 36)
+	return string(strconv.AppendUint(append(make([]byte, 0, 32), n.prefix...), n.last.Add(1), 36))
 }

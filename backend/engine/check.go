@@ -171,8 +171,10 @@ func (d *Driver) checkAll(ctx context.Context, all []Waiters) {
 			continue
 		}
 		for _, n := range found[i].Turns {
-			if one := d.waiters[d.key(w.All[n].RequestID)]; one != nil && q.waiters[one].Place == w.All[n].Place {
-				wake(one.woken)
+			for one, e := range q.waiters { // a request may wait twice
+				if e.RequestID == w.All[n].RequestID && e.Place == w.All[n].Place {
+					wake(one.woken)
+				}
 			}
 		}
 	}

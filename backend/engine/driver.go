@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -42,11 +43,15 @@ type Driver struct {
 	prompt   bool           // steps run on their callers' goroutines
 	enters   bool           // so do Enter, EnterSet and Leave
 	attempts attemptNames
+	resting  atomic.Int64  // Leaves that wait for their rest
+	free     sync.Pool     // attempts that were granted
 	timers   sync.Pool     // of Await: they have stopped, so that their channels are empty
 	checkNow chan struct{} // has room for one wake of the loop of the checks
 
 	mu        sync.Mutex // protects the following fields
 	probed    bool       // no more probes are needed
+	probes    int        // that have ended
+	probeErr  error      // of the last one
 	forgotten error      // the service has lost its history
 	flights   map[string]flight
 	waiters   map[string]*waiter // by key
@@ -57,8 +62,11 @@ type Driver struct {
 	settling  map[string]*time.Timer
 }
 
-// flight is the Enters of one request that are in progress. They may outlive their callers.
+// flight is the attempts of one request, with their cleanup, and its Enters that are in progress. Both may outlive
+// their callers.
 type flight struct {
+	attempts int
+	shared   bool // there was more than one attempt at a time
 	entering int
 	landed   chan struct{} // closed when no Enter is in progress any more; nil while nobody waits for that
 }
@@ -91,11 +99,20 @@ func (d *Driver) Ping(ctx context.Context) error {
 	err := d.begin(ctx)
 	if err == nil {
 		defer d.gate.Leave()
-		_, _, _, err = hedged(ctx, d, func(ctx context.Context, _ bool) (struct{}, error) {
+		patient := context.WithValue(ctx, patientKey{}, true) // it may be several round trips to a slow service
+		_, _, _, err = hedged(patient, d, func(ctx context.Context, _ bool) (struct{}, error) {
 			return struct{}{}, d.service.Ping(ctx)
 		})
 	}
-	return d.callError(verbPing, "", d.readError(ctx, err))
+	if _, ok := d.service.(Prober); ok && err == nil { // Ping is that probe too
+		d.mu.Lock()
+		d.probed = true
+		d.mu.Unlock()
+	}
+	if err = d.readError(ctx, err); errors.Is(err, context.DeadlineExceeded) && !kit.Classified(err) {
+		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // it had the time that its caller gives an answer
+	}
+	return d.callError(verbPing, "", err)
 }
 
 // Close ends waiters with backend.ErrClosed and waits until they have left, and cleanup has ended, or ctx ends. Other
@@ -137,12 +154,13 @@ func (d *Driver) lost() error {
 // does no harm.
 func (d *Driver) probe(ctx context.Context) error {
 	prober, ok := d.service.(Prober)
-	done := func() bool {
+	done := func() (probed bool, probes int, err error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return d.probed
+		return d.probed, d.probes, d.probeErr
 	}
-	if !ok || done() {
+	probed, before, _ := done()
+	if !ok || probed {
 		return nil
 	}
 	select {
@@ -153,19 +171,19 @@ func (d *Driver) probe(ctx context.Context) error {
 		return backend.ErrClosed
 	}
 	defer func() { <-d.probing }()
-	if done() {
-		return nil
+	probed, probes, err := done()
+	if probed || probes > before && !kit.IsContext(err) {
+		return err // of a probe that ended while this call waited, unless its own caller ended it
 	}
-	_, _, _, err := hedged(ctx, d, func(ctx context.Context, _ bool) (struct{}, error) {
+	_, _, _, err = hedged(ctx, d, func(ctx context.Context, _ bool) (struct{}, error) {
 		return struct{}{}, prober.Probe(ctx)
 	})
-	if err != nil {
-		return d.readError(ctx, err)
-	}
+	err = d.readError(ctx, err)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.probed = true
-	return nil
+	d.probes++
+	d.probed, d.probeErr = err == nil, err
+	return err
 }
 
 // begin counts a call in, until d.gate.Leave.
@@ -240,6 +258,11 @@ func (d *Driver) readError(ctx context.Context, err error) error {
 	}
 	if ended := d.ended(ctx); ended != nil {
 		return ended
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		if both := joined.Unwrap(); len(both) == 2 && errors.Is(both[0], backend.ErrUnknown) {
+			err = both[1] // the cause: there is no outcome to know
+		}
 	}
 	return fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
 }

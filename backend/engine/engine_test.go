@@ -3,7 +3,9 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -411,4 +413,240 @@ func TestPromptEnters(t *testing.T) {
 		t.Errorf("Enter has %v, Leave %v, Ping %v", v.enters, v.leaves, v.pings)
 	}
 	closed(t, d)
+}
+
+// promptly is service with steps on their callers' goroutines, that notes what it is sent.
+type promptly struct {
+	service
+	entering []engine.Entering
+	leaving  []engine.Leaving
+	wait     bool // Enter answers with a place
+}
+
+func (*promptly) Prompt() {}
+
+func (s *promptly) Enter(ctx context.Context, e engine.Entering) (engine.Position, error) {
+	if s.wait {
+		s.entering = append(s.entering, e)
+		if len(s.entering) == 1 {
+			return engine.Position{}, errRefused
+		}
+		return engine.Position{Placed: true, Place: strconv.Itoa(len(s.entering))}, nil
+	}
+	return s.service.Enter(ctx, e)
+}
+
+func (s *promptly) Leave(ctx context.Context, l engine.Leaving) (engine.Left, error) {
+	if s.wait {
+		s.leaving = append(s.leaving, l)
+	}
+	return s.service.Leave(ctx, l)
+}
+
+// An Enter that was refused is no reason to look for an earlier one. An attempt that was abandoned removes its own place
+// only, and a release by request whatever the request has.
+func TestAbandonedAttemptNamesItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &promptly{wait: true}
+		d, r := engine.New(s), request("x")
+		r.Wait = true
+		if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Acquire = %v, want the end of its context", err)
+		}
+		if len(s.entering) < 2 || s.entering[1].Again || len(s.leaving) != 1 || s.leaving[0].Place == "" {
+			t.Fatalf("Enters = %+v, Leaves = %+v", s.entering, s.leaving)
+		}
+		_ = d.Release(t.Context(), r.Grant())
+		if place := s.leaving[1].Place; place != "" {
+			t.Errorf("Release names the place %q", place)
+		}
+		closed(t, d)
+	})
+}
+
+// crossing is a binding whose first Enter stays under way until it lands, while later ones are answered with pos.
+type crossing struct {
+	promptly
+	pos  engine.Position
+	land chan struct{}
+}
+
+func (s *crossing) Enter(_ context.Context, e engine.Entering) (engine.Position, error) {
+	s.entering = append(s.entering, e)
+	if len(s.entering) == 1 {
+		return engine.Position{}, &engine.Unanswered{Landed: func(context.Context) { <-s.land }}
+	}
+	return s.pos, nil
+}
+
+// An attempt with an answer may have another entry by an earlier Enter that has not landed: both are removed, after it
+// has landed, for the error says that the attempt has nothing.
+func TestCrossedEntersAreRemovedByRequest(t *testing.T) {
+	for _, wait := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &crossing{land: make(chan struct{})}
+			s.promptly.wait, s.pos.Placed, s.pos.Place = true, wait, "the second"
+			d, r := engine.New(s), request("x")
+			r.Wait = wait
+			_, err := d.Acquire(within(t, 3*time.Second), r)
+			if errors.Is(err, backend.ErrUnknown) || errors.Is(err, backend.ErrHeld) == wait {
+				t.Errorf("Wait=%v: Acquire = %v", wait, err)
+			}
+			if synctest.Wait(); len(s.leaving) > 0 {
+				t.Errorf("Wait=%v: a Leave is sent before the Enter has landed", wait)
+			}
+			close(s.land)
+			if synctest.Wait(); len(s.leaving) != 1 || s.leaving[0].Place != "" {
+				t.Errorf("Wait=%v: Leaves = %+v, want one by request", wait, s.leaving)
+			}
+			closed(t, d)
+		})
+	}
+}
+
+// unsubscribed is a binding that gives the first Enter a place and the later ones none, as without a subscription.
+type unsubscribed struct{ promptly }
+
+func (s *unsubscribed) Enter(_ context.Context, e engine.Entering) (engine.Position, error) {
+	if s.entering = append(s.entering, e); len(s.entering) > 1 {
+		return engine.Position{Poll: true}, nil
+	}
+	return engine.Position{Placed: true, Place: "the first"}, nil
+}
+
+// An Enter without a place does not make the attempt forget the place that it has.
+func TestPlaceOutlastsAPoll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &unsubscribed{promptly{wait: true}}
+		d, r := engine.New(s), request("x")
+		r.Wait = true
+		if _, err := d.Acquire(within(t, 5*time.Second), r); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Acquire = %v, want the end of its context", err)
+		}
+		if len(s.entering) < 2 || len(s.leaving) != 1 || s.leaving[0].Place != "the first" {
+			t.Errorf("%d Enters, Leaves = %+v, want one of the first place", len(s.entering), s.leaving)
+		}
+		closed(t, d)
+	})
+}
+
+// sharing is a binding that places the first attempt, and notes of the others whether they share the request.
+type sharing struct {
+	promptly
+	shared []bool
+	hold   chan struct{} // the cleanup waits for it
+}
+
+func (s *sharing) Enter(_ context.Context, e engine.Entering) (engine.Position, error) {
+	s.shared = append(s.shared, e.Shared)
+	return engine.Position{Placed: true, Place: "a place"}, nil
+}
+
+func (s *sharing) Leave(context.Context, engine.Leaving) (engine.Left, error) {
+	<-s.hold
+	return engine.Left{Was: true}, nil
+}
+
+// An attempt knows that an earlier one of its request may yet remove its place, until that one's cleanup has ended.
+func TestAttemptKnowsThatItSharesItsRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sharing{hold: make(chan struct{})}
+		d, r := engine.New(s), request("x")
+		for range 3 {
+			if _, err := d.Acquire(t.Context(), r); !errors.Is(err, backend.ErrHeld) {
+				t.Fatalf("Acquire = %v, want ErrHeld", err)
+			}
+			if len(s.shared) == 2 {
+				close(s.hold)
+				synctest.Wait()
+			}
+		}
+		if want := []bool{false, true, false}; !slices.Equal(s.shared, want) {
+			t.Errorf("shared: %v, want %v", s.shared, want)
+		}
+		closed(t, d)
+	})
+}
+
+// slow is a binding with looks that take some time and fail with err.
+type slow struct {
+	service
+	takes time.Duration
+	err   error
+	looks atomic.Int32
+}
+
+func (s *slow) Ping(ctx context.Context) error {
+	s.looks.Add(1)
+	select {
+	case <-time.After(s.takes):
+		return s.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *slow) Probe(ctx context.Context) error { return s.Ping(ctx) }
+
+// A ping may take as long as its caller's deadline allows, and otherwise as long as another exchange. It makes the probe
+// superfluous.
+func TestPingOfASlowService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slow{takes: 5 * time.Second}
+		d := engine.New(s)
+		err := d.Ping(t.Context())
+		if !errors.Is(err, backend.ErrUnavailable) || strings.Contains(err.Error(), backend.ErrUnknown.Error()) {
+			t.Errorf("Ping without a deadline = %v, want ErrUnavailable alone", err)
+		}
+		if err := d.Ping(within(t, 10*time.Second)); err != nil {
+			t.Errorf("Ping with a deadline = %v", err)
+		}
+		if _, err := d.Acquire(t.Context(), request("x")); err != nil || s.looks.Load() != 2 {
+			t.Errorf("Acquire = %v after %d looks", err, s.looks.Load())
+		}
+		closed(t, d)
+	})
+}
+
+// Calls that wait for a probe share its outcome.
+func TestProbeIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slow{takes: time.Second, err: errRefused}
+		d, r, began := engine.New(s), request("x"), time.Now()
+		var calls sync.WaitGroup
+		for range 5 {
+			calls.Go(func() {
+				if err := d.Renew(t.Context(), []backend.Grant{r.Grant()})[0].Err; !errors.Is(err, errRefused) {
+					t.Errorf("Renew = %v, want the error of the probe", err)
+				}
+			})
+		}
+		calls.Wait()
+		if took := time.Since(began); took != time.Second || s.looks.Load() != 1 {
+			t.Errorf("%d probes in %v, want one", s.looks.Load(), took)
+		}
+		s.err = nil
+		if _, err := d.Acquire(t.Context(), r); err != nil {
+			t.Errorf("Acquire = %v after the service has recovered", err)
+		}
+		closed(t, d)
+	})
+}
+
+// What an acquire and a release of a prompt service cost does not show in their memory: an attempt is used again.
+func TestGrantedAttemptsAreUsedAgain(t *testing.T) {
+	d, r := engine.New(&promptly{}), request("x")
+	defer closed(t, d)
+	most := 3.0 // the names of attempts, the contexts of steps, and what the service itself needs
+	if got := testing.AllocsPerRun(100, func() {
+		g, err := d.Acquire(t.Context(), r)
+		if err == nil {
+			err = d.Release(t.Context(), g)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}); got > most {
+		t.Errorf("%.0f allocations, want at most %.0f", got, most)
+	}
 }

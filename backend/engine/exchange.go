@@ -14,34 +14,40 @@ import (
 func exchange[T any](ctx context.Context, d *Driver, step func(context.Context) (T, error)) (
 	value T, sent backend.Instant, err error,
 ) {
-	return exchangeUntil(ctx, d, d.prompt, step, func() {})
+	return exchangeUntil(ctx, d, d.prompt, func(ctx context.Context, _ bool) (T, error) { return step(ctx) }, false, func() {})
 }
 
-// exchangeUntil is exchange, and calls landed when the step is no longer in progress. A prompt step runs on the
-// caller's goroutine.
+// exchangeUntil is exchange of a step that may be repeated, and calls landed when the step is no longer in progress. A
+// prompt step runs on the caller's goroutine.
 func exchangeUntil[T any](
-	ctx context.Context, d *Driver, prompt bool, step func(context.Context) (T, error), landed func(),
+	ctx context.Context, d *Driver, prompt bool, step func(ctx context.Context, again bool) (T, error), again bool,
+	landed func(),
 ) (value T, sent backend.Instant, err error) {
+	if prompt {
+		c, err := d.stepContext(ctx)
+		if err != nil {
+			landed()
+			return value, 0, err
+		}
+		c.until = time.Now().Add(timeoutOf(ctx))
+		sent = d.clock.Now()
+		value, err = step(c, again)
+		return value, sent, c.outcome(err, landed)
+	}
 	if err := ctx.Err(); err != nil {
 		landed()
 		return value, 0, err
 	}
-	closing := d.gate.Closing().Done()
-	if ctx == d.gate.Work() {
-		closing = nil // cleanup, which Close waits for
-	}
-	if prompt {
-		return exchangeHere(&stepContext{ctx, d, closing, time.Now().Add(exchangeTimeout)}, d, step, landed)
-	}
+	closing := d.closingOf(ctx)
 	type answer struct {
 		value T
 		err   error
 	}
 	answered, sent := make(chan answer, 1), d.clock.Now()
-	own, cancel := context.WithTimeout(d.gate.Work(), exchangeTimeout)
+	own, cancel := context.WithTimeout(d.gate.Work(), timeoutOf(ctx))
 	if !d.gate.Go(func(context.Context) {
 		defer cancel()
-		value, err := step(own)
+		value, err := step(own, again)
 		landed()
 		answered <- answer{value, d.stepError(own, err)}
 	}) {
@@ -66,36 +72,65 @@ func exchangeUntil[T any](
 	}
 }
 
-// exchangeHere is an exchange on the caller's goroutine.
-func exchangeHere[T any](ctx *stepContext, d *Driver, step func(context.Context) (T, error), landed func()) (
-	value T, sent backend.Instant, err error,
-) {
-	sent = d.clock.Now()
-	value, err = step(ctx)
-	var late *Unanswered
-	if err == nil || !errors.As(err, &late) {
+// closingOf returns the channel that ends an exchange for ctx when the driver closes.
+func (d *Driver) closingOf(ctx context.Context) <-chan struct{} {
+	if ctx == d.gate.Work() {
+		return nil // cleanup, which Close waits for
+	}
+	return d.gate.Closing().Done()
+}
+
+// stepContext returns the context of a prompt step, or why the step is not sent.
+func (d *Driver) stepContext(ctx context.Context) (*stepContext, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return &stepContext{ctx, d, d.closingOf(ctx), time.Now().Add(exchangeTimeout)}, nil
+}
+
+// outcome returns the error of a prompt step, and calls landed when the step is no longer in progress.
+func (c *stepContext) outcome(err error, landed func()) error {
+	if err == nil {
 		landed()
-		return value, sent, d.stepError(ctx, err)
+		return nil
+	}
+	d := c.d
+	var late *Unanswered
+	if !errors.As(err, &late) {
+		landed()
+		return d.stepError(c, err)
 	}
 	if late.Landed == nil || !d.gate.Go(func(work context.Context) {
 		defer landed()
-		own, cancel := context.WithDeadline(work, ctx.until)
+		own, cancel := context.WithDeadline(work, c.until.Add(landTimeout))
 		defer cancel()
 		defer context.AfterFunc(d.gate.Closing(), cancel)()
 		late.Landed(own)
 	}) {
 		landed()
 	}
-	if ended := d.ended(ctx.Context); ended != nil {
-		return value, sent, fmt.Errorf("%w: %w", backend.ErrUnknown, ended)
+	if ended := d.ended(c.Context); ended != nil {
+		return fmt.Errorf("%w: %w", backend.ErrUnknown, ended)
 	}
 	if late.Err != nil {
-		return value, sent, fmt.Errorf("%w: %w", backend.ErrUnknown, late.Err)
+		return fmt.Errorf("%w: %w", backend.ErrUnknown, late.Err)
 	}
-	return value, sent, errNoAnswer
+	return errNoAnswer
 }
 
-var errNoAnswer = fmt.Errorf("%w: no reply within %v", backend.ErrUnknown, exchangeTimeout)
+var errNoAnswer = fmt.Errorf("%w: %w", backend.ErrUnknown, fmt.Errorf("no reply within %v", exchangeTimeout))
+
+// patientKey is the key of a value in the context of an exchange with a caller's deadline for a timeout, if that is
+// longer than exchangeTimeout.
+type patientKey struct{}
+
+// timeoutOf returns the maximum duration of an exchange for ctx.
+func timeoutOf(ctx context.Context) time.Duration {
+	if at, ok := ctx.Deadline(); ok && ctx.Value(patientKey{}) != nil {
+		return max(exchangeTimeout, time.Until(at))
+	}
+	return exchangeTimeout
+}
 
 // stepContext is the context of a step of a Prompt service: its caller's, with an earlier deadline. It makes no timer:
 // Await does, if the answer takes long.
@@ -112,6 +147,23 @@ func (c *stepContext) Deadline() (time.Time, bool) {
 		return own, true
 	}
 	return c.until, true
+}
+
+// Caller returns the context of the caller of a prompt step, which has no earlier deadline.
+func Caller(ctx context.Context) context.Context {
+	if c, ok := ctx.(*stepContext); ok {
+		return c.Context
+	}
+	return ctx
+}
+
+// Closing returns a channel that is closed when a step with the context ctx has to return although ctx has not ended,
+// since the driver closes. A step that does not use Await keeps the deadline of ctx by itself.
+func Closing(ctx context.Context) <-chan struct{} {
+	if c, ok := ctx.(*stepContext); ok {
+		return c.closing
+	}
+	return nil
 }
 
 // Awaited is the outcome of Await.

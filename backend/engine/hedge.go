@@ -7,11 +7,12 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// One of several endpoints of a service may not respond. A step without an answer for hedgeAfter is sent once more,
-// to another endpoint, and the first answer counts.
+// One of several endpoints of a service may not respond. A step without an answer for hedgeAfter is sent again, to
+// another endpoint, and the first answer counts. Two sendings are not enough when the leader of a cluster stops: one may
+// have lost its step to that leader, another one is that leader, and the third has no leader yet.
 //
-// The other step may be carried out at any later time. So steps are hedged only with Sessions, where Leave can forbid
-// it, and never if a repetition would have another effect: Force, and the opening of a session.
+// The other steps may be carried out at any later time. So steps are hedged only with Sessions, where Leave can forbid
+// it, and never if a repetition would have another effect: Force. A second session that opens is ended.
 
 // Replicated is for services with several endpoints and a client that sends each request to another one.
 type Replicated interface {
@@ -19,12 +20,23 @@ type Replicated interface {
 	Endpoints() int
 }
 
-// hedgeAfter is the time without an answer after which a step is repeated.
-const hedgeAfter = 500 * time.Millisecond
+const (
+	// hedgeAfter is the time without an answer after which a step is repeated.
+	hedgeAfter = 500 * time.Millisecond
+	// hedgeRetry is that time when another sending has failed.
+	hedgeRetry = hedgeAfter / 5
+	// maxSendings bounds the sendings of a step, and maxUnanswered the sendings without an answer at a time.
+	maxSendings   = 5
+	maxUnanswered = 3
+)
 
+// hedges reports whether steps are sent again before they are answered.
 func (d *Driver) hedges() bool {
+	if d.sessions == nil {
+		return false
+	}
 	r, ok := d.service.(Replicated)
-	return ok && d.sessions != nil && r.Endpoints() > 1
+	return ok && r.Endpoints() > 1
 }
 
 // reply is the answer to one sending of a step.
@@ -34,7 +46,7 @@ type reply[T any] struct {
 	err   error
 }
 
-// hedge calls ask, and calls it a second time if there is no reply within hedgeAfter. It returns the first reply that
+// hedge calls ask, and calls it again whenever there is no answer within hedgeAfter. It returns the first reply that
 // is an answer of the service, or the last one. late reports whether a sending is in doubt nevertheless. ask returns
 // when its context ends.
 func hedge[T any](
@@ -45,12 +57,13 @@ func hedge[T any](
 	}
 	both, cancel := context.WithCancel(ctx)
 	defer cancel()
-	replies, sending := make(chan reply[T], 2), 0
+	replies, sent, sending := make(chan reply[T], maxSendings), 0, 0
 	send := func() {
-		again := sending > 0
+		again := sent > 0
 		if d.gate.Go(func(context.Context) { replies <- ask(both, again) }) {
 			sending++
 		}
+		sent++
 	}
 	if send(); sending == 0 {
 		r.err = backend.ErrClosed
@@ -62,7 +75,10 @@ func hedge[T any](
 	for {
 		select {
 		case <-timer.C:
-			send()
+			if sent < maxSendings && sending < maxUnanswered {
+				send()
+			}
+			timer.Reset(hedgeAfter)
 			continue
 		case r = <-replies:
 			sending--
@@ -80,6 +96,7 @@ func hedge[T any](
 			}
 			return r, false
 		}
+		timer.Reset(hedgeRetry)
 	}
 }
 
@@ -94,14 +111,16 @@ func hedged[T any](
 func hedgedUntil[T any](
 	ctx context.Context, d *Driver, prompt bool, step func(ctx context.Context, again bool) (T, error), landed func(),
 ) (value T, sent backend.Instant, late bool, err error) {
+	if !d.hedges() {
+		value, sent, err = exchangeUntil(ctx, d, prompt, step, false, landed)
+		return value, sent, false, err
+	}
 	r, late := hedge(ctx, d, func(ctx context.Context, again bool) (r reply[T]) {
 		own := landed
 		if again {
 			own = func() {}
 		}
-		r.value, r.sent, r.err = exchangeUntil(ctx, d, prompt, func(ctx context.Context) (T, error) {
-			return step(ctx, again)
-		}, own)
+		r.value, r.sent, r.err = exchangeUntil(ctx, d, prompt, step, again, own)
 		return r
 	})
 	return r.value, r.sent, late, r.err

@@ -13,31 +13,36 @@ import (
 	"github.com/fencelock/fencelock/backend/engine"
 )
 
-// replicated is a service of two endpoints. The first one does not answer what silent names.
+// replicated is a service of several endpoints. It does not answer the first sendings of a step that silent names.
 type replicated struct {
 	sessions
 	silent string
+	dead   int // how many sendings; 0: one
+	refuse int // how many sendings after these fail at once
 
 	mu    sync.Mutex // protects the following field
 	asked map[string]int
 }
 
-func (*replicated) Endpoints() int { return 2 }
+func (*replicated) Endpoints() int { return 3 }
 
-// ask blocks the first sending of a step, as a step of an endpoint that does not answer.
+// ask blocks the first sendings of a step, as a step of an endpoint that does not answer.
 func (s *replicated) ask(ctx context.Context, step string) error {
 	s.mu.Lock()
 	if s.asked == nil {
 		s.asked = map[string]int{}
 	}
 	s.asked[step]++
-	first := s.asked[step] == 1
+	n, dead := s.asked[step], max(s.dead, 1)
 	s.mu.Unlock()
-	if first && s.silent == step {
-		<-ctx.Done()
-		return ctx.Err()
+	switch {
+	case s.silent != step || n > dead+s.refuse:
+		return nil
+	case n > dead:
+		return backend.ErrUnavailable
 	}
-	return nil
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 func (s *replicated) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
@@ -45,6 +50,12 @@ func (s *replicated) Enter(ctx context.Context, r engine.Entering) (engine.Posit
 		return engine.Position{}, err
 	}
 	return s.sessions.Enter(ctx, r)
+}
+
+// Open is carried out before the answer is lost.
+func (s *replicated) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
+	own, err := s.sessions.Open(ctx, ttl)
+	return own, errors.Join(err, s.ask(ctx, "open"))
 }
 
 func (s *replicated) Prove(ctx context.Context, own engine.Session) error {
@@ -69,12 +80,19 @@ func (s *replicated) Extend(
 	return s.sessions.Extend(ctx, own, holds)
 }
 
-// A silent endpoint delays each step by half a second at most, and the release names the attempts that it may carry
+// Each sending without an answer delays a step by half a second at most, and the release names the attempts that it may carry
 // out late.
 func TestSilentEndpointIsPassedBy(t *testing.T) {
-	for _, silent := range []string{"enter", "prove", "extend", "leave"} {
+	steps := []string{"enter", "prove", "extend", "leave", "open"}
+	for i, silent := range slices.Repeat(steps, 3) {
 		synctest.Test(t, func(t *testing.T) {
-			s := &replicated{silent: silent}
+			s, most := &replicated{silent: silent, dead: 1}, 600*time.Millisecond
+			switch i / len(steps) {
+			case 1:
+				s.dead, most = 2, 1100*time.Millisecond
+			case 2: // no leader yet
+				s.refuse, most = 3, 900*time.Millisecond
+			}
 			d, r := engine.New(s), request("x")
 			began := time.Now()
 			g, err := d.Acquire(t.Context(), r)
@@ -88,8 +106,8 @@ func TestSilentEndpointIsPassedBy(t *testing.T) {
 			if err := d.Release(t.Context(), g); err != nil {
 				t.Errorf("%s: Release = %v", silent, err)
 			}
-			if took := time.Since(began); took > r.TTL/3+time.Second {
-				t.Errorf("%s: the calls took %v", silent, took)
+			if took := time.Since(began); took > r.TTL/3+most {
+				t.Errorf("%s: the calls took %v after %d lost and %d refused sendings", silent, took, s.dead, s.refuse)
 			}
 			s.sessions.mu.Lock()
 			late := len(s.late)
@@ -101,6 +119,9 @@ func TestSilentEndpointIsPassedBy(t *testing.T) {
 				t.Errorf("%s: the name is held after the release", silent)
 			}
 			closed(t, d)
+			if opened, ended := s.counts(); opened != ended {
+				t.Errorf("%s: %d sessions were opened, and %d ended", silent, opened, ended)
+			}
 		})
 	}
 }

@@ -107,9 +107,9 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 		return backend.ErrUnsupported
 	}
 	woken := make(chan struct{}, 1)
-	feed := feeds.Follow(name, func() { wake(woken) })
+	feed := feeds.Feed(name, func() { wake(woken) })
 	defer feed.Stop()
-	w := &waiter{d: d, woken: woken, first: backend.Request{TTL: 3 * lookInterval}}
+	w := &waiter{d: d, woken: woken, first: &backend.Request{TTL: 3 * lookInterval}}
 	last := since
 	for first := true; ; first = false {
 		since := last // an exchange may outlive the loop

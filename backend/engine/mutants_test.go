@@ -2,26 +2,36 @@ package engine_test
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
 // mutant is one way to break the engine: a text that occurs once in a file, and what stands there instead.
 type mutant struct {
 	what, file, text, instead string
-	clauses                   string // of the suite, each of which fails on the in-process driver
-	test                      string // of this package, which fails
+	clauses                   string            // of the suite, each of which fails on the in-process driver
+	on                        map[string]string // by package of a binding: clauses that fail there, against servers
+	test                      string            // of this package, which fails
 }
 
 var mutants = []mutant{
 	{
 		what: "a waiter is not woken", file: "wait.go", clauses: "W1",
 		text: "if w := d.waiters[p.RequestID]; w != nil {", instead: "if w := d.waiters[p.RequestID]; false {",
+		on: map[string]string{"redis": "W1", "redlock": "W1"},
+	},
+	{
+		what: "a watch wakes nobody", file: "wait.go",
+		text: "func() { wake(w.woken) }", instead: "func() {}",
+		on: map[string]string{"etcd": "W1"},
 	},
 	{
 		what: "a wake wakes every waiter", file: "wait.go", test: "TestWakeReachesOneWaiter",
@@ -34,6 +44,7 @@ var mutants = []mutant{
 	{
 		what: "a loss is not passed on", file: "wait.go", clauses: "P7",
 		text: "\t\tlost(p.Loss)\n", instead: "\t\t_ = lost\n",
+		on: map[string]string{"etcd": "P7"},
 	},
 	{
 		what: "an Enter that was refused resolves an earlier doubt", file: "acquire.go", test: "TestDoubtSurvivesRefusals",
@@ -42,18 +53,37 @@ var mutants = []mutant{
 	{
 		what: "a grant is dated by its answer", file: "acquire.go", clauses: "L7",
 		text: "pos.Incarnation, sent\n", instead: "pos.Incarnation, a.d.clock.Now()\n",
+		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7"},
 	},
 	{
 		what: "a renewal is dated by its answer", file: "renew.go", clauses: "L7",
 		text: "\t\tout[i] = backend.Renewal{SentAt: sent,", instead: "\t\tsent = d.clock.Now()\n\t\tout[i] = backend.Renewal{SentAt: sent,",
+		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7"},
 	},
 	{
 		what: "an attempt that ends leaves its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
 		text: "if (a.placed || a.late) && !a.doubt {", instead: "if false {",
+		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2"},
 	},
 	{
 		what: "a service that refuses ends a wait", file: "acquire.go", test: "TestRefusedAttempt",
 		text: "class == NotDone && !first.Wait && a.tries", instead: "class == NotDone && a.tries",
+	},
+	{
+		what: "the rest of a Leave is not repeated", file: "renew.go", test: "TestRestOfALeave",
+		text: "case done || d.clock", instead: "case true || done || d.clock",
+	},
+	{
+		what: "the rest of a Leave is repeated after the TTL", file: "renew.go", test: "TestRestOfALeave",
+		text: "Sub(began) > g.TTL:", instead: "Sub(began) > 100*g.TTL:",
+	},
+	{
+		what: "the rest of a Leave is not sent at Close", file: "renew.go", test: "TestRestOfALeave",
+		text: "				rest(closing)\n", instead: "",
+	},
+	{
+		what: "a waiter that no push reaches is only checked", file: "wait.go", test: "TestPlacedWaiterPolls",
+		text: "ok && pos.Placed && !pos.Poll {", instead: "ok && pos.Placed {",
 	},
 	{
 		what: "a Leave overtakes an Enter", file: "renew.go", test: "TestLeaveDoesNotOvertakeEnter",
@@ -62,6 +92,7 @@ var mutants = []mutant{
 	{
 		what: "a hold that is gone is renewed", file: "renew.go", clauses: "O1 L4 E1",
 		text: "if outcomes[n].Gone {", instead: "if false {",
+		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1"},
 	},
 	{
 		what: "a step keeps its caller beyond the end of the context", file: "exchange.go", clauses: "C5 D14",
@@ -97,12 +128,37 @@ var mutants = []mutant{
 		text: "\tfor _, id := range lost {\n", instead: "\tfor _, id := range lost[:0] {\n",
 	},
 	{
+		what: "each TTL has a session", file: "session.go", test: "TestSimilarTTLsShareASession",
+		text: "exact || len(all.table.Live()) < maxExact", instead: "true || exact",
+	},
+	{
+		what: "a session is longer than the service allows", file: "session.go", test: "TestSimilarTTLsShareASession",
+		text: "if d.MaxTTL > 0 {", instead: "if false {",
+	},
+	{
 		what: "a session that was outgrown goes on", file: "session.go", test: "TestOutgrownSessionIsReplaced",
-		text: "\t\tall.table.Replace(s)\n\t\ts.outgrow()\n", instead: "\t\treturn nil\n",
+		text: "\t\tall.table.Abandon(s)\n\t\ts.outgrow()\n", instead: "\t\treturn nil\n",
 	},
 	{
 		what: "a release does not name what may arrive late", file: "renew.go", test: "TestDoubtEndsBesideALivingHold",
 		text: "h.s.binding(), h.late, g", instead: "h.s.binding(), nil, g",
+	},
+	{
+		what: "a place may end with its old session before it has moved", file: "acquire.go", test: "TestPlaceKeepsItsSession",
+		text: "a.past = append(a.past, a.s)", instead: "a.s.Leave(1)",
+	},
+	{
+		what: "a session to which a hold may have moved ends", file: "renew.go", test: "TestUnansweredMoveKeepsItsSession",
+		text: "d.sessions.stay(s)", instead: "",
+	},
+	{
+		what: "what was answered to nobody is late", file: "acquire.go", test: "TestAnswerWithoutACallerLeavesNothingLate",
+		text: "d.sessions.answered(rs, e.Attempt)", instead: "",
+	},
+	{
+		what: "a place that cannot be removed stays on its session", file: "acquire.go",
+		test: "TestPlaceThatCannotBeRemovedEndsWithItsSession",
+		text: "a.d.sessions.keepPlaces(rs, a.s)", instead: "",
 	},
 	{
 		what: "what is in doubt stays on its session", file: "session.go", test: "TestDoubtEndsBesideALivingHold",
@@ -118,7 +174,15 @@ var mutants = []mutant{
 	},
 	{
 		what: "an endpoint that does not answer is waited for", file: "hedge.go", test: "TestSilentEndpointIsPassedBy",
-		text: "\t\tcase <-timer.C:\n\t\t\tsend()\n", instead: "\t\tcase <-timer.C:\n",
+		text: "if sent < maxSendings && sending < maxUnanswered {", instead: "if false {",
+	},
+	{
+		what: "an endpoint that refuses a step is not passed by", file: "hedge.go", test: "TestSilentEndpointIsPassedBy",
+		text: "timer.Reset(hedgeRetry)", instead: "",
+	},
+	{
+		what: "a session that is not used stays", file: "session.go", test: "TestSilentEndpointIsPassedBy",
+		text: "all.discard(another)\n", instead: "\n",
 	},
 	{
 		what: "a release does not name what an endpoint may do late", file: "acquire.go", test: "TestSilentEndpointIsPassedBy",
@@ -145,8 +209,40 @@ var mutants = []mutant{
 		text: "case w.timeouts > 0 && pos.Place", instead: "case pos.Place",
 	},
 	{
-		what: "an acquire of a service with prompt acquires runs elsewhere", file: "acquire.go", test: "TestPromptEnters",
-		text: "hedgedUntil(ctx, d, d.enters,", instead: "hedgedUntil(ctx, d, d.prompt,",
+		what: "acquires and releases are not prompt on their own", file: "driver.go", test: "TestPromptEnters",
+		text: "d.enters = d.enters || d.prompt", instead: "d.enters = d.prompt",
+	},
+	{
+		what: "an abandoned attempt does not name its place", file: "renew.go", test: "TestAbandonedAttemptNamesItsPlace",
+		text: "l := Leaving{Grant: g, Place: place}", instead: "l := Leaving{Grant: g}",
+	},
+	{
+		what: "an attempt forgets the Enters that have not landed", file: "acquire.go", test: "TestCrossedEntersAreRemovedByRequest",
+		text: "if a.crossed {", instead: "if false {",
+	},
+	{
+		what: "an Enter without a place forgets the place", file: "acquire.go", test: "TestPlaceOutlastsAPoll",
+		text: "|| p.Held || !p.Poll {", instead: "|| p.Held || true {",
+	},
+	{
+		what: "an attempt does not know of another one's cleanup", file: "acquire.go", test: "TestAttemptKnowsThatItSharesItsRequest",
+		text: "f.shared = f.shared || f.attempts > 1", instead: "",
+	},
+	{
+		what: "a ping has the time of any exchange", file: "exchange.go", test: "TestPingOfASlowService",
+		text: "return max(exchangeTimeout, time.Until(at))", instead: "return min(exchangeTimeout, time.Until(at))",
+	},
+	{
+		what: "each call probes", file: "driver.go", test: "TestProbeIsShared",
+		text: "probes > before &&", instead: "probes < before &&",
+	},
+	{
+		what: "a refused Enter is repeated as a sent one", file: "acquire.go", test: "TestAbandonedAttemptNamesItsPlace",
+		text: "(err == nil || late || class != NotDone)", instead: "(class != NotDone || true)",
+	},
+	{
+		what: "granted attempts are not used again", file: "acquire.go", test: "TestGrantedAttemptsAreUsedAgain",
+		text: "\t\td.free.Put(a)\n", instead: "",
 	},
 	{
 		what: "a session that ends is proved in its own time", file: "session.go", test: "TestSessionIsFollowed",
@@ -155,6 +251,7 @@ var mutants = []mutant{
 	{
 		what: "waiters are not checked", file: "check.go", test: "TestWaitersAreCheckedTogether",
 		text: "d.checking = d.gate.Go(func(context.Context) { d.check() })", instead: "d.checking = true",
+		on: map[string]string{"redis": "W10", "redlock": "W10"},
 	},
 	{
 		what: "every check is a full one", file: "check.go", test: "TestWaitersAreCheckedTogether",
@@ -166,7 +263,7 @@ var mutants = []mutant{
 	},
 	{
 		what: "a check wakes nobody", file: "check.go", test: "TestWaitersAreCheckedTogether",
-		text: "\t\t\t\twake(one.woken)\n", instead: "",
+		text: "\t\t\t\twake(one.woken)\n", instead: "_ = one\n",
 	},
 	{
 		what: "what was handed over is settled once", file: "check.go", test: "TestExpire",
@@ -193,6 +290,11 @@ var mutants = []mutant{
 		text: "case err == nil && pos.Refused != nil:", instead: "case err == nil && pos.Refused != nil && !first.Wait:",
 	},
 	{
+		what: "steps that wait for an exchange are stuck", file: "batch.go", test: "TestBatch",
+		text: "for b.sending--; b", instead: "for ; b",
+		on: map[string]string{"etcd": "Q9"},
+	},
+	{
 		what: "two steps of a name go together", file: "batch.go", test: "TestBatch",
 		text: "if names[one.name] || len(together)", instead: "if len(together)",
 	},
@@ -211,6 +313,9 @@ func TestMutants(t *testing.T) {
 				t.Fatalf("%s has the text %q %d times, want once", m.file, m.text, n)
 			}
 			testtier.Only(t)
+			if m.clauses == "" && m.test == "" {
+				return // see TestMutantsOfBindings
+			}
 			out := m.run(t, strings.Replace(string(source), m.text, m.instead, 1))
 			for _, id := range strings.Fields(m.clauses) {
 				if !strings.Contains(out, "failed: "+id+" ") {
@@ -224,14 +329,56 @@ func TestMutants(t *testing.T) {
 	}
 }
 
+// TestMutantsOfBindings breaks the engine under its bindings, and wants the suite to fail against servers.
+func TestMutantsOfBindings(t *testing.T) {
+	t.Parallel()
+	testtier.Only(t)
+	for _, m := range mutants {
+		for binding, clauses := range m.on {
+			t.Run(strings.ReplaceAll(m.what, " ", "-")+"/"+binding, func(t *testing.T) {
+				source, err := os.ReadFile(m.file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				groups, slugs := map[string]bool{}, map[string]bool{}
+				for _, c := range conformance.Clauses() {
+					if slices.Contains(strings.Fields(clauses), c.ID) {
+						groups[c.Group], slugs[c.Slug] = true, true
+					}
+				}
+				out := goTest(t, m.file, strings.Replace(string(source), m.text, m.instead, 1), "../../"+binding,
+					"-run", "^TestConformance$/^New$/"+anyOf(groups)+"/"+anyOf(slugs))
+				for _, id := range strings.Fields(clauses) {
+					if !strings.Contains(out, "failed: "+id+" ") {
+						t.Errorf("clause %s does not fail:\n%s", id, out)
+					}
+				}
+			})
+		}
+	}
+}
+
+// anyOf is a pattern for any of some names.
+func anyOf(names map[string]bool) string {
+	return "^(" + strings.Join(slices.Sorted(maps.Keys(names)), "|") + ")$"
+}
+
 // run runs the suite on the in-process driver, or the test, with the file replaced.
 func (m mutant) run(t *testing.T, source string) string {
+	if m.test != "" {
+		return goTest(t, m.file, source, ".", "-short", "-run", "^"+m.test+"$")
+	}
+	return goTest(t, m.file, source, "../../conformance", "-short", "-run", "^TestMemory$")
+}
+
+// goTest runs tests of a package with a file replaced, and wants one to fail.
+func goTest(t *testing.T, file, source, pkg string, args ...string) string {
 	dir := t.TempDir()
-	path, err := filepath.Abs(m.file)
+	path, err := filepath.Abs(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	broken, overlay := filepath.Join(dir, m.file), filepath.Join(dir, "overlay.json")
+	broken, overlay := filepath.Join(dir, file), filepath.Join(dir, "overlay.json")
 	text, err := json.Marshal(map[string]map[string]string{"Replace": {path: broken}})
 	if err != nil {
 		t.Fatal(err)
@@ -241,12 +388,8 @@ func (m mutant) run(t *testing.T, source string) string {
 			t.Fatal(err)
 		}
 	}
-	run, pkg := "^TestMemory$", "../../conformance"
-	if m.test != "" {
-		run, pkg = "^"+m.test+"$", "."
-	}
-	out, err := exec.CommandContext(t.Context(),
-		"go", "test", "-short", "-count=1", "-v", "-overlay", overlay, "-run", run, pkg).CombinedOutput()
+	args = append(append([]string{"test", "-count=1", "-v", "-overlay", overlay}, args...), pkg)
+	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
 	if err == nil {
 		t.Errorf("this mutant survives")
 	}

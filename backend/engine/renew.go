@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 )
 
 // Renew is backend.Driver's: one exchange for all grants, or with sessions for all on one session.
@@ -92,7 +92,11 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 	s := r.s
 	if s != nil {
 		defer func() { s.Leave(1) }()
-		err := d.sessions.prove(ctx, s, s.ttl/6)
+		shortest := s.ttl
+		for _, h := range r.holds {
+			shortest = min(shortest, h.TTL)
+		}
+		err := d.sessions.prove(ctx, s, shortest/6)
 		if errors.Is(err, ErrOutgrown) {
 			next, joined := d.sessions.join(ctx, s.asked)
 			if joined != nil {
@@ -104,7 +108,7 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 			for i := range r.holds {
 				r.holds[i].Known = false
 			}
-			err = d.sessions.prove(ctx, s, s.ttl/3)
+			err = d.sessions.prove(ctx, s, shortest/3)
 		}
 		switch {
 		case errors.Is(err, ErrNoSession):
@@ -131,6 +135,9 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // the next renewal finds out
 	}
 	if err != nil {
+		if class, _ := d.classOf(err); class == Unknown && !sent.IsZero() && s != nil {
+			d.sessions.stay(s)
+		}
 		fail(err)
 		return
 	}
@@ -145,11 +152,7 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 			continue
 		}
 		if s != nil {
-			// A hold that was renewed for less and stays on a longer session is promised only the requested TTL, so
-			// that it can move later.
-			if sent = proved; ttl > s.ttl || !h.Known || ttl.Truncate(time.Second) == s.asked {
-				ttl = s.ttl
-			}
+			sent, ttl = proved, min(ttl, s.ttl) // on a longer session, too, so that the hold can move later
 			if !h.Known && !d.sessions.keepAdopted(adopted[n], h.Grant, s) {
 				out[i].Err = ErrNoSession
 				continue
@@ -182,7 +185,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		return err
 	}
 	defer d.gate.Leave()
-	left, err := d.leave(ctx, g)
+	left, err := d.leave(ctx, g, "")
 	switch {
 	case err != nil:
 		if _, final := d.classOf(err); d.lost() != nil && final {
@@ -204,22 +207,72 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 }
 
 // leave is one Leave, after all Enters of the request.
-func (d *Driver) leave(ctx context.Context, g backend.Grant) (Left, error) {
+func (d *Driver) leave(ctx context.Context, g backend.Grant, place string) (Left, error) {
 	if err := d.awaitLanding(ctx, g.RequestID); err != nil {
 		return Left{}, err
 	}
-	l := Leaving{Grant: g}
+	l := Leaving{Grant: g, Place: place}
 	if h, known := d.sessions.hold(g); known && !h.s.Ended() {
 		l.Session, l.Late, l.Known = h.s.binding(), h.late, g.Incarnation != "" && g.Incarnation == h.incarnation
 	}
-	left, _, late, err := hedgedUntil(ctx, d, d.enters, func(ctx context.Context, _ bool) (Left, error) {
-		return d.service.Leave(ctx, l)
-	}, func() {})
+	var left Left
+	var late bool
+	var err error
+	if d.enters && !d.hedges() { // without memory for a closure
+		var c *stepContext
+		if c, err = d.stepContext(ctx); err == nil {
+			left, err = d.service.Leave(c, l)
+			err = c.outcome(err, func() {})
+		}
+	} else {
+		left, late, err = d.leaveHedged(ctx, l)
+	}
 	if late && err == nil && l.Known && left.Loss.Reason == "" {
 		left.Was = true // the other sending may have ended it
 	}
 	d.settleIn(g.Name, left.Settle)
+	if left.Rest != nil {
+		d.finish(g, left.Rest)
+	}
 	return left, err
+}
+
+// finish waits for the rest of a Leave in the background, until all servers have carried it out, the hold has expired
+// there, or the driver closes.
+func (d *Driver) finish(g backend.Grant, rest func(context.Context) bool) {
+	if d.resting.Add(1) > maxResting {
+		d.resting.Add(-1)
+		return
+	}
+	wait := func(closing context.Context) {
+		defer d.resting.Add(-1)
+		for began := d.clock.Now(); ; {
+			own, cancel := context.WithTimeout(closing, exchangeTimeout)
+			done := rest(own)
+			cancel()
+			switch {
+			case done || d.clock.Now().Sub(began) > g.TTL:
+				return
+			case kit.Sleep(closing, d.retryPause(g.TTL)) != nil:
+				rest(closing)
+				return
+			}
+		}
+	}
+	if !d.gate.Go(func(work context.Context) {
+		closing, free := d.gate.Bind(work)
+		defer free()
+		wait(closing)
+	}) {
+		wait(d.gate.Closing())
+	}
+}
+
+func (d *Driver) leaveHedged(ctx context.Context, l Leaving) (left Left, late bool, err error) {
+	left, _, late, err = hedgedUntil(ctx, d, d.enters, func(ctx context.Context, _ bool) (Left, error) {
+		return d.service.Leave(ctx, l)
+	}, func() {})
+	return left, late, err
 }
 
 // Expire ends a hold as its time would, unless others were answered with it: backend.Expirer, for drivers over a

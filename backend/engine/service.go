@@ -14,8 +14,9 @@
 //   - An attempt that ends without a hold removes its known entries from the service, in the background. If there may
 //     be unknown entries, the error is backend.ErrUnknown, and the core releases them.
 //   - A Leave never overtakes an Enter of the same request.
-//   - With sessions, there is one for each TTL. It is proved once for all callers that need a proof. If a session
-//     cannot be proved any more, or has an entry that could not be removed, its holds move to another session.
+//   - With sessions, there is one for each TTL, or for similar ones. It is proved once for all callers that need a
+//     proof. If a session cannot be proved any more, or has an entry that could not be removed, its holds move to
+//     another session.
 package engine
 
 import (
@@ -76,8 +77,14 @@ type Entering struct {
 	Session Session
 	// Attempt is the same in all Enters of one attempt, and different in every other attempt.
 	Attempt string
+	// Sent is an instant before the Enter, and not before an earlier Enter of the attempt was answered.
+	Sent backend.Instant
 	// Again: an earlier Enter of the attempt may have been carried out, or may yet be.
 	Again bool
+	// Shared: another attempt of the request was alive in this driver at some time since the attempt began, and may yet
+	// remove its place with a Leave. If the request is answered with a hold that another attempt may have made, such a
+	// Leave must not end it.
+	Shared bool
 	// Place is Position.Place of the last Enter of the attempt that was answered.
 	Place string
 	// Handed is Push.Handed of the push for the attempt's turn.
@@ -91,6 +98,9 @@ type Leaving struct {
 	Session Session
 	// Known: the request got that incarnation from this driver, which therefore knows the request id.
 	Known bool
+	// Place is Position.Place of an attempt that was abandoned: only its own entry is to end, since another client may
+	// have asked with the same request id. "": whatever the request has.
+	Place string
 	// Late are the attempts of the request with an unanswered Enter, which may be carried out later than this Leave.
 	// With Sessions the service has to refuse these as long as the session lives. Without Sessions, late entries
 	// expire with their TTL.
@@ -125,7 +135,8 @@ type Position struct {
 	Behind string
 	// Refused is why a request that could be granted is refused for good: the attempt ends with it, even with Wait.
 	Refused error
-	// Poll: the request has no place in the queue. It repeats Enter more often.
+	// Poll: no push tells the request that its turn has come, so it repeats Enter more often. Unless Placed is set, a
+	// place from an earlier Enter of the attempt may still be there.
 	Poll bool
 }
 
@@ -133,6 +144,11 @@ type Position struct {
 type Left struct {
 	// Was: there was a hold or a place to end.
 	Was bool
+	// Rest is set by a service of several servers when so many have carried out the Leave that it is done: it waits for
+	// the others within ctx, and reports whether all have carried it out. The engine calls it in the background, and
+	// again after a pause if it is false: then it repeats the Leave at those servers. When the driver closes, ctx has
+	// ended in the last call, which sends the Leave and awaits nothing. nil: there are no others.
+	Rest func(ctx context.Context) (done bool)
 	// Settle is when to settle the name: see Settles.
 	Settle time.Duration
 	// Loss is the reason for a missing entry, if the service reports it.
@@ -163,8 +179,8 @@ type Session interface {
 	TTL() time.Duration
 }
 
-// Sessions is for services that keep holds on sessions. The engine opens one for each TTL, keeps it alive while it is
-// used, and ends it.
+// Sessions is for services that keep holds on sessions. The engine opens one for each TTL, or for similar ones, keeps
+// it alive while it is used, and ends it.
 type Sessions interface {
 	// Open opens a session of at least ttl. A session beside an error may or may not have been opened, and is ended.
 	Open(ctx context.Context, ttl time.Duration) (Session, error)
@@ -349,8 +365,8 @@ type Forcer interface {
 
 // Feeds is for services that keep a history of their names. CapWatch.
 type Feeds interface {
-	// Follow begins to follow name. wake is called when there may be changes to read; it does not block.
-	Follow(name string, wake func()) Feed
+	// Feed begins to follow name. wake is called when there may be changes to read; it does not block.
+	Feed(name string, wake func()) Feed
 }
 
 // Feed is the history of one name, read from one end.
@@ -371,6 +387,9 @@ type Changes interface {
 const (
 	// exchangeTimeout is the maximum duration of one exchange, whatever the caller's context allows.
 	exchangeTimeout = 2 * time.Second
+	// landTimeout is the maximum time after that for which an Unanswered step is awaited. A binding that closes its
+	// connection waits up to 3 s until the service has read it.
+	landTimeout = 2 * exchangeTimeout
 	// abandonGrace is the maximum time that an attempt waits for the removal of its place in the queue before it
 	// returns. The contract allows 50 ms.
 	abandonGrace = 20 * time.Millisecond
@@ -382,6 +401,8 @@ const (
 	lookInterval = time.Second
 	// watchedInterval is that time for a waiter that watches, from the second Enter on.
 	watchedInterval = time.Minute
+	// maxResting bounds the Leaves that wait for their rest. The entries of further ones expire with their TTL.
+	maxResting = 1000
 	// maxTries bounds the exchanges of an attempt without Wait that the service refuses.
 	maxTries = 3
 )

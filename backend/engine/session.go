@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,11 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Sessions: one for each TTL, on which all holds and waiters with that TTL stand.
+// Sessions, on which holds and waiters stand: one for each TTL, and beyond maxExact one for similar TTLs.
+
+// maxExact bounds the sessions that are as long as requested. While there are more, each new TTL joins the next longer
+// step of a ladder whose steps are a quarter longer than the one below.
+const maxExact = 8
 
 // session is one session of the service.
 type session struct {
@@ -91,9 +96,7 @@ func (s *session) outgrow() { s.outgrowOn.Do(func() { close(s.outgrown) }) }
 // join returns the session for a TTL, with one user more. Without a session, one caller opens it for all. After an
 // error no request of the caller was sent.
 func (all *sessions) join(ctx context.Context, ttl time.Duration) (*session, error) {
-	if unit := all.d.Describe().TTLGranularity; unit > 0 {
-		ttl = ttl.Truncate(unit)
-	}
+	ttl = all.length(ttl)
 	s, err := all.table.Join(ctx, ttl, func() *session {
 		return &session{Session: all.table.New(), asked: ttl, outgrown: make(chan struct{}), doubted: make(chan struct{}, 1)}
 	}, func(s *session) {
@@ -109,28 +112,79 @@ func (all *sessions) join(ctx context.Context, ttl time.Duration) (*session, err
 	return s, err
 }
 
-// open opens s. If the outcome is unknown, it ends the session.
-func (all *sessions) open(s *session) bool {
-	closing := all.d.gate.Closing()
-	ctx, cancel := context.WithTimeout(closing, exchangeTimeout)
-	defer cancel()
-	sent := all.d.clock.Now()
-	own, err := all.with.Open(ctx, s.asked)
-	if err == nil {
-		s.own, s.ttl, s.proved = own, own.TTL(), sent
-	} else if err = all.d.stepError(ctx, err); errors.Is(err, backend.ErrUnknown) {
-		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err) // the request itself was not sent
+// length returns the TTL of the session for a TTL.
+func (all *sessions) length(ttl time.Duration) time.Duration {
+	d := all.d.Describe()
+	if d.TTLGranularity > 0 {
+		ttl = ttl.Truncate(d.TTLGranularity)
 	}
-	if all.table.Opened(s, err) {
+	if _, exact := all.table.Find(ttl); exact || len(all.table.Live()) < maxExact {
+		return ttl
+	}
+	unit := max(d.TTLGranularity, time.Millisecond)
+	step := unit
+	for step < ttl {
+		step += max((step / 4).Truncate(unit), unit)
+	}
+	if d.MaxTTL > 0 {
+		return min(step, d.MaxTTL)
+	}
+	return step
+}
+
+// open opens s. Sessions that it does not use, or may have opened, end.
+func (all *sessions) open(s *session) bool {
+	var mu sync.Mutex // protects the following fields
+	var own Session   // the first session that opened
+	var proved backend.Instant
+	decided := false
+	r, _ := hedge(all.d.gate.Closing(), all.d, func(ctx context.Context, _ bool) (r reply[struct{}]) {
+		ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+		defer cancel()
+		r.sent = all.d.clock.Now()
+		another, err := all.with.Open(ctx, s.asked)
+		r.err = all.d.stepError(ctx, err)
+		mu.Lock()
+		if err == nil && own == nil && !decided {
+			own, another, proved = another, nil, r.sent
+		}
+		mu.Unlock()
+		if another != nil {
+			all.discard(another)
+			r.err = cmp.Or(r.err, backend.ErrUnavailable)
+		}
+		return r
+	})
+	mu.Lock()
+	decided = true
+	mu.Unlock()
+	if own != nil {
+		s.own, s.ttl, s.proved, r.err = own, own.TTL(), proved, nil
+	} else if errors.Is(r.err, backend.ErrUnknown) {
+		r.err = fmt.Errorf("%w: %v", backend.ErrUnavailable, r.err) // the request itself was not sent
+	}
+	if all.table.Opened(s, r.err) {
 		return true
 	}
-	for own != nil {
-		err := all.end(context.WithoutCancel(closing), own)
-		if err == nil || kit.Sleep(closing, kit.RetryPause(exchangeTimeout)) != nil {
-			break
-		}
+	if own != nil {
+		all.discard(own)
 	}
 	return false
+}
+
+// discard ends a session that is not used, in the background.
+func (all *sessions) discard(own Session) {
+	closing := all.d.gate.Closing()
+	end := func(context.Context) {
+		for all.end(context.WithoutCancel(closing), own) != nil {
+			if kit.Sleep(closing, kit.RetryPause(exchangeTimeout)) != nil {
+				return
+			}
+		}
+	}
+	if !all.d.gate.Go(end) {
+		end(closing)
+	}
 }
 
 func (all *sessions) end(ctx context.Context, own Session) error {
@@ -275,7 +329,7 @@ func (all *sessions) judge(ctx context.Context, s *session, err error) error {
 	case errors.Is(err, ErrNoSession):
 		all.over(s, backend.ReasonSessionExpired)
 	case errors.Is(err, ErrOutgrown):
-		all.table.Replace(s)
+		all.table.Abandon(s)
 		s.outgrow()
 	case err != nil && !kit.Classified(err) && all.d.service.Classify(err) == NoSession:
 		all.over(s, backend.ReasonSessionExpired)
@@ -356,6 +410,18 @@ func (all *sessions) keepHold(requestID string, s *session, incarnation, late st
 	return true
 }
 
+// keepPlaces notes the places of an abandoned attempt, until they are removed: a place that cannot be removed ends with
+// its session.
+func (all *sessions) keepPlaces(rs []backend.Request, s *session) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, r := range rs {
+		if all.holds[r.RequestID] == nil && s.Add(1) {
+			all.holds[r.RequestID] = &hold{s: s}
+		}
+	}
+}
+
 // adopt begins the adoption of the holds that are not known on the session. end ends it.
 func (all *sessions) adopt(holds []Holding) (adopted []*adoption, end func()) {
 	adopted = make([]*adoption, len(holds))
@@ -389,7 +455,18 @@ func (all *sessions) keepAdopted(a *adoption, g backend.Grant, s *session) bool 
 	return !stands || all.keepHold(g.RequestID, s, g.Incarnation, "")
 }
 
-// settle notes that all Enters of an attempt were answered.
+// answered notes that no Enter of an attempt can be carried out late. A caller that has left does not know the answers.
+func (all *sessions) answered(rs []backend.Request, attempt string) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, r := range rs {
+		if h := all.holds[r.RequestID]; h != nil {
+			h.late = slices.DeleteFunc(h.late, func(late string) bool { return late == attempt })
+		}
+	}
+}
+
+// settle notes that all Enters of an attempt were answered to its caller.
 func (all *sessions) settle(requestID, attempt string) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -429,6 +506,17 @@ func (all *sessions) holdsAnother(g backend.Grant) bool {
 	defer all.mu.Unlock()
 	h := all.holds[g.RequestID]
 	return h != nil && h.incarnation != "" && h.incarnation != g.Incarnation
+}
+
+// stay keeps s for a TTL, since holds may have moved to it by a renewal without an answer: until they are renewed
+// again, or lost.
+func (all *sessions) stay(s *session) {
+	if s.Add(1) && !all.d.gate.Go(func(context.Context) {
+		_ = kit.Sleep(all.d.gate.Closing(), s.ttl)
+		s.Leave(1)
+	}) {
+		s.Leave(1)
+	}
 }
 
 // drop removes a hold that has ended. abandoned is for a hold that could not be removed: all others move to another
@@ -527,8 +615,7 @@ func (all *sessions) sessionOf(ctx context.Context, g backend.Grant) (s *session
 	if h.s.Ended() {
 		return nil, true, all.d.notHeld(g, backend.Loss{Reason: h.ended})
 	}
-	unit := max(all.d.Describe().TTLGranularity, 1)
-	same := g.TTL == h.s.ttl || g.TTL.Truncate(unit) == h.s.asked
+	same := g.TTL == h.s.ttl || all.length(g.TTL) == h.s.asked
 	early := g.TTL < h.s.ttl && all.d.clock.Now().Add(g.TTL-g.TTL/3) < h.until
 	switch {
 	case h.s.isOutgrown() && (same || early):

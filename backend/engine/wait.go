@@ -10,10 +10,11 @@ import (
 
 // waiter registers an attempt for pushes of the service: that its turn may have come, and that its hold is gone.
 type waiter struct {
-	d     *Driver
-	first backend.Request
-	key   string        // by which the service knows it
-	woken chan struct{} // has room for one wake; nil without Wait
+	d      *Driver
+	first  *backend.Request
+	key    string        // by which the service knows it
+	woken  chan struct{} // has room for one wake; nil without Wait
+	memory chan struct{} // of woken, for the next attempt
 
 	began  backend.Instant // earlier messages belong to another attempt
 	handed string          // Push.Handed of the last PushTurn; Driver.mu protects it
@@ -29,17 +30,19 @@ type waiter struct {
 	polls int // waits without a place in the queue, in a row
 }
 
-// newWaiter registers an attempt until leave.
-func (d *Driver) newWaiter(rs []backend.Request) *waiter {
-	w := &waiter{d: d, first: rs[0], began: d.clock.Now()}
+// enter registers an attempt until leave.
+func (w *waiter) enter(d *Driver, first *backend.Request) {
+	w.d, w.first, w.began = d, first, d.clock.Now()
 	_, pushes := d.service.(Pushes)
 	if _, watches := d.service.(Watches); (pushes || watches) && w.first.Wait {
-		w.key, w.woken = d.key(w.first.RequestID), make(chan struct{}, 1)
+		if w.memory == nil {
+			w.memory = make(chan struct{}, 1)
+		}
+		w.key, w.woken = d.key(w.first.RequestID), w.memory
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.waiters[w.key] = w
 	}
-	return w
 }
 
 // leave ends the notifications for its turn.
@@ -52,6 +55,15 @@ func (w *waiter) leave() {
 	defer w.d.mu.Unlock()
 	if w.d.waiters[w.key] == w {
 		delete(w.d.waiters, w.key)
+	}
+	w.forgetWake() // of this attempt: the next one has the same channel
+}
+
+// forgetWake drops a pending wake.
+func (w *waiter) forgetWake() {
+	select {
+	case <-w.woken:
+	default:
 	}
 }
 
@@ -67,9 +79,9 @@ func (w *waiter) leave() {
 // its holder's time is over.
 func (w *waiter) wait(ctx context.Context, a *attempt, pos Position) error {
 	s := a.s
-	if _, ok := w.d.service.(Checks); ok && pos.Placed {
+	if _, ok := w.d.service.(Checks); ok && pos.Placed && !pos.Poll {
 		w.polls = 0
-		w.d.enqueue(w, Entering{Request: w.first, Attempt: a.name, Again: true, Place: pos.Place})
+		w.d.enqueue(w, Entering{Request: *w.first, Attempt: a.name, Again: true, Place: pos.Place})
 		defer w.d.dequeue(w, w.first.Name)
 		return w.sleepOn(ctx, s, w.first.TTL+time.Hour)
 	}
@@ -119,7 +131,8 @@ func (d *Driver) retryPause(ttl time.Duration) time.Duration {
 
 func (w *waiter) sleep(ctx context.Context, d time.Duration) error { return w.sleepOn(ctx, nil, d) }
 
-// sleepOn is sleep, and also ends when the attempt has to move to another session.
+// sleepOn is sleep, and also ends when the attempt has to move to another session. The next Enter answers every wake
+// that came before it: a pending wake would cost one more.
 func (w *waiter) sleepOn(ctx context.Context, s *session, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -131,8 +144,11 @@ func (w *waiter) sleepOn(ctx context.Context, s *session, d time.Duration) error
 	case <-w.woken:
 	case <-timer.C:
 		w.timeouts++
+		w.forgetWake()
 	case <-over:
+		w.forgetWake()
 	case <-outgrown:
+		w.forgetWake()
 	case <-ctx.Done():
 		return w.d.ended(ctx)
 	case <-w.d.gate.Closing().Done():

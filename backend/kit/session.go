@@ -4,7 +4,7 @@ package kit
 // and ends it; this file keeps the session to use, its users and its end, once for all drivers.
 //
 //	new ──Join──► opening ──Opened──► open ──End, Retire──► over
-//	                 │                 └─Replace, Abandon─► open, but not joined ──End──► over
+//	                 │                 └─Abandon─► open, but not joined ──End──► over
 //	                 └──Opened(err)──────────────────────────────────────────► over
 //
 // One mutex, in Sessions, protects the table and the users of each Session. It is a leaf: only the function blank of
@@ -209,9 +209,10 @@ func (all *Sessions[K, S]) Retire(s S, after time.Duration) bool {
 	return own.users == 0 && (own.abandoned || all.clock.Now().Sub(own.idle) >= after) && all.end(s)
 }
 
-// Abandon is for a session with an unused entry that the service refuses to remove, and that would live as long as
-// the session. No new user joins the session, and Retire ends it with its last user, without a pause. The driver
-// that can move the others to another session does so. It is true for the first call only, and never after the end.
+// Abandon is for a session with an unused entry that the service refuses to remove and that would live as long as the
+// session, and for a session that is valid for its holds but not fit for new ones. No new user joins the session, and
+// Retire ends it with its last user, without a pause. A driver that can move the other users to another session does
+// so. Abandon returns true for the first call only, and never after the end.
 func (all *Sessions[K, S]) Abandon(s S) bool {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -224,15 +225,6 @@ func (all *Sessions[K, S]) Abandon(s S) bool {
 	return true
 }
 
-// Replace makes the next Join make another session, while s lives on for its users. It is for sessions that are valid
-// for their holds but no longer fit for new holds. It is true for the first call only, and never after the end.
-func (all *Sessions[K, S]) Replace(s S) bool {
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	return all.replace(s)
-}
-
-// replace removes s from the table of joinable sessions. The caller holds the mutex.
 func (all *Sessions[K, S]) replace(s S) (found bool) {
 	maps.DeleteFunc(all.used, func(_ K, other S) bool {
 		found = found || other == s

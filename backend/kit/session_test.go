@@ -88,21 +88,21 @@ func TestAnEndedSessionIsReplaced(t *testing.T) {
 	}
 }
 
-func TestAReplacedSessionLivesOn(t *testing.T) {
+func TestAnAbandonedSessionLivesOn(t *testing.T) {
 	all := newTestSessions()
 	s := all.mustJoin(t, 1)
-	if !all.Replace(s) || all.Replace(s) {
-		t.Error("Replace is not true once")
+	if !all.Abandon(s) || all.Abandon(s) {
+		t.Error("Abandon is not true once")
 	}
 	next := all.mustJoin(t, 1)
 	if next == s || s.Ended() || !s.Add(1) {
-		t.Error("a session that was replaced has ended, or is joined")
+		t.Error("a session that was abandoned has ended, or is joined")
 	}
 	if live := all.Live(); len(live) != 2 || !slices.Contains(live, s) {
-		t.Error("a session that was replaced does not live")
+		t.Error("a session that was abandoned does not live")
 	}
 	if all.End(s); next.Ended() || len(all.Live()) != 1 {
-		t.Error("the end of a session that was replaced has ended another one")
+		t.Error("the end of a session that was abandoned has ended another one")
 	}
 }
 

@@ -137,7 +137,7 @@ func TestWaitersAreServedByArrival(t *testing.T) {
 	})
 }
 
-// A network on which an answer takes more than a tenth of the TTL is slow, and no reason to ask for ever.
+// A network on which an answer takes more than a tenth of the TTL is slow, and no reason to ask indefinitely.
 func TestWaitOverASlowNetworkIsGranted(t *testing.T) {
 	simulated(t, func(t *testing.T, s *memory.Store) {
 		d := s.Driver()

@@ -30,7 +30,7 @@ type watch struct {
 }
 
 // Follow begins a watch.
-func (c *client) Follow(name string, wake func()) engine.Feed {
+func (c *client) Feed(name string, wake func()) engine.Feed {
 	w := &watch{client: c, name: name, wake: func() { c.net.send(replies, wake) }}
 	s := c.store
 	s.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
@@ -48,6 +49,9 @@ type ServerError string
 // Error is the answer's text, its code first.
 func (e ServerError) Error() string { return string(e) }
 
+// Code is the answer's code, such as NOSCRIPT; empty without one.
+func (e ServerError) Code() string { return codeOf(string(e)) }
+
 // RedisError marks it as an answer of the server, for go-redis' own tests of errors.
 func (ServerError) RedisError() {}
 
@@ -75,6 +79,18 @@ var settings = []struct{ code, text, setting, value, want, why string }{
 	{"", "SELECT is not allowed in cluster mode", "database", "not 0", "0", "the server is a node of a cluster"},
 	{"", "cluster support disabled", "client", "one of a cluster", "one of a single server, such as redis://",
 		"the server is not a node of a cluster (cluster-enabled no)"},
+}
+
+// Classify returns the class of a step's error, for the engine.
+func Classify(err error) engine.Class {
+	switch f := FailureOf(err); {
+	case f.Fatal:
+		return engine.Never
+	case f.Sent:
+		return engine.Unknown
+	default:
+		return engine.NotDone
+	}
 }
 
 // FailureOf classifies an error of the client library. An error that says of which class it is, such as one of a
@@ -156,42 +172,4 @@ func Ended(ctx context.Context) error {
 		PauseFor(ctx, time.Second) // bounded, for a context that never ends although its deadline has passed
 	}
 	return ctx.Err()
-}
-
-// CallError gives err the words of the contract: which driver's call on which name failed, and which class it is of.
-// ctx is the caller's: its own error stays in the chain. A call that did not fail has no error, so that callers can
-// pass their err as it is.
-func CallError(ctx context.Context, driver, call, name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	var f *Failure
-	if errors.As(err, &f) && !f.Fatal {
-		// No request was sent: the caller may do as if it had not asked.
-		kind := backend.ErrUnavailable
-		if f.Sent {
-			// The caller, or the core for it, has to find out or give back.
-			kind = backend.ErrUnknown
-		}
-		err = fmt.Errorf("%w: %w", kind, err)
-	}
-	if ended := Ended(ctx); ended != nil && !errors.Is(err, ended) {
-		err = fmt.Errorf("%w: %w", ended, err)
-	}
-	return &backend.CallError{Driver: driver, Call: call, Name: name, Err: err}
-}
-
-// Tell is CallError for a call to defer: it gives *err the words of the contract.
-func Tell(ctx context.Context, driver, call, name string, err *error) {
-	*err = CallError(ctx, driver, call, name, *err)
-}
-
-// Unrenewed is the answer to a Renew that err has kept from asking anything: the same error for every grant, each with
-// its own name.
-func Unrenewed(ctx context.Context, driver string, grants []backend.Grant, err error) []backend.Renewal {
-	answers := make([]backend.Renewal, len(grants))
-	for i, g := range grants {
-		answers[i].Err = CallError(ctx, driver, "renew", g.Name, err)
-	}
-	return answers
 }

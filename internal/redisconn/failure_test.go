@@ -1,7 +1,6 @@
 package redisconn
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-func TestCallErrorNamesTheClass(t *testing.T) {
+func TestFailureOf(t *testing.T) {
 	for _, c := range []struct {
 		err   error
 		class error
@@ -30,11 +29,9 @@ func TestCallErrorNamesTheClass(t *testing.T) {
 		{ServerError("WRONGTYPE Operation against a key"), backend.ErrMisconfigured},
 		{&Failure{Cause: fmt.Errorf("behind: %w", io.EOF), Sent: true}, backend.ErrUnknown},
 	} {
-		got := CallError(context.Background(), "driver", "acquire", "name", FailureOf(fmt.Errorf("wrapped: %w", c.err)))
-		for _, class := range []error{backend.ErrUnknown, backend.ErrUnavailable, backend.ErrMisconfigured} {
-			if errors.Is(got, class) != errors.Is(c.class, class) {
-				t.Errorf("%v is reported as %v, want %v", c.err, got, c.class)
-			}
+		got := FailureOf(fmt.Errorf("wrapped: %w", c.err))
+		if got.Sent != errors.Is(c.class, backend.ErrUnknown) || got.Fatal != errors.Is(c.class, backend.ErrMisconfigured) {
+			t.Errorf("%v is classified as %+v, want %v", c.err, got, c.class)
 		}
 		if inner := (*Failure)(nil); !errors.As(c.err, &inner) && !errors.Is(got, c.err) {
 			t.Errorf("%v is not in the chain of %v", c.err, got)
@@ -42,14 +39,5 @@ func TestCallErrorNamesTheClass(t *testing.T) {
 	}
 	if f := FailureOf(ServerError("ERR unknown command")); !f.Fatal || f.Sent {
 		t.Errorf("an answer of another kind is %+v, want fatal and nothing done", f)
-	}
-}
-
-func TestCallErrorKeepsTheContextsError(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := CallError(ctx, "driver", "renew", "", io.EOF); !errors.Is(err, context.Canceled) ||
-		!errors.Is(err, io.EOF) {
-		t.Errorf("%v lacks context.Canceled or the cause", err)
 	}
 }

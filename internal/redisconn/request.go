@@ -7,7 +7,7 @@ package redisconn
 
 import (
 	"encoding/json"
-	"strconv"
+	"hash/maphash"
 	"strings"
 	"time"
 
@@ -15,13 +15,13 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// HoldOf returns the hold that the n-th try of client asks for. Its nonce is short, since it travels in every value and
+// HoldOf returns the hold that a try of client asks for. Its nonce is short, since it travels in every value and
 // every push, and of two nonces of one length the greater one is the later one: the script relies on that.
-func HoldOf(r backend.Request, client string, n uint64) redisscript.Hold {
+func HoldOf(r backend.Request, client, nonce string) redisscript.Hold {
 	h := redisscript.Hold{
 		PX:     max(r.TTL, r.MinHold),
 		Shared: r.Kind == backend.KindShared, Permits: r.Permits, Limit: r.Limit,
-		Client: client, Nonce: strconv.FormatUint(n, 36), Request: r.RequestID, ID: r.HoldID, Owner: r.Owner,
+		Client: client, Nonce: nonce, Request: r.RequestID, ID: r.HoldID, Owner: r.Owner,
 	}
 	if len(r.Metadata) > 0 {
 		text, _ := json.Marshal(r.Metadata) // which cannot fail for strings
@@ -48,24 +48,32 @@ func ClosedFor(until, now backend.Instant) string {
 	return redisscript.Millis(until.Sub(now))
 }
 
-// Grant is the answer to r, which got the hold h by what was sent at sentAt. A minimum hold counts from now, which is
-// not before the server's grant: a minimum may last longer than asked for and never shorter. The incarnation carries
-// the metadata along, for ValueOf.
-func Grant(r backend.Request, h redisscript.Hold, sentAt, now backend.Instant) backend.Grant {
-	g := backend.Grant{
-		Name: r.Name, Owner: r.Owner, RequestID: r.RequestID, HoldID: r.HoldID,
-		Kind: r.Kind, Permits: r.Permits, Limit: r.Limit,
-		TTL: r.TTL, SentAt: sentAt, Incarnation: h.Incarnation(), Nonce: redisscript.NonceOf(h.Start()),
+// WithMetadata returns the incarnation of h with its metadata, for ValueOf.
+func WithMetadata(incarnation string, h redisscript.Hold) string {
+	if h.Metadata == "" {
+		return incarnation
 	}
-	// ValueOf needs it for servers that lack the hold; no other code reads it.
-	if h.Metadata != "" {
-		g.Incarnation += metadataMark + h.Metadata
+	return incarnation + metadataMark + h.Metadata
+}
+
+// KeyDigits is the length of a key.
+const KeyDigits = 13 // base 32, for 64 bits
+
+// AppendKey appends a short name of a secret, the same for each call of one client.
+func AppendKey(b []byte, seed maphash.Seed, secret string) []byte {
+	return AppendNumber(b, maphash.String(seed, secret), KeyDigits)
+}
+
+// AppendNumber appends n in so many digits.
+func AppendNumber(b []byte, n uint64, width int) []byte {
+	for range width {
+		b = append(b, '0')
 	}
-	// Counted from now and not from sentAt, so that the name opens no earlier than the request asked for.
-	if r.MinHold > 0 {
-		g.MinHoldUntil = now.Add(r.MinHold)
+	for at := len(b) - 1; n > 0; at-- {
+		b[at] = "0123456789abcdefghijklmnopqrstuv"[n%32]
+		n /= 32
 	}
-	return g
+	return b
 }
 
 // metadataMark separates the metadata from the rest of an incarnation, which has no newline.

@@ -1,8 +1,8 @@
 package redisconn
 
 // This file is a subscription that stays: one goroutine, one connection after the other, until Close. go-redis' own
-// PubSub reconnects by itself and does not say so; here every loss and every confirmation is told, because a message
-// may have been missed between them.
+// PubSub reconnects by itself and does not say so; this package reports every loss and every confirmation,
+// because a message may have been missed between them.
 
 import (
 	"context"
@@ -41,7 +41,7 @@ type Subscription struct {
 	ended chan struct{}
 }
 
-// Listener is told what becomes of a subscription, by its only goroutine: a function that blocks holds up all messages.
+// Listener receives the events of a subscription on its only goroutine: a function that blocks holds up all messages.
 type Listener struct {
 	// Messages arrive from now on; some may have been lost before.
 	Confirmed func()

@@ -52,7 +52,7 @@ func Database(text string) (int, error) {
 
 // Server returns options for a client of one server of the URL, without its address, that neither retries by itself nor
 // outlives contexts. Its attempts to connect take most of the timeout or most of a given time, so that their errors are
-// here before the caller has given up. Its errors are those of options that cannot be meant.
+// here before the context of the caller ends. Its errors are those of options that cannot be meant.
 func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 	// A quarter of the timeout is left for the error to be told by the call that waits.
 	connect := min(most, u.Timeout*3/4)

@@ -1,7 +1,7 @@
 package redisconn
 
-// This file remembers for a short while what a driver has learnt about names and tries. Both memories are bounded and
-// may be lost: they save round trips or close a name for a second less, and nothing rests on them.
+// This file remembers for a short while what a driver has learnt about names. The memory is bounded and may be lost: it
+// saves round trips, and no promise depends on it.
 
 import (
 	"sync"
@@ -55,32 +55,4 @@ func (w *Wanted) Has(lock string) bool {
 		return false
 	}
 	return ok
-}
-
-// maxAbandoned is how many tries are remembered; then all are forgotten, and what one of them is handed stays closed
-// until the offer ends.
-const maxAbandoned = 10000
-
-// Abandoned knows by their nonces the tries that have ended without a hold as far as their callers know, and that the
-// server may see otherwise. The zero Abandoned is ready. All methods may be called by several goroutines.
-type Abandoned struct {
-	mu     sync.Mutex // protects the following field
-	nonces map[string]bool
-}
-
-// Note says that a try was abandoned.
-func (a *Abandoned) Note(nonce string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.nonces == nil || len(a.nonces) >= maxAbandoned {
-		a.nonces = map[string]bool{}
-	}
-	a.nonces[nonce] = true
-}
-
-// Has reports whether a try was abandoned.
-func (a *Abandoned) Has(nonce string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.nonces[nonce]
 }

@@ -32,11 +32,36 @@ type Hold struct {
 // Start returns the part that decides, with its last separator, so that two starts are equal or differ in a field and
 // none is a prefix of another.
 func (h Hold) Start() string {
-	return StartOf(h.Incarnation(), h.Request)
+	_, start, _ := h.Texts()
+	return start
 }
 
-// Incarnation returns the part of Start that the request's own id does not tell.
-func (h Hold) Incarnation() string { return h.share() + "|" + h.Client + "|" + h.Nonce }
+// Incarnation returns the part of Start that the request's own id does not contain.
+func (h Hold) Incarnation() string {
+	_, _, incarnation := h.Texts()
+	return incarnation
+}
+
+// Value returns the whole string.
+func (h Hold) Value() string {
+	value, _, _ := h.Texts()
+	return value
+}
+
+// Texts returns Value, and Start and Incarnation as parts of it, with one allocation.
+func (h *Hold) Texts() (value, start, incarnation string) {
+	b := append(h.appendShare(make([]byte, 0, 256)), '|')
+	b = append(append(append(b, h.Client...), '|'), h.Nonce...)
+	ofIncarnation := len(b)
+	b = append(append(append(b, '|'), h.Request...), '|')
+	ofStart := len(b)
+	b = append(append(append(b, h.ID...), '|'), h.Owner...)
+	if h.Metadata != "" {
+		b = append(append(b, '\n'), h.Metadata...)
+	}
+	value = string(b)
+	return value, value[:ofStart], value[:ofIncarnation]
+}
 
 // StartOf returns Start for the incarnation of a request's hold.
 func StartOf(incarnation, request string) string { return incarnation + "|" + request + "|" }
@@ -45,12 +70,9 @@ func StartOf(incarnation, request string) string { return incarnation + "|" + re
 // is unique already: a driver's random identity and its count of tries tell each new hold from every earlier one, and a
 // repeat of the request finds the same start. So the server stores no more than before.
 func NonceOf(start string) fencing.Nonce {
-	sum := sha256.Sum256([]byte("fencelock hold nonce\x00" + start))
+	sum := sha256.Sum256(append(append(make([]byte, 0, 256), "fencelock hold nonce\x00"...), start...))
 	return fencing.Nonce(sum[:16])
 }
-
-// Value returns the whole string.
-func (h Hold) Value() string { return h.Start() + h.forPeople() }
 
 // ValueOf returns Value for the incarnation of a request's hold, with what h says for people.
 func ValueOf(incarnation, request string, h Hold) string {
@@ -65,18 +87,19 @@ func (h Hold) forPeople() string {
 	return h.ID + "|" + h.Owner + "\n" + h.Metadata
 }
 
-// share writes the first field.
-func (h Hold) share() string {
+// appendShare writes the first field.
+func (h *Hold) appendShare(b []byte) []byte {
 	switch {
 	case h.Shared:
-		return "s" + Millis(h.PX)
+		b = append(b, 's')
 	case h.Permits > 0:
-		return "p" + strconv.Itoa(h.Permits) + "/" + strconv.Itoa(h.Limit) + "/" + Millis(h.PX)
+		b = strconv.AppendInt(append(b, 'p'), int64(h.Permits), 10)
+		b = append(strconv.AppendInt(append(b, '/'), int64(h.Limit), 10), '/')
 	}
-	return Millis(h.PX)
+	return append(b, Millis(h.PX)...)
 }
 
-// readShare is the inverse of share.
+// readShare is the inverse of appendShare.
 func (h *Hold) readShare(text string) bool {
 	if rest, ok := strings.CutPrefix(text, "s"); ok {
 		h.Shared, text = true, rest
@@ -98,7 +121,15 @@ func (h *Hold) readShare(text string) bool {
 	return err == nil
 }
 
-// told stands before the id of a hold that attempts of several clients were answered with. No id has it. The script
+// NonceIn returns the nonce in a value, or "".
+func NonceIn(value string) string {
+	_, rest, _ := strings.Cut(value, "|")
+	_, rest, _ = strings.Cut(rest, "|")
+	nonce, _, _ := strings.Cut(rest, "|")
+	return nonce
+}
+
+// told stands before the id of a hold that several attempts were answered with. No id has it. The script
 // writes it.
 const told = "+"
 

@@ -7,7 +7,7 @@
 -- that fails does not keep the others from running.
 --
 -- lock   string "px|client|nonce|request|id|owner…": who holds, with px as its time to live when it is granted and id as
---        what may be shown of it, after a "+" once attempts of several clients were answered with this hold; "-" while
+--        what may be shown of it, after a "+" once several attempts were answered with this hold; "-" while
 --        nobody holds but a minimum hold keeps the name closed. A hash while the name is held in shares: see shares.lua.
 --        This is layout 1. A later one keeps this key while it holds, as a hash with field "#" = "layout N": this version
 --        refuses it with both numbers, and earlier versions refuse it as a foreign key
@@ -32,10 +32,13 @@ local call, try = redis.call, redis.pcall
 -- A queue that nobody looks after any more goes away by itself.
 local QUEUE_MS, SEEN_MS, OFFER_MS = 3600000, 60000, 1000
 
--- What starts the text for people of a hold that attempts of several clients were answered with. No id has it.
+-- What starts the text for people of a hold that several attempts were answered with. No id has it.
 local TOLD = '+'
 
 local function starts(v, with) return v and string.sub(v, 1, #with) == with end
+
+-- kept returns whether several attempts were answered with the exclusive hold v.
+local function kept(v) return string.match(v, '^[^|]*|[^|]*|[^|]*|[^|]*|(.)') == TOLD end
 
 -- whose returns the client of a value or its start, of any kind.
 local function whose(v) return string.match(v, '^[^|]*|([^|]*)|') end
@@ -62,6 +65,11 @@ local function quick(step, lock, queue, seen, v, ms)
 		return {call('GET', lock) or '', call('PTTL', lock)}
 	elseif step == 'q' and ms == '0' and call('EXISTS', queue) == 0 then -- quit: see below
 		if not starts(call('GET', lock), v) then return 0 end
+		call('DEL', lock, seen)
+		return 1
+	elseif step == 'u' and call('EXISTS', queue) == 0 then -- undo: see below
+		local held = call('GET', lock)
+		if not starts(held, v) or kept(held) then return 0 end
 		call('DEL', lock, seen)
 		return 1
 	elseif step == 'n' then -- renew. start of the value, px
@@ -176,10 +184,11 @@ local function handover()
 		return offered and 3 or 1
 	end
 
-	-- q: quit: give back one attempt's hold, or remove its place. start of the value, ms that the name stays closed. The
-	-- answer is 1 for a hold, 2 for a place alone. For exclusive holds of names that have no others.
+	-- q: quit: end one attempt's hold, or remove its place. start of the value, ms that the name stays closed. The answer is 1
+	-- for a hold, 2 for a place alone. For exclusive holds of names that have no others. With '' for ms it is u.
 	function steps.q(lock, queue, seen, start, ms)
-		if starts(get(lock), start) then
+		local held = get(lock)
+		if starts(held, start) and not (ms == '' and kept(held)) then
 			alive(seen, start)
 			free(lock, queue, seen, start, tonumber(ms))
 			return 1
@@ -190,6 +199,9 @@ local function handover()
 		end
 		return removed > 0 and 2 or 0
 	end
+
+	-- u: undo: q, unless others were answered with the same hold. start of the value
+	function steps.u(lock, queue, seen, start) return steps.q(lock, queue, seen, start, '') end
 
 	over.field, over.tell, over.offer, over.warn, over.free, over.get = field, tell, offer, warn, free, get
 	over.promote, over.alive, over.mark = promote, alive, mark

@@ -12,8 +12,7 @@ import (
 // How often a client looks after its waiters of one name. A push makes all of this unnecessary as long as none is lost
 // and no holder dies, so it may be slow.
 const (
-	firstSettle = 30 * time.Millisecond  // after the first place of a name: perhaps all who stand before it are gone
-	firstLook   = 200 * time.Millisecond // likewise
+	firstLook   = 200 * time.Millisecond // after the first place of a name: perhaps all earlier waiters are gone
 	lookEvery   = 3 * time.Second
 	lookPerSpot = 5 * time.Millisecond // more, for every place in the queue
 	lookAtMost  = 8 * time.Second
@@ -23,10 +22,6 @@ const (
 
 // FirstLook is how long to wait from the first place in a queue to a look.
 func FirstLook() time.Duration { return Jitter(firstLook) }
-
-// FirstSettle is how long to wait from the first place in a queue to a settlement: what stands in the queue of a free
-// lock is gone, and asking about it in every step would cost more than this wait.
-func FirstSettle() time.Duration { return Jitter(firstSettle) }
 
 // NextLook is how long to wait from a look that found so many places in the queue to the next one.
 func NextLook(places int) time.Duration {

@@ -88,9 +88,11 @@ const (
 	// Expire is Release for a hold of any kind, unless others were answered with it: start of the value, ms that the
 	// name stays closed.
 	Expire = "e"
-	// Quit gives back one try's hold or place on a server that has exclusive holds only: start of the value, ms that
-	// the name stays closed. Redlock's.
+	// Quit ends one try's hold, or removes its place, on a server that has exclusive holds only: start of the value, ms
+	// that the name stays closed. Redlock's.
 	Quit = "q"
+	// Undo is Quit for an attempt that has ended, unless others were answered with its hold: start of the value.
+	Undo = "u"
 	// Decline gives back what was handed to a try that has ended: client, nonce. A push says no more than these.
 	Decline = "d"
 	// Renew prolongs a hold and never shortens it: start of the value, px. The answer is 1, or 0 for no hold.
@@ -129,6 +131,16 @@ const (
 // Keeps says that a hold which the request has through another client stays that one: both are answered with it, and
 // from then on only a release ends it. The answer is read by ParseKept. TryAll has it in any case.
 const Keeps = "1"
+
+// With these in the place of Keeps, a hold that the request has stays also if it is this client's. With KeepsShared it is
+// also spared by what removes an attempt; with KeepsSpared it stays only where it is spared already; with Finds the step
+// names it and changes nothing.
+const (
+	KeepsAny    = "2"
+	KeepsShared = "3"
+	KeepsSpared = "4"
+	Finds       = "5"
+)
 
 // Mismatch is the answer to a request for a name that is in use with another kind or limit.
 const Mismatch = -1

@@ -281,29 +281,32 @@ function shares()
 	end
 
 	-- stays says whether the hold that q says stays as it is although the same request asks for it again, in the attempt that
-	-- p says: it has another client, or is told already, or belongs to a later attempt. info is what it says for people.
-	local function stays(q, p, info)
-		return q.client ~= p.client or starts(info, TOLD) or #q.nonce > #p.nonce or
-			#q.nonce == #p.nonce and q.nonce > p.nonce
+	-- p says: it has another client, or is told already, or belongs to a later attempt. info is what it says for people. With
+	-- keeps '2', '3' or '5' any hold stays, with '4' only one that is told.
+	local function stays(q, p, info, keeps)
+		local told = starts(info, TOLD)
+		if keeps == '4' then return told end
+		return told or keeps == '2' or keeps == '3' or keeps == '5' or
+			q.client ~= p.client or #q.nonce > #p.nonce or #q.nonce == #p.nonce and q.nonce > p.nonce
 	end
 
 	-- judge says whether a request for p can be granted now: 1 it can, 2 it holds already, in field start of g if that is
-	-- not nil, 0 it has to wait, -1 the name is in use otherwise. keeps is not nil if a hold of another client's stays as it
-	-- is, and '2' if any does; then start, also of an exclusive hold, is followed by true if this one does.
+	-- not nil, 0 it has to wait, -1 the name is in use otherwise. keeps is not nil if some holds of the request stay as they
+	-- are; then start, also of an exclusive hold, is followed by true if this one does.
 	local function judge(lock, queue, seen, p, request, keeps, served)
 		local held, g = load(lock)
 		if g then g = reap(lock, queue, seen, g) end
 		if request and held and not p.limit then
 			local q = parse(held)
 			if q and q.request == request then
-				local same = keeps and (keeps == '2' or stays(q, p, string.sub(held, #q.start + 1)))
+				local same = keeps and stays(q, p, string.sub(held, #q.start + 1), keeps)
 				return 2, nil, same and q.start or nil, same
 			end
 		elseif request and g then
 			local start, q = owned(lock, request)
 			if start and q.n == p.n and q.limit == p.limit then
 				local info = string.match(call('HGET', lock, start), '^%d+|(.*)$')
-				return 2, g, start, keeps and (keeps == '2' or stays(q, p, info))
+				return 2, g, start, keeps and stays(q, p, info, keeps)
 			end
 		end
 		local permits = counted(p)
@@ -343,7 +346,7 @@ function shares()
 	-- tell marks the hold of a request, which start says, as one that more than one attempt was answered with, and lets it
 	-- live as long as p asks for. From then on only a release ends it, or its time: none of those attempts can know whether
 	-- another one's caller relies on it.
-	local function tell(lock, queue, seen, start, p, g)
+	local function tell(lock, queue, seen, start, p, g, keeps)
 		hand.alive(seen, p.start)
 		local info, ends
 		if g then
@@ -351,7 +354,7 @@ function shares()
 		else
 			info = string.sub(call('GET', lock), #start + 1)
 		end
-		if whose(start) ~= p.client and not starts(info, TOLD) then info = TOLD .. info end
+		if (whose(start) ~= p.client or keeps == '3') and not starts(info, TOLD) then info = TOLD .. info end
 		if g then
 			call('HSET', lock, start, text(math.max(tonumber(ends), after(p.px))) .. '|' .. info)
 			lengthen(lock, queue, g, after(p.px) - now())
@@ -441,7 +444,7 @@ function shares()
 		if request and p then hand.alive(seen, p.start) end
 		local verdict, g, start, same = judge(lock, queue, seen, p, request, keeps)
 		if same then
-			tell(lock, queue, seen, start, p, g)
+			if keeps ~= '5' then tell(lock, queue, seen, start, p, g, keeps) end
 			return {start}
 		end
 		if verdict > 0 then

@@ -34,7 +34,9 @@ local function careful()
 
 	-- w, t: wait, try, where quick has met something. value, px. W, T, and gW, gT for shared holds and permits: the request
 	-- may have been here before. value, px, request, and 1 if what it holds through another client stays that one's, so
-	-- that none of both can give it back by mistake; 2 if what it holds stays, through whichever client
+	-- that none of both can give it back by mistake; 2 if what it holds stays, through whichever client;
+	-- 3 if it also counts as told, since another attempt of this client may yet be abandoned; 4 if it stays only where it
+	-- counts as told; 5 if the answer names it and nothing changes
 	function steps.w(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, true) end
 	function steps.t(lock, queue, seen, v) return s.acquire(lock, queue, seen, v, false) end
 	function steps.W(lock, queue, seen, v, _, request, keeps)

@@ -1,23 +1,24 @@
 package rediswire
 
-// This file is the line: what callers see of the connections to one server. The parts of this package work together
-// like this:
+// This file is the line. An exchange (exchange.go) carries all steps that are pending when it begins:
 //
-//	Submit, Carry ─► Line.pending ─► wire.write ─► the server ─► wire.read ─► Owner.Ended
-//	                    ▲                │ failed before it left
+//	Submit, Carry ─► Line.pending ─► a wire's exchange ─► Owner.Ended
+//	                    ▲                │ of which nothing has left
 //	                    └────────────────┘
 //
-// A Line owns the pending steps and decides which connection is the present one. A wire (wire.go) is one connection:
-// the goroutine that has set its writing flag writes, one goroutine or caller reads (own.go), and it ends when its read
-// fails. All state of a line and of its wires is protected by Line.mu, which is never held during I/O or while an Owner
-// is told.
+// The exchanges of an Ordered line go one after the other. On others a second one goes beside a full one, and further
+// ones while exchanges last long. A wire is one connection and its goroutine. Line.mu protects the state of a line and
+// of its wires; it is not held during an exchange or while an Owner is notified.
 //
-// A step is handed on by its state, an atomic: pending until a writer takes it, dropped if its caller takes it back
-// first. Whether it was taken is whether it may have left the process, and so the difference between ErrUnavailable and
-// ErrUnknown.
+// A step is handed on by its state, an atomic: pending until an exchange takes it, dropped if its caller drops it
+// before. Only a taken step may have left the process, and so is ErrUnknown instead of ErrUnavailable.
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -26,89 +27,85 @@ import (
 	"github.com/fencelock/fencelock/internal/redisconn"
 )
 
-// Limits of a line.
 const (
-	// maxWrite is how many steps leave in one write.
-	maxWrite = 4096
-	// maxOwn is how many steps their caller writes itself: they fit into an idle connection's buffers, so that the
-	// write does not block.
-	maxOwn = 16
-	// answerTime is for one answer, whatever its steps allow.
+	// maxTaken bounds the steps of one exchange.
+	maxTaken = 4096
+	// answerTime is the maximum duration of an exchange, whatever its steps allow.
 	answerTime = 3 * time.Second
-	// grace is beyond the steps' deadlines: their callers leave by themselves, and say why.
+	// grace is added to the steps' deadlines: their callers leave by themselves, and return the reason.
 	grace = 20 * time.Millisecond
-	// stallTime is how long a request may be without an answer before nothing more is sent behind it.
-	stallTime = 250 * time.Millisecond
-	// doubtRest lies between two connections that callers' impatience costs.
-	doubtRest = 100 * time.Millisecond
-	// maxWires bounds the connections that still owe answers, beside the present one.
+	// patience is the time for which steps wait for the only exchange in progress. It doubles with each further one.
+	patience = 5 * time.Millisecond
+	// orderTime is the maximum time for which an ordered line waits until the server has carried out the requests
+	// on a connection that has ended.
+	orderTime = time.Second
+	// maxAbreast bounds the exchanges of single steps that are in progress before steps wait, and the connections that
+	// are kept while nothing is sent.
+	maxAbreast = 4
+	// maxWires bounds the connections: so many that owe replies say that the server is at fault, and not a connection.
 	maxWires = 16
 )
 
 // Options say what a line is to.
 type Options struct {
-	// Connect makes a connection on which the server takes requests. Whatever fails, no step was sent. It is called on
-	// a separate goroutine, one at a time.
-	Connect func() (net.Conn, error)
-
-	Clock backend.Clock
-	// The prefix of the channels for pushes, for the script.
+	// Connect makes a connection. It is called on a separate goroutine, one at a time.
+	Connect func() (*Conn, error)
+	Clock   backend.Clock
+	// Channels is the prefix of the channels for pushes, for the script.
 	Channels string
-	// Names may be on different servers; nil: no.
+	// Sharded reports whether names may be on different servers; nil: no.
 	Sharded func() bool
-
-	// Ordered keeps steps in the order of their submission from one connection to the next: what was sent on the last
-	// one has been run, or a second has passed, before anything is sent on a new one.
+	// Ordered keeps steps in the order of their submission from one connection to the next: the server has carried out
+	// what was sent on the last one, or orderTime has passed, before anything is sent on a new one.
 	Ordered bool
-
-	// Report is told how each call has ended: nil for an answer that is no error.
+	// Report is called with the outcome of each call: nil for an answer that is no error.
 	Report func(*redisconn.Failure)
+
+	patience time.Duration // in place of the constant
 }
 
-// Line carries steps to one server, over one connection as long as that is well. Nothing waits for the answers to
-// earlier requests; steps submitted while the connection is being written to leave together, with the next write.
-//
-// While nothing is under way, the submitter writes the request itself: handing it to another goroutine first would cost
-// as much as all the rest.
-//
-// A connection that owes an answer for long must not hold up the others' steps. Unless the line is Ordered it is left
-// to its reader then, and what comes next takes a new one.
-//
-// Each connection has two goroutines, one that writes and one that reads; both end with it, for which every request has
-// a deadline. A goroutine that connects runs while there is no connection and steps are pending.
+// Line carries steps to one server. A lone caller carries out its exchange itself, since handing it to another
+// goroutine would cost as much as all the rest.
 type Line struct {
 	o Options
 
-	mu      sync.Mutex // protects the following fields, and those of the wires
-	pending []*Step
-	// How many steps at the beginning of pending were under way already and are to be sent again, in their old order.
-	returned int
-	// The present connection; nil while there is none.
-	wire *wire
-	// Connections that have not ended, the present one among them.
-	wires int
-	// A goroutine connects, or waits for the end of the last connection (Ordered).
-	connecting bool
-	// doubted is when a caller's impatience has cost a connection last.
-	doubted time.Time
-	closed  bool
-	// ended is closed by end, once the line is closed and its last connection has ended.
-	ended chan struct{}
+	mu         sync.Mutex // protects the following fields, and those of the wires
+	pending    []*Step
+	returned   int // how many steps at the beginning of pending were taken before
+	wires      []*wire
+	idle       []*wire
+	busy       int  // exchanges that pending steps wait for
+	many       int  // of these, with more than one step
+	last       int  // the steps of the last exchange
+	connecting bool // a goroutine connects
+	closed     bool
+	ended      chan struct{} // closed when the line is closed and its last connection has ended
 
-	// Why the last try to connect failed.
-	refused *redisconn.Failure
-	// How many tries have failed in a row.
-	misses int
-	// When to make the next one.
-	retry time.Time
+	refused *redisconn.Failure // why the last try to connect failed
+	misses  int                // tries in a row that have failed, or led to a connection of no use
+	retry   time.Time          // when to make the next one
+}
+
+// wire is one connection of a line, and the goroutine that carries out its exchanges.
+type wire struct {
+	*Conn
+	l       *Line
+	kick    chan struct{} // has room for one; wakes the goroutine
+	late    *time.Timer   // ends the waiting of others for the exchange
+	awaited bool          // pending steps wait for its exchange
+	many    bool          // of more than one step
+	old     bool          // it ends after its exchange
+	broken  bool
 }
 
 // NewLine returns a line that connects with its first step.
-func NewLine(o Options) *Line { return &Line{o: o, ended: make(chan struct{})} }
+func NewLine(o Options) *Line {
+	o.patience = cmp.Or(o.patience, patience)
+	return &Line{o: o, ended: make(chan struct{})}
+}
 
-// Submit sends steps. The Owner of each is told in the end, unless it was dropped. It may write to the connection, and
-// does not wait for answers. Steps of one call of Submit leave in their order; how they are grouped into requests is
-// the encoder's.
+// Submit sends steps, in their order. The Owner of each is notified in the end, unless the step was dropped. Submit
+// does not wait for the connection.
 func (l *Line) Submit(steps ...*Step) {
 	l.mu.Lock()
 	if l.closed {
@@ -118,105 +115,216 @@ func (l *Line) Submit(steps ...*Step) {
 		}
 		return
 	}
+	defer l.mu.Unlock()
 	l.pending = append(l.pending, steps...)
-	w := l.wire
-	if w != nil && !l.o.Ordered && w.stalled() {
-		l.retire()
-		w = l.wire
-	}
-	switch {
-	// There is no connection: the next one writes the pending steps.
-	case w == nil:
-		l.reach()
-	// The present writer takes it along; behind a request that is overdue an ordered line sends nothing.
-	case w.writing || l.o.Ordered && w.stalled():
-	// Nothing is under way: the caller writes.
-	case len(w.calls) == 0 && len(steps) <= maxOwn:
-		w.writing = true
-		l.mu.Unlock()
-		if l.write(w) {
-			w.kick <- struct{}{}
-		}
+	l.next()
+}
+
+// next begins an exchange of pending steps, if they do not have to wait for another one. mu is held.
+func (l *Line) next() {
+	if n := len(l.pending); n == 0 || !l.abreast(n) {
 		return
-	default:
-		w.writing = true
+	}
+	if n := len(l.idle); n > 0 {
+		w := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		w.begin(len(l.pending))
 		w.kick <- struct{}{}
-	}
-	l.mu.Unlock()
-}
-
-// Doubt says that a caller has left without the answer to what was sent: what comes next had better take another
-// connection. On an Ordered line there is no other one.
-func (l *Line) Doubt() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if w := l.wire; w == nil || l.o.Ordered || len(w.calls) == 0 || time.Since(l.doubted) < doubtRest {
-		return
-	}
-	l.doubted = time.Now()
-	l.retire()
-}
-
-// Renew has what comes next take a new connection. The present one ends with the answers that it owes.
-func (l *Line) Renew() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.wire != nil {
-		l.retire()
-	}
-}
-
-// Addr returns where the present connection leads, nil without one.
-func (l *Line) Addr() net.Addr {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.wire == nil {
-		return nil
-	}
-	return l.wire.RemoteAddr()
-}
-
-// retire leaves the present connection to its reader, unless too many have been left already: then pending steps
-// wait with it. mu is held.
-func (l *Line) retire() {
-	w := l.wire
-	// So many that owe answers say that the server is at fault, and not one connection.
-	if l.wires > maxWires {
-		return
-	}
-	l.wire = nil
-	if len(w.calls) == 0 && !w.writing {
-		w.part()
-	}
-	if len(l.pending) > 0 {
-		l.reach()
-	}
-}
-
-// reach connects in the background, unless that is under way. mu is held.
-func (l *Line) reach() {
-	if !l.connecting {
+	} else if !l.connecting && len(l.wires) < maxWires {
 		l.connecting = true
-		go l.connect(time.Now().Before(l.retry))
+		go l.connect()
 	}
+}
+
+// abreast reports whether an exchange of n steps can begin beside those in progress. Callers that come one at a time do
+// not wait for each other, and many callers share two exchanges: one is on its way while the server carries out the
+// other. mu is held.
+func (l *Line) abreast(n int) bool {
+	switch {
+	case l.busy == 0:
+		return true
+	case l.o.Ordered:
+		return false
+	case n == 1:
+		return l.many == 0 && l.last <= 1 && l.busy < maxAbreast
+	default:
+		return l.busy == 1 && n >= l.last
+	}
+}
+
+// begin has pending steps wait for the exchange of w, of n steps. mu is held.
+func (w *wire) begin(n int) {
+	l := w.l
+	if !w.awaited {
+		w.awaited = true
+		l.busy++
+	}
+	if n > 1 && !w.many {
+		w.many = true
+		l.many++
+	}
+	l.last = n
+	w.late.Reset(l.o.patience << min(max(len(l.wires)-len(l.idle)-1, 0), 10))
+}
+
+// release lets pending steps go before the exchange of w has ended, or behind it. mu is held.
+func (w *wire) release() {
+	l := w.l
+	if w.awaited {
+		w.awaited = false
+		l.busy--
+		if w.many {
+			w.many = false
+			l.many--
+		}
+	}
+	l.next() // also for steps that an overdue exchange has put back
+}
+
+// overdue is called when an exchange has lasted long.
+func (w *wire) overdue() {
+	w.l.mu.Lock()
+	defer w.l.mu.Unlock()
+	if !w.l.o.Ordered {
+		w.release()
+	}
+}
+
+// Carry is Submit for one step whose caller waits for it until ctx ends. If nothing else is in progress the step has
+// ended when Carry returns.
+func (l *Line) Carry(ctx context.Context, s *Step) {
+	l.mu.Lock()
+	if l.closed || l.o.Ordered || len(l.pending) > 0 || len(l.idle) == 0 || l.last > 1 || !l.abreast(1) {
+		l.mu.Unlock()
+		l.Submit(s)
+		return
+	}
+	s.state.Store(taken)
+	w := l.idle[len(l.idle)-1]
+	l.idle = l.idle[:len(l.idle)-1]
+	w.begin(1)
+	l.mu.Unlock()
+	stop := context.AfterFunc(ctx, w.net.abort)
+	alive, again := w.exchange(&l.o, []*Step{s})
+	if !stop() {
+		alive, w.used = false, true
+	}
+	w.finish(alive, again)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w.broken || w.old || l.closed || len(l.pending) > 0 {
+		w.kick <- struct{}{}
+	} else {
+		w.rest()
+	}
+}
+
+// finish notes the end of an exchange, of which again were not carried out. They go out on the next connection, unless
+// this one has ended before anything left on it: that is a failed try to connect.
+func (w *wire) finish(alive bool, again []*Step) {
+	l := w.l
+	l.mu.Lock()
+	w.broken = !alive
+	if w.used {
+		l.refused, l.misses, l.retry = nil, 0, time.Time{}
+		l.putBack(again)
+		l.mu.Unlock()
+		return
+	}
+	l.miss(errUnused)
+	l.mu.Unlock()
+	l.o.Report(errUnused)
+	for _, s := range again {
+		s.fail(errUnused)
+	}
+}
+
+// rest keeps w for the next exchange. mu is held.
+func (w *wire) rest() {
+	w.late.Stop()
+	w.used = true // its end does not say any more that connecting has failed
+	w.l.idle = append(w.l.idle, w)
+	w.release()
+}
+
+// serve is the goroutine of w.
+func (w *wire) serve() {
+	for range w.kick {
+		if !w.work() {
+			w.end()
+			return
+		}
+	}
+}
+
+// work carries out exchanges as long as steps are pending. It is false if the connection has to end.
+func (w *wire) work() bool {
+	l := w.l
+	for {
+		runtime.Gosched() // callers that are about to submit come along
+		l.mu.Lock()
+		if w.broken || w.old {
+			l.mu.Unlock()
+			return false
+		}
+		steps := l.take(maxTaken)
+		if len(steps) == 0 {
+			ends := l.closed || len(l.idle) >= maxAbreast
+			if !ends {
+				w.rest()
+			}
+			l.mu.Unlock()
+			return !ends
+		}
+		w.begin(len(steps))
+		l.mu.Unlock()
+		w.finish(w.exchange(&l.o, steps))
+	}
+}
+
+// end ends the connection. What was sent on it has been carried out, or never will be, before the line has ended, and
+// before anything else is sent on an ordered line.
+func (w *wire) end() {
+	l := w.l
+	_ = w.client.Close() // the connection may be broken
+	w.late.Stop()
+	if l.o.Ordered {
+		over := time.NewTimer(orderTime)
+		select {
+		case <-w.net.drained:
+		case <-over.C:
+		}
+		over.Stop()
+	}
+	l.mu.Lock()
+	w.release()
+	l.mu.Unlock()
+	<-w.net.drained
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.wires = slices.DeleteFunc(l.wires, func(other *wire) bool { return other == w })
+	l.next()
+	l.finished()
 }
 
 // connect makes a connection, while steps stay pending, so that they can be dropped. After a failure it waits for a
-// while, longer each time, or says the same again if the line is Ordered, since there others can answer instead: a
-// server that is gone must not cost a connection for every step.
+// while, longer each time, or returns the same error if the line is Ordered, since another server can answer instead: a
+// server that is gone, or closes its connections, must not cost a connection for every step.
 //
-// Only the steps that were pending before the try fail with it. Those that came meanwhile have another try.
-func (l *Line) connect(wait bool) {
-	if wait && !l.o.Ordered {
-		// This goroutine alone sets retry, and there is one at a time.
-		time.Sleep(time.Until(l.retry))
-		wait = false
+// Only the steps that were pending before the try fail with it. Later ones have another try.
+func (l *Line) connect() {
+	l.mu.Lock()
+	pause, f := time.Until(l.retry), l.refused
+	l.mu.Unlock()
+	tries := pause <= 0 || !l.o.Ordered
+	if tries {
+		time.Sleep(pause)
 	}
 	l.mu.Lock()
-	f, before := l.refused, len(l.pending)
+	before := len(l.pending)
 	l.mu.Unlock()
-	var conn net.Conn
-	if !wait {
+	var conn *Conn
+	if tries {
 		var err error
 		if conn, err = l.o.Connect(); err != nil {
 			refused := *redisconn.FailureOf(err)
@@ -228,32 +336,35 @@ func (l *Line) connect(wait bool) {
 	l.mu.Lock()
 	l.connecting = false
 	if conn == nil {
-		if !wait {
-			l.misses++
-			l.refused, l.retry = f, time.Now().Add(redisconn.Backoff(l.misses))
+		if tries {
+			l.miss(f)
 		}
 		failed := l.take(before)
-		if len(l.pending) > 0 { // they came later, when things may have been different
-			l.connecting = true
-			go l.connect(wait)
-		}
-		l.end()
+		l.next() // others came later, when things may have been different
+		l.finished()
 		l.mu.Unlock()
 		for _, s := range failed {
 			s.fail(f)
 		}
 		return
 	}
-	l.refused, l.misses = nil, 0
-	w := newWire(l, conn)
-	l.wire = w
-	l.wires++
-	w.writing = true
-	l.mu.Unlock()
-	go w.write()
-	go w.serve()
+	defer l.mu.Unlock()
+	w := &wire{Conn: conn, l: l, kick: make(chan struct{}, 1)}
+	w.late = time.AfterFunc(answerTime, w.overdue)
+	l.wires = append(l.wires, w)
+	w.begin(len(l.pending))
 	w.kick <- struct{}{}
+	go w.serve()
 }
+
+// miss notes a try to connect that has failed with f. mu is held.
+func (l *Line) miss(f *redisconn.Failure) {
+	l.misses++
+	l.refused, l.retry = f, time.Now().Add(redisconn.Backoff(l.misses))
+}
+
+// errUnused is the failure of steps for a connection of no use.
+var errUnused = &redisconn.Failure{Cause: errors.New("the server closed the connection before its first request")}
 
 // take takes up to n pending steps that nobody has dropped. mu is held.
 func (l *Line) take(n int) (steps []*Step) {
@@ -270,10 +381,9 @@ func (l *Line) take(n int) (steps []*Step) {
 	return steps
 }
 
-// giveBack puts steps that were under way before all that was submitted later. Nothing of them was run: they did not
-// leave, or the server did not know the script. They can be dropped again until the next connection takes them. mu is
-// held.
-func (l *Line) giveBack(steps []*Step) {
+// putBack puts steps of which the server has carried out nothing before all that was submitted later. They can be
+// dropped again. mu is held.
+func (l *Line) putBack(steps []*Step) {
 	for _, s := range steps {
 		s.state.Store(pending)
 	}
@@ -281,25 +391,65 @@ func (l *Line) giveBack(steps []*Step) {
 	l.returned += len(steps)
 }
 
-// Close ends the line when pending steps have been sent and answered. The channel tells when that is done: within
-// answerTime of the last request, as every request has a deadline. Steps submitted later fail with backend.ErrClosed.
+// Doubt says that a caller has left without its answer: pending steps had better take another connection. On an Ordered
+// line there is no other one.
+func (l *Line) Doubt() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.wires {
+		if w.awaited && !l.o.Ordered {
+			w.release()
+		}
+	}
+}
+
+// Renew has later steps take a new connection. The present ones end with their exchanges.
+func (l *Line) Renew() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.wires {
+		w.old = true
+	}
+	l.endIdle()
+}
+
+// endIdle ends the connections that are at rest. mu is held.
+func (l *Line) endIdle() {
+	for _, w := range l.idle {
+		w.old = true
+		w.kick <- struct{}{}
+	}
+	l.idle = nil
+}
+
+// Addr returns where the latest connection leads, nil without one.
+func (l *Line) Addr() net.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range slices.Backward(l.wires) {
+		if !w.old && !w.broken {
+			return w.net.RemoteAddr()
+		}
+	}
+	return nil
+}
+
+// Close ends the line when pending steps have been sent and answered. The channel is closed when that is done: within
+// answerTime of the last exchange. Steps submitted later fail with backend.ErrClosed.
 func (l *Line) Close() (ended <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
-		return l.ended
+	if !l.closed {
+		l.closed = true
+		l.endIdle()
+		l.finished()
 	}
-	l.closed = true
-	if w := l.wire; w != nil && len(w.calls) == 0 && !w.writing {
-		w.part()
-	}
-	l.end()
 	return l.ended
 }
 
-// end notes the end of the line, if this is it. mu is held.
-func (l *Line) end() {
-	if l.closed && l.wires == 0 && !l.connecting {
+// finished notes the end of a closed line. mu is held.
+func (l *Line) finished() {
+	if l.closed && len(l.wires) == 0 && !l.connecting {
 		select {
 		case <-l.ended:
 		default:

@@ -2,7 +2,7 @@ package rediswire
 
 import (
 	"bufio"
-	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/redisconn"
@@ -36,13 +38,43 @@ func (p *peer) request() []string {
 	return words
 }
 
+// next reads one request: an array of texts.
 func (p *peer) next() (words []string, ok bool) {
-	answer, err := receive(p.in, maxDepth)
-	list, _ := answer.([]any)
-	for _, word := range list {
-		words = append(words, word.(string))
+	number := func(kind string) (n int) {
+		line, err := p.in.ReadString('\n')
+		if err != nil {
+			return -1
+		}
+		if _, err := fmt.Sscanf(line, kind+"%d\r\n", &n); err != nil {
+			p.t.Errorf("a request with %q, want %s and a number", line, kind)
+			return -1
+		}
+		return n
 	}
-	return words, err == nil
+	n := number("*")
+	for range n {
+		text := make([]byte, max(number("$"), 0)+2)
+		if _, err := io.ReadFull(p.in, text); err != nil {
+			return nil, false
+		}
+		words = append(words, string(text[:len(text)-2]))
+	}
+	return words, n > 0
+}
+
+// greet answers what a client sends on a new connection.
+func (p *peer) greet() {
+	for {
+		switch words, ok := p.next(); {
+		case !ok:
+			return
+		case words[0] == "ping":
+			p.reply("+PONG\r\n")
+			return
+		default:
+			p.reply("-ERR unknown command\r\n")
+		}
+	}
 }
 
 func (p *peer) reply(text string) { _, _ = p.Write([]byte(text)) } // an error: the line has gone
@@ -53,7 +85,6 @@ type server struct {
 	in    net.Listener
 	peers chan *peer
 	fail  atomic.Bool // to connect
-	last  *peer       // that alone has talked to
 }
 
 func newServer(t *testing.T) *server {
@@ -67,20 +98,32 @@ func newServer(t *testing.T) *server {
 	return s
 }
 
-func (s *server) connect() (net.Conn, error) {
+func (s *server) connect() (*Conn, error) { return s.connectBy(func(c net.Conn) net.Conn { return c }) }
+
+// connectBy connects through what by makes of a connection.
+func (s *server) connectBy(by func(net.Conn) net.Conn) (*Conn, error) {
 	if s.fail.Load() {
 		return nil, errors.New("nobody listens")
 	}
-	c, err := net.Dial("tcp", s.in.Addr().String())
-	if err != nil {
-		return nil, err
-	}
-	theirs, err := s.in.Accept()
-	if err != nil {
-		return nil, err
-	}
-	s.peers <- s.peer(theirs)
-	return c, nil
+	return Connect(goredis.Options{
+		Network: "tcp", Addr: s.in.Addr().String(), DisableIdentity: true,
+		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			theirs, err := s.in.Accept()
+			if err != nil {
+				return nil, err
+			}
+			p := s.peer(theirs)
+			go func() {
+				p.greet()
+				s.peers <- p
+			}()
+			return by(c), nil
+		},
+	})
 }
 
 func (s *server) peer(c net.Conn) *peer {
@@ -126,7 +169,7 @@ func answerTo(words []string) string {
 func (s *server) line(ordered bool) *Line {
 	l := NewLine(Options{
 		Connect: s.connect, Clock: backend.SystemClock(), Channels: "p:push:", Ordered: ordered,
-		Report: func(*redisconn.Failure) {},
+		Report: func(*redisconn.Failure) {}, patience: time.Minute,
 	})
 	s.t.Cleanup(func() { l.Close() })
 	return l
@@ -195,7 +238,7 @@ func TestLineUnderLoad(t *testing.T) {
 					takes, frees := newTold(redisscript.Take, name, "value", "100"), freeing(name)
 					l.Submit(takes.Step)
 					takes.want(t, redisscript.TakeGranted)
-					l.Carry(frees.Step)
+					l.Carry(t.Context(), frees.Step)
 					frees.want(t, int64(1))
 					if takes.times.Load() != 1 || frees.times.Load() != 1 {
 						t.Errorf("%s was told more than once", name)
@@ -207,34 +250,24 @@ func TestLineUnderLoad(t *testing.T) {
 	}
 }
 
-// What is submitted while the connection is being written to leaves with the next write: steps of one script in one
-// call, up to a bound, and in their order.
+// Steps that are submitted during an exchange leave together behind it: steps of one script in one call, up to a bound,
+// and in their order.
 func TestLineCoalesces(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
-	ours, theirs := net.Pipe() // whose writes wait for their reader
-	l := NewLine(Options{
-		Connect: func() (net.Conn, error) { return ours, nil }, Clock: backend.SystemClock(),
-		Report: func(*redisconn.Failure) {},
-	})
-	defer l.Close()
+	l := s.line(true)
 	first := setting("first")
-	go l.Submit(first.Step)
-	p := s.peer(theirs)
-	began := make([]byte, 1)
-	if _, err := theirs.Read(began); err != nil { // the rest is being written
-		t.Fatal(err)
+	l.Submit(first.Step)
+	p := <-s.peers
+	if words := p.request(); words[0] != "set" {
+		t.Errorf("sent %q first", words)
 	}
-	p.in = bufio.NewReader(io.MultiReader(bytes.NewReader(began), theirs))
 	var frees []*told
 	var names []string
 	for i := range maxSteps + 72 {
 		o := freeing(fmt.Sprint(i))
 		frees, names = append(frees, o), append(names, o.Keys.Lock)
 		l.Submit(o.Step)
-	}
-	if words := p.request(); words[0] != "set" {
-		t.Errorf("sent %q first", words)
 	}
 	p.reply("+OK\r\n")
 	first.want(t, redisscript.TakeGranted)
@@ -256,8 +289,7 @@ func TestLineCoalesces(t *testing.T) {
 	}
 }
 
-// A connection that breaks tells of every step what is known: those that were answered have their answers, those that
-// were sent may have been run, and those that never left take the next connection.
+// After a connection has broken, answered steps have their answers, and the server may have carried out the others.
 func TestLineBreaks(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
@@ -266,11 +298,12 @@ func TestLineBreaks(t *testing.T) {
 			s := newServer(t)
 			l := s.line(ordered)
 			var sent []*told
+			var together []*Step
 			for i := range 10 {
 				o := setting(fmt.Sprint(i))
-				sent = append(sent, o)
-				l.Submit(o.Step)
+				sent, together = append(sent, o), append(together, o.Step)
 			}
+			l.Submit(together...)
 			p := <-s.peers
 			for range 10 {
 				p.request()
@@ -278,7 +311,6 @@ func TestLineBreaks(t *testing.T) {
 			for range 4 {
 				p.reply("+OK\r\n")
 			}
-			sent[3].end(t)
 			p.Close()
 			for _, o := range sent[:4] {
 				o.want(t, redisscript.TakeGranted)
@@ -304,54 +336,99 @@ func TestLineBreaks(t *testing.T) {
 	}
 }
 
-// brokenConn lets the first writes through and none of the next one.
+// brokenConn lets writes through until it breaks. Then every write fails when fails is closed.
 type brokenConn struct {
 	net.Conn
-	left atomic.Int32
+	broken *atomic.Bool
+	fails  <-chan struct{}
 }
 
 func (c *brokenConn) Write(p []byte) (int, error) {
-	if c.left.Add(-1) < 0 {
+	if c.broken.Load() {
+		<-c.fails
 		return 0, errors.New("broken")
 	}
 	return c.Conn.Write(p)
 }
 
-// Steps of which nothing has left go out on the next connection, before what came later, while those before them may
-// have been run.
+// breaking returns a line whose first connection breaks as brokenConn does.
+func (s *server) breaking(ordered bool, broken *atomic.Bool, fails <-chan struct{}) *Line {
+	var next atomic.Bool
+	l := NewLine(Options{
+		Clock: backend.SystemClock(), Ordered: ordered, Report: func(*redisconn.Failure) {}, patience: time.Minute,
+		Connect: func() (*Conn, error) {
+			return s.connectBy(func(c net.Conn) net.Conn {
+				if next.Swap(true) {
+					return c
+				}
+				return &brokenConn{c, broken, fails}
+			})
+		},
+	})
+	s.t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// Steps of which nothing has left go out on the next connection, before what came later. So do steps for a connection
+// that the server has closed meanwhile.
 func TestLineKeepsWhatNeverLeft(t *testing.T) {
 	t.Parallel()
 	for _, ordered := range []bool{false, true} {
 		s := newServer(t)
-		var dials atomic.Int32
-		l := NewLine(Options{
-			Clock: backend.SystemClock(), Ordered: ordered, Report: func(*redisconn.Failure) {},
-			Connect: func() (net.Conn, error) {
-				c, err := s.connect()
-				if err == nil && dials.Add(1) == 1 {
-					broken := &brokenConn{Conn: c}
-					broken.left.Store(1)
-					c = broken
-				}
-				return c, err
-			},
-		})
-		defer l.Close()
-		first, second, third := setting("first"), setting("second"), setting("third")
+		var broken atomic.Bool
+		fails := make(chan struct{})
+		close(fails)
+		l := s.breaking(ordered, &broken, fails)
+		first, second, third, fourth := setting("first"), setting("second"), setting("third"), setting("fourth")
 		l.Submit(first.Step)
 		p := <-s.peers
-		p.request() // and no answer
+		p.request()
+		p.reply("+OK\r\n")
+		first.want(t, redisscript.TakeGranted)
+		broken.Store(true)
 		l.Submit(second.Step, third.Step)
-		first.wantFailure(t, true)
-		p.Close() // which an ordered line waits for
 		p = <-s.peers
 		for _, o := range []*told{second, third} {
 			if words := p.request(); words[1] != o.Keys.Lock {
 				t.Errorf("ordered %v: sent %q, want that for %s", ordered, words, o.Keys.Lock)
 			}
 			p.reply("+OK\r\n")
-			o.want(t, redisscript.TakeGranted)
 		}
+		second.want(t, redisscript.TakeGranted)
+		third.want(t, redisscript.TakeGranted)
+		p.Close()
+		l.Submit(fourth.Step)
+		p = <-s.peers
+		p.request()
+		p.reply("+OK\r\n")
+		fourth.want(t, redisscript.TakeGranted)
+	}
+}
+
+// A step of which nothing has left goes out on the next connection even if its exchange took so long that others no
+// longer wait for it.
+func TestLineKeepsWhatNeverLeftForLong(t *testing.T) {
+	t.Parallel()
+	for _, carried := range []bool{false, true} {
+		s := newServer(t)
+		var broken atomic.Bool
+		fails := make(chan struct{})
+		l := s.breaking(false, &broken, fails)
+		go s.serve()
+		first, second := setting("first"), setting("second")
+		l.Submit(first.Step)
+		first.want(t, redisscript.TakeGranted)
+		s.awaitRest(l)
+		broken.Store(true)
+		if carried {
+			go l.Carry(t.Context(), second.Step)
+		} else {
+			l.Submit(second.Step)
+		}
+		s.await("the step is being sent", func() bool { return second.state.Load() == taken })
+		l.Doubt()
+		close(fails)
+		second.want(t, redisscript.TakeGranted)
 	}
 }
 
@@ -363,42 +440,114 @@ func TestLineSendsScriptsAgainInOrder(t *testing.T) {
 	l := s.line(true)
 	try, other, quit := newTold(redisscript.Try, "n", "value", "100"), setting("other"),
 		newTold(redisscript.Quit, "n", "start", "0")
-	l.Submit(try.Step)
+	l.Submit(try.Step, other.Step, quit.Step)
 	p := <-s.peers
 	p.request()
-	l.Submit(other.Step, quit.Step)
 	p.request()
-	p.request()
-	p.reply("-NOSCRIPT No matching script.\r\n+OK\r\n-NOSCRIPT No matching script.\r\n")
+	p.reply("+OK\r\n-NOSCRIPT No matching script.\r\n")
 	other.want(t, redisscript.TakeGranted)
+	words := p.request()
+	if words[0] != "eval" || words[1] != redisscript.Source || words[2] != "6" {
+		t.Fatalf("sent again: %.40q", words)
+	}
 	var order []string
-	for len(order) < 2 {
-		words := p.request()
-		if words[0] != "eval" || words[1] != redisscript.Source {
-			t.Fatalf("sent again: %.40q", words)
-		}
-		p.reply(answerTo(words))
-		for _, word := range words[2:] {
-			if word == redisscript.Try || word == redisscript.Quit {
-				order = append(order, word)
-			}
-		}
-		if words[2] == "6" {
-			break
+	for _, word := range words[2:] {
+		if word == redisscript.Try || word == redisscript.Quit {
+			order = append(order, word)
 		}
 	}
 	if want := []string{redisscript.Try, redisscript.Quit}; !slices.Equal(order, want) {
 		t.Errorf("sent again: %q, want %q", order, want)
 	}
+	p.reply(answerTo(words))
 	try.want(t, int64(1))
 	quit.want(t, int64(1))
+}
+
+// A step for a connection that the server has closed at rest goes out on the next one, although nothing was sent before.
+func TestLineKeepsWhatAnUnusedConnectionHas(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	connects := make(chan struct{})
+	l := NewLine(Options{
+		Clock: backend.SystemClock(), Report: func(*redisconn.Failure) {}, patience: time.Minute,
+		Connect: func() (*Conn, error) {
+			<-connects
+			return s.connect()
+		},
+	})
+	t.Cleanup(func() { l.Close() })
+	dropped, next := setting("dropped"), setting("next")
+	l.Submit(dropped.Step)
+	if !dropped.Drop() {
+		t.Error("a step that waits for the connection is not dropped")
+	}
+	close(connects)
+	s.awaitRest(l)
+	(<-s.peers).Close()
+	go s.serve()
+	l.Submit(next.Step)
+	next.want(t, redisscript.TakeGranted)
+}
+
+// A server that knows only the short script does not carry out a release before the attempt that it ends.
+func TestLineSendsAReleaseBehindItsAttempt(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l := s.line(true)
+	try, free, next := newTold(redisscript.Try, "n", "value", "100"), freeing("n"), setting("n")
+	otherFree, otherNext := freeing("other"), setting("other")
+	l.Submit(try.Step, otherFree.Step, otherNext.Step, free.Step, next.Step)
+	p := <-s.peers
+	for _, want := range []string{"evalsha", "evalsha", "set", "eval", "evalsha", "set"} {
+		words := p.request()
+		if words[0] != want {
+			t.Fatalf("sent %.40q, want %s", words, want)
+		}
+		if words[1] == redisscript.SHA {
+			p.reply("-NOSCRIPT No matching script.\r\n")
+		} else {
+			p.reply(answerTo(words))
+		}
+	}
+	for _, o := range []*told{try, otherFree, free} {
+		o.want(t, int64(1))
+	}
+	otherNext.want(t, redisscript.TakeGranted)
+	next.want(t, redisscript.TakeGranted)
+}
+
+// Steps for one name that leave together keep their order, whatever commands they take.
+func TestLineKeepsTheOrderOfAName(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l := s.line(true)
+	first := setting("first")
+	l.Submit(first.Step)
+	p := <-s.peers
+	p.request()
+	free, other, again, remove := freeing("n"), freeing("other"), setting("n"), newTold(redisscript.Remove, "n", "id")
+	l.Submit(free.Step, other.Step, again.Step, remove.Step)
+	p.reply("+OK\r\n")
+	var sent []string
+	for range 3 {
+		words := p.request()
+		sent = append(sent, words[0]+" "+words[min(2, len(words)-1)])
+		p.reply(answerTo(words))
+	}
+	if want := []string{"evalsha 6", "set value", "evalsha 3"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q, want %q", sent, want)
+	}
+	for _, o := range []*told{first, free, other, again, remove} {
+		o.end(t)
+	}
 }
 
 // On a node that is just taking a slot over every command is announced, and answers stay with their steps.
 func TestLineAsks(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
-	l := s.line(false)
+	l := s.line(true)
 	take, free := newTold(redisscript.Take, "n", "value", "100"), freeing("n")
 	take.Asking, free.Asking = true, true
 	l.Submit(take.Step, free.Step)
@@ -426,6 +575,33 @@ func TestLineAsks(t *testing.T) {
 			o.Err.Moving != strings.HasPrefix(refusal, "TRYAGAIN") {
 			t.Errorf("%s is told as %+v", refusal, o.Err)
 		}
+	}
+}
+
+// After the answer that the server is a replica, steps take a new connection: it may lead to the new master. Servers
+// before Redis 7 give the code behind the place in the script.
+func TestLineLeavesAReplica(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l := s.line(false)
+	for _, refusal := range []string{
+		"READONLY You can't write against a read only replica.",
+		"ERR Error running script (call to f_1): @user_script:15: @user_script: 15: -READONLY You can't write",
+	} {
+		refused, next := freeing("n"), freeing("n")
+		l.Submit(refused.Step)
+		p := <-s.peers
+		p.request()
+		p.reply("-" + refusal + "\r\n")
+		refused.wantFailure(t, false)
+		if _, ok := p.next(); ok {
+			t.Error("something was sent to a replica")
+		}
+		l.Submit(next.Step)
+		p = <-s.peers
+		p.reply(answerTo(p.request()))
+		next.want(t, int64(1))
+		p.Close()
 	}
 }
 
@@ -461,52 +637,309 @@ func TestLineCloses(t *testing.T) {
 	}
 }
 
-// A step that is taken back before it has left never leaves, and its owner hears nothing; one that has left cannot be
-// taken back, and those behind an impatient caller take another connection.
-func TestLineGivesUp(t *testing.T) {
+// A step that is dropped before it has left never leaves, and its owner is not notified; a step that has left cannot be
+// dropped, and those behind an impatient caller take another connection.
+func TestLineDrops(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
-	s.fail.Store(true)
-	l := s.line(false)
-	refused := setting("refused")
-	l.Submit(refused.Step)
-	refused.wantFailure(t, false)
-	dropped, stays := setting("dropped"), setting("stays")
-	l.Submit(dropped.Step, stays.Step) // which wait for the next attempt to connect
-	if !dropped.Drop() {
-		t.Error("a step that has not left is not taken back")
-	}
-	s.fail.Store(false)
-	p := func() *peer {
-		select {
-		case p := <-s.peers:
-			return p
-		case <-stays.done: // the next attempt was under way
-			l.Submit(setting("another").Step)
-			return <-s.peers
-		}
-	}()
-	if words := p.request(); words[1] == dropped.Keys.Lock {
-		t.Errorf("sent although it was taken back: %q", words)
-	}
-	late := setting("late")
-	l.Submit(late.Step)
+	l := s.line(true)
+	first := setting("first")
+	l.Submit(first.Step)
+	p := <-s.peers
 	p.request()
-	if late.Drop() {
-		t.Error("a step that has left is taken back")
+	if first.Drop() {
+		t.Error("a step that has left is dropped")
 	}
-	l.Doubt()
-	next := setting("next")
-	l.Submit(next.Step)
-	other := <-s.peers
-	if words := other.request(); words[1] != next.Keys.Lock {
-		t.Errorf("sent %q on the next connection", words)
+	dropped, stays := setting("dropped"), setting("stays")
+	l.Submit(dropped.Step, stays.Step) // which wait for the answer
+	if !dropped.Drop() {
+		t.Error("a step that has not left is not dropped")
 	}
-	other.reply("+OK\r\n")
-	next.want(t, redisscript.TakeGranted)
-	p.reply("+OK\r\n+OK\r\n")
-	late.want(t, redisscript.TakeGranted)
+	p.reply("+OK\r\n")
+	if words := p.request(); words[1] != stays.Keys.Lock {
+		t.Errorf("sent %q, want the step that was not dropped", words)
+	}
+	p.reply("+OK\r\n")
+	first.want(t, redisscript.TakeGranted)
+	stays.want(t, redisscript.TakeGranted)
 	if n := dropped.times.Load(); n > 0 {
-		t.Errorf("a step that was taken back was told %d times", n)
+		t.Errorf("a step that was dropped was told %d times", n)
+	}
+}
+
+// A line that cannot connect fails the steps that were pending, and connects for later ones.
+func TestLineConnectsAgain(t *testing.T) {
+	t.Parallel()
+	for _, ordered := range []bool{false, true} {
+		s := newServer(t)
+		s.fail.Store(true)
+		l := s.line(ordered)
+		refused := setting("refused")
+		l.Submit(refused.Step)
+		refused.wantFailure(t, false)
+		s.fail.Store(false)
+		go s.serve()
+		for end := time.Now().Add(time.Minute); ; { // an ordered line refuses for a while
+			next := setting("next")
+			l.Submit(next.Step)
+			if next.end(t); next.Err == nil {
+				break
+			} else if !ordered || next.Err.Sent || time.Now().After(end) {
+				t.Fatalf("ordered %v: %+v after the server has come back", ordered, next.Err)
+			}
+		}
+	}
+}
+
+// A server that closes each connection before its first request is asked at longer and longer intervals, like a server
+// that accepts no connection.
+func TestLinePausesWhenConnectionsAreOfNoUse(t *testing.T) {
+	t.Parallel()
+	for _, ordered := range []bool{false, true} {
+		s := newServer(t)
+		var closes atomic.Bool
+		closes.Store(true)
+		var tries atomic.Int32
+		l := NewLine(Options{
+			Clock: backend.SystemClock(), Ordered: ordered, Report: func(*redisconn.Failure) {}, patience: time.Minute,
+			Connect: func() (*Conn, error) {
+				if tries.Add(1) == 100 {
+					return nil, errors.New("too many tries")
+				}
+				conn, err := s.connect()
+				if err == nil && closes.Load() {
+					(<-s.peers).Close()
+				}
+				return conn, err
+			},
+		})
+		t.Cleanup(func() { l.Close() })
+		const n = 6
+		begin, pauses := time.Now(), time.Duration(0)
+		for tries.Load() < n {
+			o := setting("n")
+			l.Submit(o.Step)
+			o.wantFailure(t, false)
+		}
+		for i := range n - 1 {
+			pauses += 5 * time.Millisecond << i
+		}
+		if took := time.Since(begin); tries.Load() != n || took < pauses {
+			t.Errorf("ordered %v: %d tries within %v, want pauses of %v", ordered, tries.Load(), took, pauses)
+		}
+		closes.Store(false)
+		go s.serve()
+		for end := time.Now().Add(time.Minute); ; { // an ordered line refuses for a while
+			next := setting("next")
+			l.Submit(next.Step)
+			if next.end(t); next.Err == nil {
+				break
+			} else if !ordered || next.Err.Sent || time.Now().After(end) {
+				t.Fatalf("ordered %v: %+v after the server is well", ordered, next.Err)
+			}
+		}
+		s.awaitRest(l)
+		if l.mu.Lock(); l.misses != 0 {
+			t.Errorf("%d failed tries after one that has led to an answer", l.misses)
+		}
+		l.mu.Unlock()
+	}
+}
+
+// Steps do not wait long behind a silent connection, unless they are ordered, and not at all behind a caller that has
+// left.
+func TestLinePassesASilentConnection(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l := s.line(false)
+	l.o.patience = patience
+	silent, also := setting("silent"), setting("also silent")
+	l.Submit(silent.Step, also.Step)
+	p := <-s.peers
+	p.request()
+	p.request()
+	for i, doubt := range []func(){func() {}, l.Doubt} {
+		next, another := setting(fmt.Sprint("next", i)), setting(fmt.Sprint("another", i))
+		l.Submit(next.Step, another.Step)
+		doubt()
+		other := <-s.peers
+		for _, o := range []*told{next, another} {
+			if words := other.request(); words[1] != o.Keys.Lock {
+				t.Errorf("sent %q on the next connection", words)
+			}
+		}
+	}
+	p.reply("+OK\r\n$-1\r\n")
+	silent.want(t, redisscript.TakeGranted)
+	also.want(t, redisscript.TakeRefused)
+}
+
+// After a silent connection an ordered line takes another one when the server has read the last one to its end, or
+// after orderTime.
+func TestLineKeepsOrderBetweenConnections(t *testing.T) {
+	t.Parallel()
+	for _, reads := range []bool{true, false} {
+		s := newServer(t)
+		l := s.line(true)
+		first, second := setting("n"), freeing("n")
+		first.Deadline = time.Now().Add(time.Millisecond)
+		l.Submit(first.Step)
+		p := <-s.peers
+		p.request()
+		l.Submit(second.Step)
+		first.wantFailure(t, true)
+		ended := time.Now()
+		if _, ok := p.next(); ok {
+			t.Error("something was sent behind the silent step")
+		}
+		if reads {
+			select {
+			case <-s.peers:
+				t.Fatal("it connects while the server has not carried out what was sent")
+			case <-time.After(orderTime / 2):
+			}
+			p.Close()
+		}
+		next := <-s.peers
+		if took := time.Since(ended); !reads && took < orderTime/2 {
+			t.Errorf("it connects after %v", took)
+		}
+		next.reply(answerTo(next.request()))
+		second.want(t, int64(1))
+	}
+}
+
+// Impatient callers of a silent server do not cost it a connection each.
+func TestLineBoundsItsConnections(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l := s.line(false)
+	for i := range 3 * maxWires {
+		o, another := setting(fmt.Sprint(i)), setting(fmt.Sprint("another", i))
+		l.Submit(o.Step, another.Step)
+		if i < maxWires {
+			s.await("the steps have left", func() bool { return another.state.Load() == taken })
+		} else if o.state.Load() == taken {
+			t.Fatalf("exchange %d of a silent server", i+1)
+		}
+		l.Doubt()
+	}
+	s.await("the connections", func() bool { return len(s.peers) == maxWires })
+	for range maxWires {
+		(<-s.peers).Close()
+	}
+	go s.serve()
+	last := setting("last")
+	l.Submit(last.Step)
+	last.want(t, redisscript.TakeGranted)
+}
+
+// rested returns a line with a connection at rest, and the server's end of that.
+func (s *server) rested() (*Line, *peer) {
+	s.t.Helper()
+	l, o := s.line(false), setting("first")
+	l.Submit(o.Step)
+	p := <-s.peers
+	p.request()
+	p.reply("+OK\r\n")
+	o.want(s.t, redisscript.TakeGranted)
+	s.awaitRest(l)
+	return l, p
+}
+
+// awaitRest waits until the only connection of l rests.
+func (s *server) awaitRest(l *Line) {
+	s.t.Helper()
+	s.await("the connection rests", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.idle) == 1
+	})
+}
+
+// await waits until ok.
+func (s *server) await(what string, ok func() bool) {
+	s.t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			s.t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// A lone caller has its answer when Carry returns. Callers that come one at a time do not wait for each other.
+func TestCarry(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l, p := s.rested()
+	carried, mine := make(chan struct{}), setting("mine")
+	go func() {
+		l.Carry(t.Context(), mine.Step)
+		if mine.times.Load() != 1 {
+			t.Error("Carry returned without the answer")
+		}
+		close(carried)
+	}()
+	p.request()
+	other := setting("other")
+	l.Submit(other.Step)
+	beside := <-s.peers
+	beside.request()
+	beside.reply("$-1\r\n")
+	other.want(t, redisscript.TakeRefused)
+	p.reply("+OK\r\n")
+	<-carried
+	mine.want(t, redisscript.TakeGranted)
+}
+
+// A caller whose context ends does not wait for the answer. The server may have carried out the step, and the end of
+// that is known.
+func TestCarryEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	l, p := s.rested()
+	ctx, cancel := context.WithCancel(t.Context())
+	carried, o := make(chan struct{}), setting("n")
+	go func() {
+		l.Carry(ctx, o.Step)
+		close(carried)
+	}()
+	p.request()
+	cancel()
+	<-carried
+	o.wantFailure(t, true)
+	select {
+	case <-o.Drained:
+		t.Error("what was sent counts as carried out while the server has not read to the end")
+	default:
+	}
+	if _, ok := p.next(); ok {
+		t.Error("something was sent behind it")
+	}
+	p.Close()
+	select {
+	case <-o.Drained:
+	case <-time.After(time.Minute):
+		t.Fatal("the end of what was sent is never known")
+	}
+	go s.serve()
+	next := setting("next")
+	l.Carry(t.Context(), next.Step)
+	next.want(t, redisscript.TakeGranted)
+}
+
+// Renew and Close end a connection at rest.
+func TestLineEndsAtRest(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	for _, end := range []func(*Line){(*Line).Renew, func(l *Line) { <-l.Close() }} {
+		l, p := s.rested()
+		end(l)
+		if _, ok := p.next(); ok {
+			t.Error("something was sent")
+		}
+		if addr := l.Addr(); addr != nil {
+			t.Errorf("after the end it leads to %v", addr)
+		}
 	}
 }

@@ -1,6 +1,10 @@
-// Package rediswire carries the steps of locks to Redis servers: one pipelined connection to each, with any number of
-// requests in flight. Package redis has one line to its server or to each node of a cluster, package redlock one to
-// each of its servers.
+// Package rediswire carries the steps of locks to Redis servers: the steps of concurrent callers share the pipelines of
+// go-redis. Package redis has one line to its server or to each node of a cluster, package redlock one to each of its
+// servers.
+//
+// The auto-pipelining of go-redis does not serve: it does not say whether a command was sent, which is the difference
+// between ErrUnavailable and ErrUnknown, keeps commands for callers that have left, and closes a connection without
+// waiting until the server has carried out the requests.
 package rediswire
 
 import (
@@ -13,7 +17,7 @@ import (
 )
 
 // Step is one step for one server: of the script, or one of the native ones. Its fields are the caller's until it is
-// submitted, and again once its Owner was told of its end.
+// submitted, and again once its Owner was notified of its end.
 type Step struct {
 	Code string
 	Keys redisscript.Keys
@@ -30,7 +34,7 @@ type Step struct {
 	// The script's source travels along, since the server did not know its hash.
 	inline bool
 
-	// Before the first byte left.
+	// An instant before the first byte left.
 	SentAt backend.Instant
 	Answer any
 	Err    *redisconn.Failure
@@ -38,8 +42,7 @@ type Step struct {
 	Drained <-chan struct{}
 }
 
-// Owner is told when a step has ended, by whatever goroutine ended it, often the one that reads the connection. It must
-// not block.
+// Owner is notified when a step has ended, by any goroutine. It must not block.
 type Owner interface{ Ended() }
 
 // States of a step.
@@ -47,12 +50,11 @@ const (
 	pending uint32 = iota
 	// It may have left the process.
 	taken
-	// Its caller gave up before it was taken.
+	// Its caller has left before it was taken.
 	dropped
 )
 
-// Drop takes a step back, whose Owner is then told nothing. It is false if that is too late. Among a writer and its
-// caller exactly one wins, by the state alone; the step stays in its line's list until the next write passes over it.
+// Drop drops a step that has not left. Its Owner is not notified then. It is false if the step may have left.
 func (s *Step) Drop() bool { return s.state.CompareAndSwap(pending, dropped) }
 
 // Again makes a step that has ended, or was never submitted, ready to be submitted.

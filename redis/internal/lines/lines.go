@@ -81,7 +81,7 @@ func New(client goredis.UniversalClient, clock backend.Clock, prefix string, sus
 // line returns a new line to the server of opt.
 func (ls *Lines) line(opt goredis.Options) *rediswire.Line {
 	o := ls.options
-	o.Connect = func() (net.Conn, error) {
+	o.Connect = func() (*rediswire.Conn, error) {
 		conn, err := rediswire.Connect(opt)
 		if err == nil {
 			ls.dialled()

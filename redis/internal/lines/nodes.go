@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -56,13 +57,18 @@ func MasterOf(ctx context.Context, cluster *goredis.ClusterClient, lock string) 
 // but not with its cancellation, so the question is asked on a separate goroutine, which ends after answerTime at the
 // latest. A step cannot be left behind like that: its outcome would matter.
 func Question[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
+	return QuestionFor(ctx, answerTime, ask)
+}
+
+// QuestionFor is Question with another time than answerTime.
+func QuestionFor[T any](ctx context.Context, most time.Duration, ask func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		value T
 		err   error
 	}
 	got := make(chan answer, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(ctx, answerTime)
+		ctx, cancel := context.WithTimeout(ctx, most)
 		defer cancel()
 		value, err := ask(ctx)
 		got <- answer{value, err}

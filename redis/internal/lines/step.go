@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/internal/redisconn"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/rediswire"
@@ -116,7 +117,7 @@ func moving(err error) bool {
 // once sends a step once, and shows it to the hooks of a client that was handed in.
 func (ls *Lines) once(ctx context.Context, s *Step) error {
 	if err := ctx.Err(); err != nil {
-		return &redisconn.Failure{Cause: err, Fatal: true}
+		return &redisconn.Failure{Cause: err}
 	}
 	if ls.hooks != nil { // and no function is made without them
 		return ls.hooks.process(ctx, s.Code, s.Keys.Lock, func(ctx context.Context) error { return ls.carry(ctx, s) })
@@ -134,8 +135,17 @@ func (ls *Lines) carry(ctx context.Context, s *Step) error {
 	}
 	s.lines = ls
 	s.line.Store(l)
-	l.Carry(&s.Step)
+	l.Carry(ctx, &s.Step)
 	return await(ctx, s)
+}
+
+// Send sends a step that nobody awaits, and that no hook sees.
+func (ls *Lines) Send(ctx context.Context, s *Step) {
+	if l, err := ls.of(ctx, s.Keys.Lock); err == nil {
+		s.lines = ls
+		s.line.Store(l)
+		l.Submit(&s.Step)
+	}
 }
 
 // submitAll sends steps together: each line gets its own in one piece, and they leave in one write. Those that have no
@@ -243,7 +253,7 @@ func contextFirst(ctx context.Context, s *Step) error {
 	if s.Err == nil {
 		return nil
 	}
-	if ended := redisconn.Ended(ctx); ended != nil && !s.Err.Fatal {
+	if ended := redisconn.Ended(engine.Caller(ctx)); ended != nil && !s.Err.Fatal {
 		return &redisconn.Failure{Cause: fmt.Errorf("%w: %w", ended, s.Err), Sent: s.Err.Sent}
 	}
 	return s.Err

@@ -1,4 +1,4 @@
-package binding
+package redis
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 )
 
 // Look is engine.Inspector's.
-func (s *Service) Look(ctx context.Context, name string) (backend.State, error) {
+func (s *service) Look(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
 	}
@@ -56,7 +56,7 @@ const pageKeys = 1000
 // Names is engine.Inspector's: one SCAN of one master, and the values of its keys. after is the number of the master
 // and its cursor. SCAN goes by the client and not by a line: it may take long, and everybody's steps would stand behind
 // it.
-func (s *Service) Names(ctx context.Context, prefix, after string) (page []backend.State, next string, err error) {
+func (s *service) Names(ctx context.Context, prefix, after string) (page []backend.State, next string, err error) {
 	n, text, _ := strings.Cut(after, " ")
 	number, _ := strconv.Atoi(n)
 	cursor, _ := strconv.ParseUint(text, 10, 64)
@@ -108,7 +108,7 @@ func (s *Service) Names(ctx context.Context, prefix, after string) (page []backe
 }
 
 // Force is engine.Forcer's. A condition names a value, which the step that ends the hold compares.
-func (s *Service) Force(ctx context.Context, r backend.ForceRequest) (int, error) {
+func (s *service) Force(ctx context.Context, r backend.ForceRequest) (int, error) {
 	keys, start := s.keys(r.Name), ""
 	if r.Conditional() {
 		answer, err := s.do(ctx, redisscript.Inform, keys)

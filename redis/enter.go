@@ -1,4 +1,4 @@
-package binding
+package redis
 
 import (
 	"context"
@@ -13,37 +13,35 @@ import (
 	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
-// keeps says that the hold that a request has stays as it is, through whichever client: the repetition is answered with
-// it.
-const keeps = "2"
-
 // Enter is engine.Service's.
-func (s *Service) Enter(ctx context.Context, e engine.Entering) (engine.Position, error) {
-	if err := s.fit(ctx); err != nil {
+func (s *service) Enter(ctx context.Context, e engine.Entering) (engine.Position, error) {
+	if err := s.fit(ctx, e.Sent); err != nil {
 		return engine.Position{}, err
 	}
+	before := s.last.Load()
 	p, err := s.enter(ctx, &e)
 	if err != nil || !p.Held || s.o.Replicas == 0 {
 		return p, err
 	}
 	all := []engine.Position{p}
-	err = s.confirmed(ctx, []engine.Entering{e}, all)
+	err = s.confirmed(ctx, []engine.Entering{e}, all, before)
 	return all[0], err
 }
 
 // enter asks for one name. A free name that nobody is known to want is taken by SET NX and EXISTS of the queue, and a
 // name that was handed over is accepted; the script does all else. Without a subscription a request takes no place in
 // the queue: a release passes over a client that nobody hears.
-func (s *Service) enter(ctx context.Context, e *engine.Entering) (engine.Position, error) {
+func (s *service) enter(ctx context.Context, e *engine.Entering) (engine.Position, error) {
 	r := &e.Request
 	keys := s.keys(r.Name)
-	if e.Handed != "" {
+	if e.Handed != "" && !e.Shared {
 		if p, held, err := s.accept(ctx, e, keys); held || err != nil {
 			return p, err
 		}
 	}
-	h := s.hold(r)
-	value, px := h.Value(), redisscript.Millis(h.PX)
+	h := s.hold(r, e.Sent)
+	value, start, incarnation := h.Texts()
+	px := redisscript.Millis(h.PX)
 	fresh := r.Fresh && !e.Again
 	if fresh && r.Kind == backend.KindExclusive && !s.wanted.Has(keys.Lock) {
 		answer, err := s.do(ctx, redisscript.Take, keys, value, px)
@@ -51,7 +49,7 @@ func (s *Service) enter(ctx context.Context, e *engine.Entering) (engine.Positio
 		case err != nil:
 			return engine.Position{}, err
 		case answer == redisscript.TakeGranted:
-			return s.granted(r, h.Incarnation(), h.Metadata), nil
+			return s.granted(r, incarnation, start), nil
 		}
 		s.wanted.Note(keys.Lock)
 		if answer == redisscript.TakeAhead {
@@ -61,7 +59,10 @@ func (s *Service) enter(ctx context.Context, e *engine.Entering) (engine.Positio
 	wait := r.Wait && s.push.stands(s)
 	code, args := codeOf(r, fresh, wait), []string{value, px}
 	if !fresh {
-		args = append(args, r.RequestID, keeps)
+		args = append(args, r.RequestID, redisscript.KeepsAny)
+		if e.Shared {
+			args[len(args)-1] = redisscript.KeepsShared
+		}
 	}
 	answer, err := s.do(ctx, code, keys, args...)
 	if err != nil {
@@ -71,7 +72,7 @@ func (s *Service) enter(ctx context.Context, e *engine.Entering) (engine.Positio
 }
 
 // giveWay puts a grant of SET NX behind the waiters. Whatever fails, the name may be held.
-func (s *Service) giveWay(
+func (s *service) giveWay(
 	ctx context.Context, r *backend.Request, h *redisscript.Hold, keys redisscript.Keys, value, px string,
 ) (engine.Position, error) {
 	wait := "0"
@@ -107,52 +108,53 @@ func codeOf(r *backend.Request, fresh, wait bool) string {
 }
 
 // accept turns an offer into a hold of the whole TTL. held is false if the offer is over.
-func (s *Service) accept(ctx context.Context, e *engine.Entering, keys redisscript.Keys) (
+func (s *service) accept(ctx context.Context, e *engine.Entering, keys redisscript.Keys) (
 	p engine.Position, held bool, err error,
 ) {
 	r := &e.Request
-	h := redisconn.HoldOf(*r, s.identity, 0)
-	h.Nonce = e.Handed
+	h := redisconn.HoldOf(*r, s.identity, e.Handed)
+	_, start, incarnation := h.Texts()
 	code := redisscript.Accept
 	if r.Kind != backend.KindExclusive {
 		code = redisscript.GroupAccept
 	}
-	answer, err := s.do(ctx, code, keys, h.Start(), redisscript.Millis(h.PX))
+	answer, err := s.do(ctx, code, keys, start, redisscript.Millis(h.PX))
 	if err != nil || answer != int64(1) {
 		return p, false, err
 	}
-	p = s.granted(r, h.Incarnation(), h.Metadata)
+	p = s.granted(r, incarnation, start)
 	p.Queued = true
 	return p, true, nil
 }
 
 // Handed is engine.Handover's: the nonce says when the Enter was sent that the script has read in the queue.
-func (s *Service) Handed(e engine.Entering, nonce string) (
+func (s *service) Handed(e engine.Entering, nonce string) (
 	p engine.Position, sent backend.Instant, ttl time.Duration, ok bool,
 ) {
-	at, err := strconv.ParseInt(nonce[:instantDigits], 36, 64)
-	if err != nil || s.o.Replicas > 0 {
+	at, err := strconv.ParseInt(nonce[:instantDigits], 32, 64)
+	if err != nil || s.o.Replicas > 0 || s.lines.Sharded.Load() { // see Extend
 		return p, 0, 0, false
 	}
-	h := redisconn.HoldOf(e.Request, s.identity, 0)
-	h.Nonce = nonce
-	return s.granted(&e.Request, h.Incarnation(), h.Metadata), backend.Instant(at), min(h.PX, redisscript.OfferTime), true
+	h := redisconn.HoldOf(e.Request, s.identity, nonce)
+	_, start, incarnation := h.Texts()
+	return s.granted(&e.Request, incarnation, start), backend.Instant(at), min(h.PX, redisscript.OfferTime), true
 }
 
 // position reads the answer to one Enter.
-func (s *Service) position(ctx context.Context, r *backend.Request, h *redisscript.Hold, answer any) (
+func (s *service) position(ctx context.Context, r *backend.Request, h *redisscript.Hold, answer any) (
 	p engine.Position, err error,
 ) {
 	switch answer {
 	case int64(1):
-		return s.granted(r, h.Incarnation(), h.Metadata), nil
+		_, start, incarnation := h.Texts()
+		return s.granted(r, incarnation, start), nil
 	case int64(0):
-		return engine.Position{Placed: true, Queued: true, Place: h.Nonce}, nil
+		return engine.Position{Placed: true, Queued: true, Place: h.Value()}, nil
 	case int64(redisscript.Mismatch):
 		return p, s.mismatch(ctx, r.Name)
 	}
 	if incarnation, ok := redisscript.ParseKept(answer, r.RequestID); ok {
-		return s.granted(r, incarnation, h.Metadata), nil
+		return s.granted(r, incarnation, redisscript.StartOf(incarnation, r.RequestID)), nil
 	}
 	state, ok := redisscript.ParseState(answer)
 	if !ok {
@@ -162,12 +164,10 @@ func (s *Service) position(ctx context.Context, r *backend.Request, h *redisscri
 	return p, nil
 }
 
-// granted is the position of a hold. The incarnation carries the metadata along, which only Redlock reads.
-func (s *Service) granted(r *backend.Request, incarnation, _ string) engine.Position {
-	p := engine.Position{
-		Held: true, Incarnation: incarnation,
-		Nonce: redisscript.NonceOf(redisscript.StartOf(incarnation, r.RequestID)),
-	}
+// granted is the position of a hold.
+func (s *service) granted(r *backend.Request, incarnation, start string) engine.Position {
+	s.unreleased.forget(start)
+	p := engine.Position{Held: true, Incarnation: incarnation, Nonce: redisscript.NonceOf(start)}
 	if r.MinHold > 0 {
 		p.MinHoldUntil = s.clock.Now().Add(r.MinHold) // not before the server's grant
 	}
@@ -175,7 +175,7 @@ func (s *Service) granted(r *backend.Request, incarnation, _ string) engine.Posi
 }
 
 // mismatch asks for the present use of a name. If its user has gone meanwhile, the error names nobody.
-func (s *Service) mismatch(ctx context.Context, name string) error {
+func (s *service) mismatch(ctx context.Context, name string) error {
 	e := &backend.LimitError{Name: name}
 	answer, err := s.do(ctx, redisscript.Inform, s.keys(name))
 	if err != nil {
@@ -200,28 +200,31 @@ func (s *Service) mismatch(ctx context.Context, name string) error {
 
 // EnterSet is engine.Sets's. A set that has to wait is backend.ErrUnsupported without effects, and the core acquires
 // the names one after the other.
-func (s *Service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
+func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
 	if len(rs) > lines.MaxSteps || s.lines.Sharded.Load() {
 		return nil, backend.ErrUnsupported
 	}
-	if err := s.fit(ctx); err != nil {
+	if err := s.fit(ctx, rs[0].Sent); err != nil {
 		return nil, err
 	}
 	if s.lines.Sharded.Load() { // as the first look has found
 		return nil, backend.ErrUnsupported
 	}
+	before := s.last.Load()
 	step := lines.NewStep(redisscript.TryAll, s.keys(rs[0].Name))
-	again := "0"
 	holds, requests := make([]redisscript.Hold, len(rs)), make([]string, len(rs))
-	args := []string{again}
+	args := []string{"0"}
 	for i := range rs {
-		if !rs[i].Fresh || rs[i].Again {
-			args[0] = keeps
+		switch {
+		case rs[i].Again: // what an earlier Enter was granted ends with a refusal
+			args[0] = redisscript.Keeps
+		case !rs[i].Fresh:
+			args[0] = redisscript.KeepsAny
 		}
 		if i > 0 {
 			step.Others = append(step.Others, s.keys(rs[i].Name))
 		}
-		holds[i], requests[i] = s.hold(&rs[i].Request), rs[i].RequestID
+		holds[i], requests[i] = s.hold(&rs[i].Request, rs[i].Sent), rs[i].RequestID
 		args = append(args, holds[i].Value(), rs[i].RequestID)
 	}
 	step.Args = args
@@ -235,19 +238,20 @@ func (s *Service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 	}
 	all := make([]engine.Position, len(rs))
 	for i := range rs {
-		incarnation := holds[i].Incarnation()
+		_, start, incarnation := holds[i].Texts()
 		if kept != nil && kept[i] != "" {
 			incarnation = kept[i]
+			start = redisscript.StartOf(incarnation, rs[i].RequestID)
 		}
-		all[i] = s.granted(&rs[i].Request, incarnation, holds[i].Metadata)
+		all[i] = s.granted(&rs[i].Request, incarnation, start)
 	}
 	if s.o.Replicas > 0 {
-		err = s.confirmed(ctx, rs, all)
+		err = s.confirmed(ctx, rs, all, before)
 	}
 	return all, err
 }
 
-func (s *Service) setRefused(ctx context.Context, rs []engine.Entering, answer any) error {
+func (s *service) setRefused(ctx context.Context, rs []engine.Entering, answer any) error {
 	refused, ok := redisscript.ParseRefused(answer, len(rs))
 	switch {
 	case !ok:

@@ -1,4 +1,4 @@
-package binding
+package redis
 
 import (
 	"context"
@@ -25,7 +25,7 @@ const (
 )
 
 // Check is engine.Checks's.
-func (s *Service) Check(ctx context.Context, all []engine.Waiters, queues int) ([]engine.Found, error) {
+func (s *service) Check(ctx context.Context, all []engine.Waiters, queues int) ([]engine.Found, error) {
 	out := make([]engine.Found, len(all))
 	var looked, peeked []int
 	for i := range all {
@@ -46,7 +46,7 @@ func (s *Service) Check(ctx context.Context, all []engine.Waiters, queues int) (
 }
 
 // peek returns the numbers of the queues that deserve a look: nobody holds the name, or this client does.
-func (s *Service) peek(ctx context.Context, all []engine.Waiters, peeked []int) (found []int, err error) {
+func (s *service) peek(ctx context.Context, all []engine.Waiters, peeked []int) (found []int, err error) {
 	var steps []*lines.Step
 	for chunk := range slices.Chunk(peeked, redisscript.MaxPeek) {
 		step := lines.NewStep(redisscript.Peek, s.keys(all[chunk[0]].Name), strconv.Itoa(len(chunk)), s.identity)
@@ -70,7 +70,7 @@ func (s *Service) peek(ctx context.Context, all []engine.Waiters, peeked []int) 
 }
 
 // look asks for the state of the waiters of each queue, which tells the server that they live, and settles.
-func (s *Service) look(
+func (s *service) look(
 	ctx context.Context, all []engine.Waiters, looked []int, queues int, out []engine.Found,
 ) error {
 	steps := make([]*lines.Step, len(looked))
@@ -80,7 +80,7 @@ func (s *Service) look(
 		steps[n] = lines.NewStep(redisscript.Look, s.keys(all[i].Name))
 		steps[n].Args = append(make([]string, 0, 1+len(asked[n])), s.identity)
 		for _, e := range asked[n] {
-			steps[n].Args = append(steps[n].Args, e.Place)
+			steps[n].Args = append(steps[n].Args, redisscript.NonceIn(e.Place))
 		}
 	}
 	answers, errs := s.doAll(ctx, steps)

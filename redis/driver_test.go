@@ -14,69 +14,35 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/redisscript"
 	"github.com/fencelock/fencelock/internal/testtier"
-	"github.com/fencelock/fencelock/redis/internal/binding"
 )
 
-// bind returns a driver of the engine's binding, and the proxy before the server.
-func (s *testServer) bind(t testing.TB) (*engine.Driver, *fault.Proxy) {
+// bind returns a driver, and the proxy before the server.
+func (s *testServer) bind(t testing.TB) (*Driver, *fault.Proxy) {
 	t.Helper()
 	p, err := fault.NewProxy(s.addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	return bindAt(t, p.Addr()), p
-}
-
-func bindAt(t testing.TB, addr string) *engine.Driver {
-	return bindTo(t, goredis.NewClient(fitOptions(addr)))
-}
-
-// bindTo returns a driver of the engine's binding on a client that it may use until the end of the test.
-func bindTo(t testing.TB, c goredis.UniversalClient) *engine.Driver {
-	return bindWith(t, c, &binding.Options{Name: "redis-engine"})
-}
-
-func bindWith(t testing.TB, c goredis.UniversalClient, o *binding.Options) *engine.Driver {
-	d := engine.New(binding.New(c, o))
-	t.Cleanup(func() {
-		_ = d.Close(within(t, slack))
-		_ = c.Close()
-	})
-	return d
-}
-
-// looks returns how many looks the server has answered: each asks for one time to live.
-func looks(t testing.TB, c *goredis.Client) (n int64) {
-	t.Helper()
-	for name, stat := range c.InfoMap(context.Background(), "commandstats").Val()["Commandstats"] {
-		if name == "cmdstat_pttl" {
-			calls, _, _ := strings.Cut(strings.TrimPrefix(stat, "calls="), ",")
-			for _, digit := range calls {
-				n = 10*n + int64(digit-'0')
-			}
-		}
-	}
-	return n
+	return openAt(t, p.Addr()), p
 }
 
 // A step that was sent on a connection that broke is not sent again, whether it was sent alone or with others.
-func TestBindingSendsOnce(t *testing.T) {
+func TestSendsOnce(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, link := s.bind(t)
 	admin := s.admin(t)
-	for _, n := range []int64{1, 20} {
+	for _, n := range []int{1, 20} {
 		// On a busy machine the replies may be there before the connection breaks.
 		eventually(t, fmt.Sprintf("some of %d calls fail", n), func() bool {
 			if _, err := d.Look(within(t, 10*slack), "name"); err != nil {
 				t.Fatal(err)
 			}
-			before := looks(t, admin)
+			before := calls(t, admin, "pttl")        // a look carries out one
 			link.Delay(fault.Replies, time.Second/2) // the first call holds up the others, which leave together
 			var all sync.WaitGroup
 			var broken atomic.Int64
@@ -87,11 +53,11 @@ func TestBindingSendsOnce(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "the server has run what was sent", func() bool { return looks(t, admin)-before >= n })
+			eventually(t, "the server has run what was sent", func() bool { return calls(t, admin, "pttl")-before >= n })
 			link.Reset()
 			link.Pass()
 			all.Wait()
-			if ran := looks(t, admin) - before; ran > n {
+			if ran := calls(t, admin, "pttl") - before; ran > n {
 				t.Errorf("%d calls, of which %d failed, made the server carry out %d steps", n, broken.Load(), ran)
 			}
 			return broken.Load() > 0
@@ -100,7 +66,7 @@ func TestBindingSendsOnce(t *testing.T) {
 }
 
 // A push that was late is not taken for a hold that began when it arrived.
-func TestBindingDatesPushes(t *testing.T) {
+func TestDatesPushes(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
 	s := startServer(t)
@@ -135,7 +101,7 @@ func TestBindingDatesPushes(t *testing.T) {
 
 // A master that was demoted keeps the connections of its subscribers, and passes on what the new master publishes,
 // however late. The hold that such a push brings is dated by the waiter's own last sign of life, so it is over.
-func TestBindingDatesHandovers(t *testing.T) {
+func TestDatesHandovers(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
 	const soon = "--repl-diskless-sync-delay"
@@ -157,7 +123,7 @@ func TestBindingDatesHandovers(t *testing.T) {
 		})
 	}
 	follow(next, old.addr)
-	holder, d := old.open(t), bindAt(t, old.addr)
+	holder, d := old.open(t), openAt(t, old.addr)
 	g := mustAcquire(t, holder, request("name", time.Minute, false))
 
 	r := request("name", 10*time.Second, true)
@@ -208,7 +174,7 @@ func TestBindingDatesHandovers(t *testing.T) {
 }
 
 // A server that may evict a hold grants none, also when that was set later, and lets what is held be kept and released.
-func TestBindingRefusesUnfitServers(t *testing.T) {
+func TestRefusesUnfitServers(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, link := s.bind(t)
@@ -241,15 +207,16 @@ func TestBindingRefusesUnfitServers(t *testing.T) {
 }
 
 // A grant that no replica confirms is released, and ends the request for good, also when it waits.
-func TestBindingRefusesWithoutReplicas(t *testing.T) {
+func TestRefusesWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	d := bindWith(t, goredis.NewClient(fitOptions(s.addr)), &binding.Options{
-		Name: "redis-engine", Replicas: 1, ReplicaTimeout: 10 * time.Millisecond,
+	d := newDriver(goredis.NewClient(fitOptions(s.addr)), true, nil, &Options{
+		Replicas: 1, ReplicaTimeout: 10 * time.Millisecond,
 	})
+	defer d.Close(within(t, slack))
 	refused := func(what string, err error) {
 		t.Helper()
-		var replicas *binding.ReplicasError
+		var replicas *ReplicasError
 		if !errors.As(err, &replicas) || !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) ||
 			errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %v, want a ReplicasError and ErrUnavailable", what, err)
@@ -271,10 +238,11 @@ func TestBindingRefusesWithoutReplicas(t *testing.T) {
 }
 
 // Every call says what is wrong with the options, and nothing is sent.
-func TestBindingReportsInvalidOptions(t *testing.T) {
+func TestReportsInvalidOptions(t *testing.T) {
 	t.Parallel()
 	unfit := &backend.ConfigError{Setting: "an option", Value: "this", Want: "that", Why: "of a test"}
-	d := bindWith(t, goredis.NewClient(fitOptions("127.0.0.1:1")), &binding.Options{Name: "redis-engine", Unfit: unfit})
+	d := newDriver(goredis.NewClient(fitOptions("127.0.0.1:1")), true, unfit, &Options{})
+	defer d.Close(within(t, slack))
 	_, acquired := d.Acquire(within(t, time.Minute), request("name", time.Minute, true))
 	_, looked := d.Look(within(t, time.Minute), "name")
 	for what, err := range map[string]error{
