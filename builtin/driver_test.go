@@ -241,7 +241,7 @@ func TestEndedSessionIsTold(t *testing.T) {
 			t.Errorf("release: %v, want ErrNotHeld", err)
 		}
 		if all := asked[*lockpb.Request_OpenSession](f); len(all) != 2 || string(all[0].Session) == string(all[1].Session) {
-			t.Errorf("sessions %v, want a second one with an id of its own", all)
+			t.Errorf("sessions %v, want a second one with its own id", all)
 		}
 	})
 }
@@ -427,7 +427,7 @@ func TestAttemptWithoutAnAnswerIsUnknown(t *testing.T) {
 		f.plays(nil)
 		time.Sleep(ttl / 2)
 		if len(asked[*lockpb.Request_Release](f)) != 0 {
-			t.Error("the hold was given back before its caller could ask for it again")
+			t.Error("the hold was released before its caller could ask for it again")
 		}
 		if g := take(t, d, r); g.Token != 2 {
 			t.Errorf("the same request again has token %v, want that of its hold", g.Token)
@@ -459,7 +459,7 @@ func TestHoldOfAnAttemptThatNobodyClaimsIsGivenBack(t *testing.T) {
 			t.Errorf("it still stands four TTLs later")
 		}
 		if f.holds["warm"] == nil {
-			t.Error("a hold that is held was given back")
+			t.Error("a hold that is held was released")
 		}
 	})
 }
@@ -529,7 +529,7 @@ func TestServerThatIsNotDurable(t *testing.T) {
 			t.Error(err)
 		}
 		if n := len(asked[*lockpb.Request_Release](f)); n != 1 {
-			t.Errorf("the hold without a token was given back %d times", n)
+			t.Errorf("the hold without a token was released %d times", n)
 		}
 	})
 	run(t, func(t *testing.T, f *fake, d *Driver) {

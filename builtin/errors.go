@@ -76,7 +76,7 @@ func closedError(nanos int64) error {
 //	SESSION_ENDED, CONFLICT       errSessionEnded, errConflict
 //	CANCELLED, STALE              errAgain
 //	DEADLOCK                      *backend.DeadlockError
-//	LIMIT_MISMATCH                backend.ErrLimitMismatch
+//	LIMIT_MISMATCH                *backend.LimitError
 //	INVALID                       *backend.InvalidError
 //	COMPACTED, UNSUPPORTED        backend.ErrCompacted, backend.ErrUnsupported
 //	DENIED                        backend.ErrDenied
@@ -100,7 +100,9 @@ func replyError(e *lockpb.Error) error {
 	case lockpb.Code_CODE_DEADLOCK:
 		return deadlockError(e)
 	case lockpb.Code_CODE_LIMIT_MISMATCH:
-		return fmt.Errorf("%w: %q", backend.ErrLimitMismatch, e.Message)
+		return &backend.LimitError{
+			Name: cmp.Or(e.Name, e.Message), Kind: kindOf(e.Kind), Limit: int(e.Limit), Holder: e.Holder,
+		}
 	case lockpb.Code_CODE_INVALID:
 		return invalidError(e)
 	case lockpb.Code_CODE_COMPACTED:

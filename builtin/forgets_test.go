@@ -71,7 +71,7 @@ func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 				t.Errorf("the next acquire is %v, want ErrHistoryLost", err)
 			}
 			if reason := <-lost; reason != backend.ReasonHistoryLost {
-				t.Errorf("the holder is told %q", reason)
+				t.Errorf("the holder is notified of %q", reason)
 			}
 			if c.notFresh {
 				return

@@ -42,10 +42,10 @@ func TestHistoryLost(t *testing.T) {
 				<-waiter.done
 				var history *backend.HistoryError
 				if !errors.As(waiter.err, &history) || !strings.HasPrefix(what, history.What) || history.Was == history.Now {
-					t.Errorf("the waiter is told %v, want ErrHistoryLost for the %s", waiter.err, what)
+					t.Errorf("the waiter gets %v, want ErrHistoryLost for the %s", waiter.err, what)
 				}
 				if reason := <-lost; reason != backend.ReasonHistoryLost {
-					t.Errorf("the holder is told %q", reason)
+					t.Errorf("the holder is notified of %q", reason)
 				}
 				before := len(f.requests)
 				if _, err := d.Acquire(t.Context(), request("new")); !errors.Is(err, backend.ErrHistoryLost) {

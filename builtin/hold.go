@@ -117,7 +117,7 @@ func (d *Driver) lose(k key, h *hold, loss backend.Loss) {
 //
 //	a session    it ends, with all that hangs on it
 //	a wait       the attempts that wait end, as waitLost says; one whose request is under way has an answer to come
-//	a hold       dropped, and its holder is told why; backend.ReasonEvicted where the server does not say
+//	a hold       dropped, and its holder is notified with the reason; backend.ReasonEvicted where the server does not say
 //
 // The caller unlocks with unlockAndTell.
 func (d *Driver) lost(l *lockpb.Lost) {

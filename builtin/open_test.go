@@ -43,7 +43,7 @@ func TestParseURL(t *testing.T) {
 		if _, err := syntax.ParseURL(raw); !errors.Is(err, backend.ErrInvalidOption) {
 			t.Errorf("%s: %v, want ErrInvalidOption", raw, err)
 		} else if strings.Contains(err.Error(), "secret") {
-			t.Errorf("%s: the message tells the password: %v", raw, err)
+			t.Errorf("%s: the message contains the password: %v", raw, err)
 		}
 	}
 }

@@ -291,7 +291,7 @@ func TestAttemptForASetWithoutAnAnswerIsUnknown(t *testing.T) {
 		f.plays(nil)
 		time.Sleep(ttl / 2)
 		if len(asked[*lockpb.Request_Release](f)) != 0 {
-			t.Error("something was given back before its caller could ask for it again")
+			t.Error("something was released before its caller could ask for it again")
 		}
 		if grants, err := d.AcquireAll(t.Context(), rs); err != nil || tokensOf(grants) != "x:2 y:3" {
 			t.Errorf("the same set again is %s, %v; want its holds", tokensOf(grants), err)

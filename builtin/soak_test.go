@@ -90,7 +90,7 @@ func (p *processes) soakKinds() []nemesis.Kind {
 			if ctx.Err() != nil {
 				return fmt.Errorf("node %d has not felt it: %w", node, ctx.Err())
 			}
-			time.Sleep(10 * time.Millisecond) // nobody tells
+			time.Sleep(10 * time.Millisecond) // no notification
 		}
 		return nil
 	}

@@ -51,7 +51,7 @@ func (p *processes) apart(d time.Duration) {
 	}
 }
 
-// cycles lets callers take and give back a name of their own each, for that long, and returns all cycles and how long
+// cycles lets callers acquire and release one name each, for that long, and returns all cycles and how long
 // they took together.
 func cycles(t *testing.T, addrs []string, callers int, length time.Duration) (all askedAll, took time.Duration) {
 	t.Helper()

@@ -73,7 +73,7 @@ func TestLearnerAmongTheMembers(t *testing.T) {
 			}
 			return err == nil
 		})
-		eventually(t, "the hold is given back", func() bool { return d.Release(t.Context(), got) == nil })
+		eventually(t, "the hold is released", func() bool { return d.Release(t.Context(), got) == nil })
 	}
 	if d.Describe().Exclusion != backend.ExclusionDurableServer {
 		t.Errorf("with one member that votes, exclusion is %v", d.Describe().Exclusion)

@@ -250,7 +250,7 @@ func (l *lease) place(key string, revision int64) {
 	l.placed[key] = revision
 }
 
-// has reports whether the hold of a key is the one that was created at a revision.
+// has reports whether the hold of a key was created at a revision.
 func (l *lease) has(key string, revision int64) bool {
 	l.placing.Lock()
 	defer l.placing.Unlock()

@@ -3,7 +3,9 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -269,6 +271,51 @@ func TestWaiterMovesWithItsSession(t *testing.T) {
 	}
 	if err := waiter.Release(t.Context(), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		t.Error(err)
+	}
+}
+
+// A hundred TTLs of one client need few leases: each lasts as long as every hold on it.
+func TestSimilarTTLsShareALease(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	admin, d := dial(t, server.Addr()), newDriver(t, server.Addr())
+	var held []backend.Grant
+	for i := range 100 {
+		g, err := d.Acquire(t.Context(), lasting(fmt.Sprintf("name-%d", i), false, time.Duration(20+i)*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, g)
+	}
+	for i, renewal := range d.Renew(t.Context(), held) {
+		if renewal.Err != nil || renewal.TTL != held[i].TTL {
+			t.Errorf("a hold of %v was renewed for %v: %v", held[i].TTL, renewal.TTL, renewal.Err)
+		}
+	}
+	leases, err := admin.Leases(t.Context())
+	if err != nil || len(leases.Leases) > 20 {
+		t.Errorf("%d leases for 100 TTLs: %v", len(leases.Leases), err)
+	}
+	found := 0
+	for _, lease := range leases.Leases {
+		ttl, err := admin.TimeToLive(t.Context(), lease.ID, clientv3.WithAttachedKeys())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range ttl.Keys {
+			for i := range held {
+				if !strings.Contains(string(key), fmt.Sprintf("/name-%d/", i)) {
+					continue
+				}
+				found++
+				if full := time.Duration(ttl.GrantedTTL) * time.Second; full < held[i].TTL || full > held[i].TTL*5/4 {
+					t.Errorf("a hold of %v is on a lease of %v", held[i].TTL, full)
+				}
+			}
+		}
+	}
+	if found != len(held) {
+		t.Errorf("%d of %d holds have a key on a lease", found, len(held))
 	}
 }
 

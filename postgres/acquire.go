@@ -435,7 +435,9 @@ func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) er
 // bytes, so that two sets never wait for each other in a circle.
 //
 // A waiting set retries every 25 to 50 ms and keeps no place in the queues, since a set at the head of one
-// queue would close that name while it waits for another; waiters for one name go first. Errors are as for Acquire.
+// queue would close that name while it waits for another; waiters for one name go first. Errors are as for Acquire. If
+// the set was granted to an earlier delivery of the statement and has ended since, also in part, the error is ErrUnknown
+// (migrations/0008_sets.sql).
 func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	name := ""
 	if len(rs) > 0 {

@@ -105,6 +105,7 @@ var states = map[string]meaning{
 
 	"23505": {undone: true, again: true}, // a row was made since a snapshot, where the isolation is not read committed
 	"FL001": {undone: true, again: true}, // a set of names that could not be had whole, raised by acquire_all
+	"FL002": {},                          // a set that was granted before and has ended, in part at least: by acquire_all
 	"FL003": {undone: true},              // a restore is under way, raised by enter
 	"FL004": {undone: true, never: true}, // the log position is beyond a token, raised by position
 

@@ -58,3 +58,33 @@ func TestLapsedGrantLeavesNoMinimum(t *testing.T) {
 		})
 	}
 }
+
+// A Watch that finds a session over grants the name to a waiter. The waiter may be answered as soon as that is
+// visible, so it is durable by then, although what else a Watch writes is not waited for.
+func TestWatchGrantsDurably(t *testing.T) {
+	t.Parallel()
+	ctx, conn := soon(t, time.Minute), connect(t, migrated(t).URL())
+	for _, sql := range []string{
+		`select fencelock.begin_session('over', 'nobody', 60000), fencelock.begin_session('lives', 'nobody', 60000)`,
+		`insert into fencelock.names (name) values ('x')`,
+		`select fencelock.acquire(row('x', 'first', 'h', 'over', 'o', 0, 0, 0, 0, null, null, false, null, null)::fencelock.holds,
+			false, null)`,
+		`select fencelock.acquire(row('x', 'second', 'h', 'lives', 'o', 0, 0, 0, 0, null, null, false, null, null)::fencelock.holds,
+			true, null)`,
+		`delete from fencelock.sessions where id = 'over'`,
+		`begin`,
+		`select fencelock.changes_since('x', 0)`,
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	var holder, commit string
+	row := conn.QueryRow(ctx, `select session, current_setting('synchronous_commit') from fencelock.holds where name = 'x'`)
+	if err := row.Scan(&holder, &commit); err != nil {
+		t.Fatal(err)
+	}
+	if holder != "lives" || commit != "on" {
+		t.Errorf("session %q holds, and the commit of the grant has synchronous_commit %s, want on", holder, commit)
+	}
+}

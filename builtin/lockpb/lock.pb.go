@@ -280,7 +280,8 @@ const (
 	Code_CODE_UNKNOWN Code = 6
 	// Waiting would close a cycle: cycle.
 	Code_CODE_DEADLOCK Code = 7
-	// The name is in use with another kind, limit or hierarchy: field and message.
+	// The name is in use with another kind, limit or hierarchy: name, holder, kind and limit, of one holder or waiter. Without
+	// a name, message is the name.
 	Code_CODE_LIMIT_MISMATCH Code = 8
 	// The request makes no sense, or exceeds a limit of the servers all by itself (size of a name, of metadata): field and
 	// message. It is of no use again.
@@ -3538,7 +3539,7 @@ type Error struct {
 	Field string `protobuf:"bytes,3,opt,name=field,proto3" json:"field,omitempty"`
 	// leader_address, for NOT_LEADER: where to dial, empty if not known.
 	LeaderAddress string `protobuf:"bytes,4,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"`
-	// holder is the owner text of one holder, for HELD; see name.
+	// holder is the owner text of one holder, for HELD and LIMIT_MISMATCH; see name.
 	Holder string `protobuf:"bytes,5,opt,name=holder,proto3" json:"holder,omitempty"`
 	// retry_after_nanos is when that hold ends unless renewed, for HELD; zero if not known.
 	RetryAfterNanos int64 `protobuf:"varint,6,opt,name=retry_after_nanos,json=retryAfterNanos,proto3" json:"retry_after_nanos,omitempty"`
@@ -3549,12 +3550,15 @@ type Error struct {
 	// cycle, for DEADLOCK: who waits for whom, the newcomer first, with the name that it would wait for; each of the others
 	// has the name that the one before waits for, and the last one is a hold of the newcomer's under.
 	Cycle []*Blocker `protobuf:"bytes,9,rep,name=cycle,proto3" json:"cycle,omitempty"`
-	// name, for HELD: which one is in use of those that were asked for and their ancestors.
+	// name, for HELD and LIMIT_MISMATCH: the name that is in use, among the requested names and their ancestors.
 	Name string `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`
 	// hold_id of that hold, for HELD.
 	HoldId string `protobuf:"bytes,11,opt,name=hold_id,json=holdId,proto3" json:"hold_id,omitempty"`
 	// revision as in SessionState, for SESSION_ENDED where it answers Attach or KeepAlive.
-	Revision      uint64 `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
+	// kind and limit of the present use, for LIMIT_MISMATCH.
+	Kind          Kind   `protobuf:"varint,13,opt,name=kind,proto3,enum=fencelock.v1.Kind" json:"kind,omitempty"`
+	Limit         uint32 `protobuf:"varint,14,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3669,6 +3673,20 @@ func (x *Error) GetHoldId() string {
 func (x *Error) GetRevision() uint64 {
 	if x != nil {
 		return x.Revision
+	}
+	return 0
+}
+
+func (x *Error) GetKind() Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Kind_KIND_EXCLUSIVE
+}
+
+func (x *Error) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
 	}
 	return 0
 }
@@ -3984,7 +4002,7 @@ const file_lock_proto_rawDesc = "" +
 	"\ahold_id\x18\b \x01(\tR\x06holdId\x12\x0e\n" +
 	"\x02by\x18\t \x01(\tR\x02by\x12\x1c\n" +
 	"\tprincipal\x18\n" +
-	" \x01(\tR\tprincipal\"\x99\x03\n" +
+	" \x01(\tR\tprincipal\"\xd7\x03\n" +
 	"\x05Error\x12&\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x12.fencelock.v1.CodeR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x14\n" +
@@ -3998,7 +4016,9 @@ const file_lock_proto_rawDesc = "" +
 	"\x04name\x18\n" +
 	" \x01(\tR\x04name\x12\x17\n" +
 	"\ahold_id\x18\v \x01(\tR\x06holdId\x12\x1a\n" +
-	"\brevision\x18\f \x01(\x04R\brevision\"I\n" +
+	"\brevision\x18\f \x01(\x04R\brevision\x12&\n" +
+	"\x04kind\x18\r \x01(\x0e2\x12.fencelock.v1.KindR\x04kind\x12\x14\n" +
+	"\x05limit\x18\x0e \x01(\rR\x05limit\"I\n" +
 	"\aBlocker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
@@ -4160,13 +4180,14 @@ var file_lock_proto_depIdxs = []int32{
 	3,  // 50: fencelock.v1.Error.code:type_name -> fencelock.v1.Code
 	1,  // 51: fencelock.v1.Error.reason:type_name -> fencelock.v1.Reason
 	42, // 52: fencelock.v1.Error.cycle:type_name -> fencelock.v1.Blocker
-	4,  // 53: fencelock.v1.LockService.Connect:input_type -> fencelock.v1.ClientMessage
-	5,  // 54: fencelock.v1.LockService.Connect:output_type -> fencelock.v1.ServerMessage
-	54, // [54:55] is the sub-list for method output_type
-	53, // [53:54] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	0,  // 53: fencelock.v1.Error.kind:type_name -> fencelock.v1.Kind
+	4,  // 54: fencelock.v1.LockService.Connect:input_type -> fencelock.v1.ClientMessage
+	5,  // 55: fencelock.v1.LockService.Connect:output_type -> fencelock.v1.ServerMessage
+	55, // [55:56] is the sub-list for method output_type
+	54, // [54:55] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_lock_proto_init() }

@@ -15,7 +15,7 @@ type tester interface {
 	Fatalf(format string, args ...any)
 }
 
-// excludes tells whether two requests exclude each other, in plain words of the package comment and independent of
+// excludes reports whether two requests exclude each other, in plain words of the package comment and independent of
 // claims.
 func excludes(a, b *Request) bool {
 	related := a.Name == b.Name ||
@@ -29,7 +29,7 @@ func isAncestor(a, b string) bool {
 	return a != "" && len(a) < len(b) && strings.HasPrefix(b, a) && b[len(a)] == '/'
 }
 
-// mismatch tells whether two requests must not use their names at the same time.
+// mismatch reports whether two requests must not use their names at the same time.
 func mismatch(a, b *Request) bool {
 	if a.Name == b.Name {
 		return a.Hierarchical != b.Hierarchical || (a.Kind == Permits) != (b.Kind == Permits) || a.Limit != b.Limit
@@ -84,7 +84,7 @@ func badHolders(holds []*hold) string {
 	return ""
 }
 
-// isBlocked tells whether w has to wait: for a holder, or for an earlier waiter.
+// isBlocked reports whether w has to wait: for a holder, or for an earlier waiter.
 func isBlocked(w *wait, holds []*hold, earlier []*wait) bool {
 	for i := range w.requests {
 		r := &w.requests[i]
@@ -109,7 +109,7 @@ func isBlocked(w *wait, holds []*hold, earlier []*wait) bool {
 	return false
 }
 
-// waitsBehind tells whether r must not be granted before the waiter e.
+// waitsBehind reports whether r must not be granted before the waiter e.
 func waitsBehind(r *Request, e *wait) bool {
 	for i := range e.requests {
 		q := &e.requests[i]

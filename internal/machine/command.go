@@ -143,7 +143,7 @@ type Request struct {
 	// For is the principal for whom that of the session asks, as a gateway does for its clients: the rules must allow
 	// both. Empty: it asks for itself. From LevelRules.
 	For principal.Principal
-	// Metadata is shown to those who look: up to Limits.MetadataBytes bytes of valid UTF-8, keys and values together.
+	// Metadata is shown to callers of Look: up to Limits.MetadataBytes bytes of valid UTF-8, keys and values together.
 	Metadata map[string]string
 }
 

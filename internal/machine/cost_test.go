@@ -36,7 +36,7 @@ func crowd(t testing.TB, n int) *Machine {
 	return m
 }
 
-// cycleBeside takes and gives back a lock of another name.
+// cycleBeside acquires and releases a lock of another name.
 func cycleBeside(t testing.TB, m *Machine, name string) {
 	c := Command{
 		Op: OpAcquire, Session: sid("crowd"), Requests: []Request{{Name: name, ID: id("beside"), Hierarchical: true}},

@@ -27,7 +27,7 @@ func inTheWay(w *wait, holds []*hold, waits []*wait) (ofHolds []*hold, ofWaits [
 	return ofHolds, ofWaits
 }
 
-// closesCycle tells whether w waits, over any number of others, for a hold under which it is made.
+// closesCycle reports whether w waits, over any number of others, for a hold under which it is made.
 func closesCycle(w *wait, holds []*hold, waits []*wait) bool {
 	queue, seen := []*wait{w}, map[*wait]bool{w: true}
 	for ; len(queue) > 0; queue = queue[1:] {

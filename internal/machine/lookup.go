@@ -70,6 +70,34 @@ func (m *Machine) Look(name string) Info {
 	return info
 }
 
+// Use is how a name is in use.
+type Use struct {
+	Owner string // of one holder, or of a waiter where nobody holds
+	Kind  Kind
+	Limit uint32
+}
+
+// Use returns how name is in use. The zero value: nobody holds this very name or waits for it.
+func (m *Machine) Use(name string) (use Use) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	e := m.names[name]
+	if e == nil {
+		return use
+	}
+	for h := range e.holds.all {
+		return Use{h.Owner, h.Kind, h.Limit}
+	}
+	for _, p := range e.waits().queue {
+		for _, r := range p.wait.requests {
+			if r.Name == name {
+				return Use{r.Owner, r.Kind, r.Limit}
+			}
+		}
+	}
+	return use
+}
+
 // queueOf returns the first waits of a name that have a request for this very name.
 func (m *Machine) queueOf(name string, e *entry) (queue []ExplainedWait) {
 	for _, p := range e.waits().queue {

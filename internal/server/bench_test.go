@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// BenchmarkAcquireRelease has callers take and give back locks of their own, over gRPC, durably. One op is both.
+// BenchmarkAcquireRelease has callers take and release locks of their own, over gRPC, durably. One op is both.
 func BenchmarkAcquireRelease(b *testing.B) {
 	for _, nodes := range []int{1, 3} {
 		for _, callers := range []int{1, 16, 256, 1024} {

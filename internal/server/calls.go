@@ -104,6 +104,10 @@ func (x *call) attachedToOther(id machine.SessionID) error {
 func (x *call) plain(o *outcome) *lockpb.Reply {
 	r := resultReply(&o.Result, x.leadership.Time, x.server.config.Limits)
 	nameGrants(x.request, r.GetAcquired().GetGrants())
+	if e := r.GetError(); o.Result.Code == machine.CodeMismatch {
+		use := x.server.replica.State.Machine.Use(o.Result.Detail)
+		e.Name, e.Holder, e.Kind, e.Limit = o.Result.Detail, use.Owner, kindsOut[use.Kind], use.Limit
+	}
 	x.hide(r.GetError())
 	return r
 }

@@ -109,7 +109,7 @@ type Config struct {
 	// Audit gets who did what. The owner closes it, after the server. Nil: no audit log.
 	Audit *audit.Log `json:"-"`
 
-	// Version is told to clients, for people.
+	// Version is shown to clients, for people.
 	Version string
 	// Log receives the server's log. Default: slog.Default.
 	Log *slog.Logger

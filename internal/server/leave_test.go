@@ -44,7 +44,7 @@ func TestHalfClosedStreamEndsItsSessions(t *testing.T) {
 				t.Errorf("what was asked for before is answered %v", r)
 			}
 			if g := leaver.next().GetGoodbye(); g.GetCode() != lockpb.Code_CODE_UNSPECIFIED {
-				t.Errorf("the client that leaves is told %v", g)
+				t.Errorf("the client that leaves gets %v", g)
 			}
 			waiter.hold(own, "y")
 			if s.replica.State.Machine.SessionOpen([16]byte(session)) {

@@ -82,7 +82,7 @@ func (x *call) hide(e *lockpb.Error) {
 		all = all && reads(b.Name)
 	}
 	if !all {
-		e.Holder, e.HoldId, e.Cycle = "", "", nil
+		e.Holder, e.HoldId, e.Cycle, e.Kind, e.Limit = "", "", nil, 0, 0
 	}
 }
 

@@ -115,7 +115,7 @@ var codesOut = map[machine.Code]lockpb.Code{
 var messages = map[machine.Code]string{
 	machine.CodeHeld:      "the lock is held",
 	machine.CodeNotHeld:   "there is no such hold or wait",
-	machine.CodeCancelled: "the acquire was given up before it arrived",
+	machine.CodeCancelled: "the acquire was cancelled before it arrived",
 	machine.CodeDeadlock:  "waiting would deadlock",
 	machine.CodeNoSession: "the session is not open",
 	machine.CodeStale:     "the client said that it has the answer",

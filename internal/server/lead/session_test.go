@@ -19,7 +19,7 @@ type ends struct {
 	sessions map[machine.SessionID]time.Duration
 	freed    map[fencing.Token]time.Duration
 	refuse   int  // how many proposals fail: they find no room, or the log does not take them
-	slow     bool // the log does not tell yet
+	slow     bool // the log has not answered yet
 }
 
 // keepTime runs a timekeeper in simulated time.
