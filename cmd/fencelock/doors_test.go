@@ -168,7 +168,7 @@ func (d *doors) handsOver() {
 	}()
 	eventually(d.T, "b waits", func() bool {
 		_, state := call(d.T, http.MethodGet, d.one+"/v1/locks/x", "")
-		return state["waiters"] == 1.0 || d.c.name == "redlock" // which does not tell
+		return state["waiters"] == 1.0 || d.c.name == "redlock" // which does not report waiters
 	})
 	d.post(d.two, "x", "release", tokenOf(first), 200)
 	second := <-waiting

@@ -310,7 +310,7 @@ type gatewaySettings struct {
 	listening
 
 	replicaGroup string
-	replicaWait  time.Duration
+	patience     replicaPatience
 
 	log *slog.Logger
 	// The following fields are nil until the lock service is connected.
@@ -324,7 +324,7 @@ func defineGateway(o *options) func([]string) error {
 	from := o.backend("the lock service, " + localServer + " if none is given")
 	tier := o.tier("correctness refuses a backend that cannot fence")
 	s.door.define(o, httpListen, "the `ADDRESS` where HTTP is served")
-	o.DurationVar(&s.replicaWait, "replica-wait", replicaWait, "in front of etcd, ZooKeeper and PostgreSQL, how long to wait "+
+	o.DurationVar(&s.patience.wait, "replica-wait", replicaWait, "in front of etcd, ZooKeeper and PostgreSQL, how long to wait "+
 		"at the start for the end of another replica. A replica that was killed counts for another 10s")
 	o.StringVar(&s.replicaGroup, "replica-group", "", "the `NAME` of the replicas to which this one belongs. In front of etcd, "+
 		"ZooKeeper and PostgreSQL one replica of each group serves; no client may use two groups")
@@ -480,7 +480,7 @@ func (s *gatewaySettings) open(ctx context.Context, waits func(error)) (backend.
 		return nil, err
 	}
 	if !gateway.SharesHolds(d) {
-		if s.replica, err = claimReplica(ctx, locks, s.replicaGroup, s.replicaWait, s.log, waits); err != nil {
+		if s.replica, err = claimReplica(ctx, locks, s.replicaGroup, &s.patience, s.log, waits); err != nil {
 			closeQuietly(locks.Close)
 			return nil, err
 		}

@@ -58,22 +58,39 @@ func replicaOwner(listen net.Addr) string {
 	return fmt.Sprintf("gateway %s/%d, serving at %s", host, os.Getpid(), listen)
 }
 
+// replicaPatience is the time that a replica waits at its start for the end of another one, over all tries.
+type replicaPatience struct {
+	wait  time.Duration
+	until time.Time // zero before the first refusal
+}
+
+// left returns how long the replica may still wait.
+func (p *replicaPatience) left() time.Duration {
+	if p.until.IsZero() {
+		p.until = time.Now().Add(p.wait)
+	}
+	return time.Until(p.until)
+}
+
 // claimReplica makes this process the only replica of its group until ctx ends and release is called. It waits for
-// the end of another replica, which it reports to waits, and returns a *replicaError after the time wait.
+// the end of another replica, which it reports to waits, and returns a *replicaError when its patience ends.
 func claimReplica(
-	ctx context.Context, locks *fencelock.Client, group string, wait time.Duration, log *slog.Logger, waits func(error),
+	ctx context.Context, locks *fencelock.Client, group string, patience *replicaPatience, log *slog.Logger,
+	waits func(error),
 ) (*soleReplica, error) {
 	s := &soleReplica{locks: locks, name: gateway.ReplicaLock, log: log}
 	if group != "" {
 		s.name += " " + group
 	}
 	lease, err := locks.TryAcquire(ctx, s.name, s.ttl())
-	if held := s.refusal(err, 0); held != nil && wait > 0 {
-		log.Warn("another replica serves: this one waits for its end", "replica", held.other, "wait", wait)
-		waits(held)
-		lease, err = locks.Acquire(ctx, s.name, s.ttl(), fencelock.WaitAtMost(wait))
+	if held := s.refusal(err, 0); held != nil {
+		if left := patience.left(); left > 0 {
+			log.Warn("another replica serves: this one waits for its end", "replica", held.other, "wait", left)
+			waits(held)
+			lease, err = locks.Acquire(ctx, s.name, s.ttl(), fencelock.WaitAtMost(left))
+		}
 	}
-	if held := s.refusal(err, wait); held != nil {
+	if held := s.refusal(err, patience.wait); held != nil {
 		return nil, held
 	}
 	if err != nil {
@@ -86,8 +103,8 @@ func claimReplica(
 
 // checkReplica checks the options of replicas.
 func (s *gatewaySettings) checkReplica() error {
-	if s.replicaWait < 0 {
-		return fmt.Errorf("--replica-wait %v: it is negative", s.replicaWait)
+	if s.patience.wait < 0 {
+		return fmt.Errorf("--replica-wait %v: it is negative", s.patience.wait)
 	}
 	if s.replicaGroup == "" {
 		return nil

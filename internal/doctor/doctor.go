@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
@@ -84,8 +85,14 @@ func Examine(ctx context.Context, rawURL string) (*Report, error) {
 	return e(ctx, rawURL)
 }
 
-// Ask calls ask with the index of each address concurrently, and returns the members in order.
+// Ask calls ask with the index of each address concurrently, and returns the members in order. It takes up to two
+// thirds of the time of ctx: the rest is for questions to the members that answered.
 func Ask(ctx context.Context, addresses []string, ask func(context.Context, int) (Member, error)) []Member {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 2*time.Until(deadline)/3)
+		defer cancel()
+	}
 	members := make([]Member, len(addresses))
 	var all sync.WaitGroup
 	for i, address := range addresses {

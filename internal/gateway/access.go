@@ -49,25 +49,55 @@ type caller struct {
 	err error // why the token of the request is refused
 }
 
-// callerKey is the context key for the caller of a request.
-type callerKey struct{}
-
-func callerOf(r *http.Request) caller {
-	c, _ := r.Context().Value(callerKey{}).(caller)
-	return c
+// incoming is a request, and what the gateway finds out about it before its call.
+type incoming struct {
+	*http.Request
+	id        string // for the log
+	caller    caller
+	scope     string // scopeOf
+	principal string // principalOf
+	body      []byte // until it is parsed
+	leaveWork func() // called when the request begins to wait; see work
 }
 
-// identified adds the caller to r.
-func (g *Gateway) identified(r *http.Request) *http.Request {
-	if g.o.Access == nil {
-		return r
+// incomingKey is the context key for a request.
+type incomingKey struct{}
+
+func incomingOf(ctx context.Context) *incoming {
+	in, _ := ctx.Value(incomingKey{}).(*incoming)
+	return in
+}
+
+func requestOf(ctx context.Context) *http.Request { return incomingOf(ctx).Request }
+
+func callerOf(r *http.Request) caller { return incomingOf(r.Context()).caller }
+
+// scopeOf returns the owner of request ids and holds: a principal, or else a certificate. It is empty for other
+// senders.
+func scopeOf(r *http.Request) string { return incomingOf(r.Context()).scope }
+
+// principalOf returns the sender of r, as far as its token and the connection show.
+func principalOf(r *http.Request) string { return incomingOf(r.Context()).principal }
+
+// identified returns r with what is known about its sender.
+func (g *Gateway) identified(r *http.Request, id string) *http.Request {
+	in := &incoming{id: id}
+	ctx := context.WithValue(r.Context(), incomingKey{}, in)
+	if g.o.Access != nil {
+		in.caller = g.identify(r, time.Now())
+		in.scope = string(in.caller.who)
+		if g.sends() {
+			ctx = principal.For(ctx, cmp.Or(in.caller.who, addressOf(r)))
+		}
 	}
-	c := g.identify(r, time.Now())
-	ctx := context.WithValue(r.Context(), callerKey{}, c)
-	if g.sends() {
-		ctx = principal.For(ctx, cmp.Or(c.who, addressOf(r)))
+	if in.caller.who == principal.Nobody {
+		in.scope = certificateOf(r)
 	}
-	return r.WithContext(ctx)
+	if in.principal = in.scope; in.scope == "" {
+		in.principal = "address " + listeners.ClientOf(listeners.HostOf(r.RemoteAddr))
+	}
+	in.Request = r.WithContext(ctx)
+	return in.Request
 }
 
 // addressOf is the principal of a sender without a credential, for people.
@@ -127,15 +157,6 @@ func (g *Gateway) credential(r *http.Request) *Problem {
 		return unauthenticated(err)
 	}
 	return nil
-}
-
-// scopeOf returns the owner of request ids and holds: a principal, or else a certificate. It is empty for other
-// senders.
-func scopeOf(r *http.Request) string {
-	if who := callerOf(r).who; who != principal.Nobody {
-		return string(who)
-	}
-	return certificateOf(r)
 }
 
 // boundTo returns who may use the lock tokens that r gets, where there are rules; else everybody with the token may.

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -33,7 +34,6 @@ func idOf(r *http.Request) string {
 type answeredWriter struct {
 	http.ResponseWriter
 	status int
-	route  string // pattern of the route that answered; empty if the request was refused before
 	refused
 }
 
@@ -53,8 +53,8 @@ func (g *Gateway) logged(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := idOf(r)
 		w.Header().Set(requestIDHeader, id)
-		ctx := context.WithValue(r.Context(), requestIDKey{}, id)
-		r = g.identified(g.forwarded(r.WithContext(ctx)))
+		r = g.identified(g.forwarded(r), id)
+		ctx := r.Context()
 		path := r.URL.Path
 		quiet := path == livePath || path == readyPath || !g.o.AccessLog || !g.o.Log.Enabled(ctx, slog.LevelInfo)
 		if quiet && g.o.Observe == nil && g.o.Audit == nil {
@@ -66,7 +66,8 @@ func (g *Gateway) logged(next http.Handler) http.Handler {
 		defer func() {
 			g.auditRefusal(r, &out.refused)
 			if g.o.Observe != nil {
-				g.o.Observe(r.Method, out.route, cmp.Or(out.status, http.StatusOK), time.Since(began))
+				route := r.Pattern[max(strings.IndexByte(r.Pattern, '/'), 0):] // empty if the request was refused before
+				g.o.Observe(r.Method, route, cmp.Or(out.status, http.StatusOK), time.Since(began))
 			}
 			if quiet {
 				return
@@ -80,11 +81,7 @@ func (g *Gateway) logged(next http.Handler) http.Handler {
 	})
 }
 
-// requestIDKey is the context key for the id of a request.
-type requestIDKey struct{}
-
 // logID returns the id of ctx's request, for the log.
 func logID(ctx context.Context) slog.Attr {
-	id, _ := ctx.Value(requestIDKey{}).(string)
-	return slog.String("id", id)
+	return slog.String("id", incomingOf(ctx).id)
 }

@@ -18,14 +18,11 @@ import (
 //
 // The fields after done are protected by Gateway.mu.
 type attempt struct {
-	key       string
-	owner     ownedKey // of its holds, without a name
-	principal string
-	print     string // the content of the request; a request with the same id must have the same
-	named     bool   // the client gave a request id, and may repeat the request
-	requests  []backend.Request
-	cancel    context.CancelFunc
-	done      chan struct{} // closed when the driver has answered; holds and err are valid then
+	*ask     // its first request; later ones with the same id must want the same
+	key      string
+	requests []backend.Request
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when the driver has answered; holds and err are valid then
 
 	err       error
 	holds     []*hold
@@ -63,7 +60,7 @@ const (
 
 // join returns the attempt for the request with one more poll; it begins a missing attempt. carryOut calls the
 // driver; it is nil if another request does.
-func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []backend.Request) (
+func (g *Gateway) join(ctx context.Context, key string, by *ask, rs []backend.Request) (
 	a *attempt, carryOut func(), err error,
 ) {
 	var bound <-chan time.Time
@@ -90,11 +87,11 @@ func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []bac
 				g.mu.Unlock()
 				return nil, nil, p
 			}
-			a, carryOut = g.begin(key, print, by, rs, seen)
+			a, carryOut = g.begin(key, by, rs, seen)
 			a.polls++
 			g.mu.Unlock()
 			return a, carryOut, nil
-		case a.print != print:
+		case !a.same(by):
 			g.mu.Unlock()
 			return nil, nil, problem(codeMismatch, "an earlier request with this requestId was different")
 		case !a.abandoned:
@@ -118,7 +115,7 @@ func (g *Gateway) join(ctx context.Context, key, print string, by *ask, rs []bac
 		case <-g.closing.Done():
 		case <-bound:
 			return nil, nil, problem(codeUnknown,
-				"what an earlier request left is still being given back").retry(comeAgain)
+				"the cleanup of an earlier request is still in progress").retry(comeAgain)
 		}
 	}
 }
@@ -135,7 +132,7 @@ func (g *Gateway) take(by *ask, n int) *Problem {
 
 // begin makes an attempt, which carryOut carries out: in the background if it may wait, else the caller calls it.
 // seen is the moment in the history before it. The caller holds g.mu.
-func (g *Gateway) begin(key, print string, by *ask, rs []backend.Request,
+func (g *Gateway) begin(key string, by *ask, rs []backend.Request,
 	seen uint64) (a *attempt, carryOut func()) {
 	bound := attemptTime
 	if rs[0].Wait {
@@ -143,8 +140,7 @@ func (g *Gateway) begin(key, print string, by *ask, rs []backend.Request,
 	}
 	ctx, cancel := context.WithTimeout(principal.For(g.closing, by.sentFor), bound)
 	a = &attempt{
-		key: key, print: print, named: by.requestID != "", requests: rs, cancel: cancel, done: make(chan struct{}),
-		owner: ownedKey{scope: by.scope, owner: by.owner}, principal: by.principal,
+		ask: by, key: key, requests: rs, cancel: cancel, done: make(chan struct{}),
 	}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
@@ -233,7 +229,7 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 		h.grant = grants[i]
 		if !h.ended {
 			g.holds[holdKey{h.grant.Name, h.grant.RequestID}] = h
-			g.owned[a.owner.of(h.grant.Name)] = h
+			g.owned[ownedKey{a.scope, a.owner, h.grant.Name}] = h
 			g.watch(h, now.Add(h.grant.TTL))
 		}
 	}
@@ -304,11 +300,6 @@ type holdKey struct{ name, requestID string }
 
 // ownedKey identifies an owner's hold of one name.
 type ownedKey struct{ scope, owner, name string }
-
-func (k ownedKey) of(name string) ownedKey {
-	k.name = name
-	return k
-}
 
 func keyOf(r *backend.Request) holdKey { return holdKey{r.Name, r.RequestID} }
 
@@ -497,7 +488,7 @@ func (g *Gateway) end(h *hold) {
 	if a == nil {
 		return
 	}
-	if owned := a.owner.of(h.grant.Name); g.owned[owned] == h {
+	if owned := (ownedKey{a.scope, a.owner, h.grant.Name}); g.owned[owned] == h {
 		delete(g.owned, owned)
 	}
 	for _, other := range a.holds {
@@ -509,7 +500,7 @@ func (g *Gateway) end(h *hold) {
 	a.stopTimer()
 	if g.attempts[a.key] == a {
 		delete(g.attempts, a.key)
-		if a.named && (h.freed || a.claimed && (h.over || !g.wanders)) {
+		if a.requestID != "" && (h.freed || a.claimed && (h.over || !g.wanders)) {
 			g.finished.add(g.memory(h, a.key), struct{}{})
 		}
 	}

@@ -4,9 +4,6 @@ import (
 	"cmp"
 	"net/http"
 
-	"github.com/danielgtaylor/huma/v2"
-	"github.com/danielgtaylor/huma/v2/adapters/humago"
-
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
 )
@@ -25,16 +22,12 @@ func refusing(w http.ResponseWriter, event string, p *Problem) {
 	}
 }
 
-// noteRefusal is a transformer of huma, which has all answers of operations.
-func noteRefusal(ctx huma.Context, _ string, v any) (any, error) {
-	if p, ok := v.(*Problem); ok {
-		r, w := humago.Unwrap(ctx)
-		refusing(w, ctx.Operation().OperationID, p)
-		if a, ok := w.(*answeredWriter); ok {
-			a.name = cmp.Or(p.LockKey, r.URL.Query().Get("name"), r.PathValue("name"))
-		}
+// noteRefusal notes the problem that an operation is answered with.
+func noteRefusal(r *http.Request, w http.ResponseWriter, operation string, p *Problem) {
+	refusing(w, operation, p)
+	if a, ok := w.(*answeredWriter); ok {
+		a.name = cmp.Or(p.LockKey, nameOf(r))
 	}
-	return v, nil
 }
 
 // audit writes an event about a request.

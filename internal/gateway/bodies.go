@@ -1,6 +1,10 @@
 package gateway
 
-import "cmp"
+import (
+	"cmp"
+	"net/http"
+	"unicode/utf8"
+)
 
 // NameOf is the name of the lock in a path.
 type NameOf struct {
@@ -26,12 +30,21 @@ type Idempotent struct {
 	Key string `header:"Idempotency-Key" maxLength:"128" doc:"The same as requestId in the body, which may be missing then"`
 }
 
-// into uses the header as the request's id.
-func (i *Idempotent) into(t *Terms) error {
-	if i.Key != "" && t.RequestID != "" && i.Key != t.RequestID {
+// maxKey bounds the header Idempotency-Key, as the tag of Idempotent.
+const maxKey = 128
+
+// idempotent uses the header as the request's id.
+func idempotent(r *http.Request, t *Terms) error {
+	key := r.Header.Get("Idempotency-Key")
+	switch {
+	case key == "":
+		return nil
+	case utf8.RuneCountInString(key) > maxKey:
+		return problem(codeRequest, "the header Idempotency-Key has more than 128 characters")
+	case t.RequestID != "" && t.RequestID != key:
 		return problem(codeRequest, "requestId and the header Idempotency-Key have different values")
 	}
-	t.RequestID = cmp.Or(t.RequestID, i.Key)
+	t.RequestID = key
 	return nil
 }
 

@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"bytes"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -52,22 +50,6 @@ func (b *bodies) enter(r *http.Request) (out func(), p *Problem) {
 		}
 	}, nil
 }
-
-// readOnce is a body in memory, which is freed once it was read: a request may wait for long.
-type readOnce struct{ left *bytes.Reader }
-
-func (b *readOnce) Read(p []byte) (int, error) {
-	if b.left == nil {
-		return 0, io.EOF
-	}
-	n, err := b.left.Read(p)
-	if b.left.Len() == 0 {
-		b.left = nil
-	}
-	return n, err
-}
-
-func (*readOnce) Close() error { return nil }
 
 // forwarded returns r as the client sent it, if it comes through a trusted proxy: with the client's address, and without
 // the proxy's certificate, which is not the client's credential.

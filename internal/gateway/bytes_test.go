@@ -11,7 +11,9 @@ import (
 func TestBodiesHaveABudget(t *testing.T) {
 	t.Parallel()
 	b := bodies{of: map[string]int64{}}
-	from := func(address string) *http.Request { return &http.Request{RemoteAddr: address, ContentLength: -1} }
+	from := func(address string) *http.Request {
+		return (&Gateway{}).identified(&http.Request{RemoteAddr: address, ContentLength: -1}, "")
+	}
 	n := 0
 	var out func()
 	for {

@@ -19,7 +19,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -39,7 +38,6 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
 	"github.com/fencelock/fencelock/internal/history"
-	"github.com/fencelock/fencelock/internal/listeners"
 )
 
 // Options configure a Gateway. All but Driver have defaults.
@@ -96,7 +94,7 @@ type Options struct {
 	Audit   *audit.Log
 	AuditAs string
 
-	// Log is told what went wrong. Default slog.Default.
+	// Log receives a record of each fault. Default slog.Default.
 	Log *slog.Logger
 }
 
@@ -108,14 +106,6 @@ func certificateOf(r *http.Request) string {
 	leaf := r.TLS.VerifiedChains[0][0]
 	sum := sha256.Sum256(leaf.RawSubject)
 	return "certificate " + hex.EncodeToString(sum[:])
-}
-
-// principalOf returns the sender of r, as far as its token and the connection show.
-func principalOf(r *http.Request) string {
-	if of := scopeOf(r); of != "" {
-		return of
-	}
-	return "address " + listeners.ClientOf(listeners.HostOf(r.RemoteAddr))
 }
 
 // Gateway serves the calls of docs/HTTP.md. Make it with New; its Handler, or Serve, is safe for concurrent use.
@@ -134,6 +124,7 @@ type Gateway struct {
 	hosts    hosts
 	bodies   bodies
 	rates    *rates
+	works    *work
 	named    sync.Once      // guards the warning about Hosts
 	history  history.Tokens // acknowledged by the service to this replica
 
@@ -183,7 +174,7 @@ func New(o Options) (*Gateway, error) {
 		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds,
 		wanders: SharesHolds(o.Driver), clock: about.Clock,
 		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]chan struct{}{},
-		owned: map[ownedKey]*hold{}, feeds: map[feedKey]*feed{}, rates: newRates(l), sessions: sessions{most: l.ClientSessions},
+		owned: map[ownedKey]*hold{}, feeds: map[feedKey]*feed{}, rates: newRates(l), works: newWork(lateness()), sessions: sessions{most: l.ClientSessions},
 		waits: newShare("waits", l.Waits, l.ClientWaits), watches: newShare("watches", l.Watches, l.ClientWatches),
 		held: newShare("holds", l.Holds, l.ClientHolds),
 	}
@@ -303,6 +294,13 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 				write(w, p)
 				return
 			}
+			leave, p := g.works.enter(r.Context(), principalOf(r))
+			if p != nil {
+				write(w, p)
+				return
+			}
+			defer leave()
+			incomingOf(r.Context()).leaveWork = leave
 		}
 		if p := g.credential(r); p != nil {
 			write(w, p)
@@ -320,12 +318,13 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 				return
 			}
 			_ = control.SetReadDeadline(time.Time{})
-			r.Body = &readOnce{bytes.NewReader(body)}
+			r.Body = http.NoBody
 		}
 		if p := misread(r, body); p != nil {
 			write(w, p)
 			return
 		}
+		incomingOf(r.Context()).body = body
 		_ = control.SetWriteDeadline(time.Now().Add(pollMost + answerTime))
 		next.ServeHTTP(w, r)
 	})

@@ -4,10 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,24 +67,24 @@ var kindsIn = map[string]backend.Kind{
 const maxMetadataBytes = 4096
 
 // requests turns a into the driver's requests. Like the core it makes all checks that drivers rely on.
-func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err error) {
+func (g *Gateway) requests(a *ask) (key string, rs []backend.Request, err error) {
 	about := g.driver.Describe()
 	if err := errors.Join(backend.ValidateOwner(a.owner), about.ValidateTTL(a.ttl)); err != nil {
-		return "", "", nil, err
+		return "", nil, err
 	}
 	var need backend.Capabilities
 	names := map[string]bool{}
 	for _, w := range a.wishes {
 		if err := backend.ValidateName(w.Name); err != nil {
-			return "", "", nil, err
+			return "", nil, err
 		}
 		if names[w.Name] {
-			return "", "", nil, problem(codeRequest, fmt.Sprintf("%q is given twice", w.Name))
+			return "", nil, problem(codeRequest, fmt.Sprintf("%q is given twice", w.Name))
 		}
 		names[w.Name] = true
 		more, err := w.needs()
 		if err != nil {
-			return "", "", nil, err
+			return "", nil, err
 		}
 		need |= more
 		rs = append(rs, backend.Request{
@@ -99,7 +100,7 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 		need |= backend.CapMultiAcquire
 	}
 	if missing := about.Capabilities.Missing(need); missing != 0 {
-		return "", "", nil, fmt.Errorf("the %s driver lacks the capability %v: %w", about.Name, missing,
+		return "", nil, fmt.Errorf("the %s driver lacks the capability %v: %w", about.Name, missing,
 			backend.ErrUnsupported)
 	}
 	id := a.requestID
@@ -114,14 +115,15 @@ func (g *Gateway) requests(a *ask) (key, print string, rs []backend.Request, err
 		}
 		rs[i].HoldID = backend.HoldID(rs[i].RequestID)
 	}
-	said, err := json.Marshal(struct {
-		TTL, MinHold time.Duration
-		Wishes       []wish
-	}{a.ttl, a.minHold, a.wishes})
-	if err != nil {
-		return "", "", nil, err
-	}
-	return key, string(said), rs, nil
+	return key, rs, nil
+}
+
+// same reports whether two requests want the same: a repetition must.
+func (a *ask) same(b *ask) bool {
+	return a.ttl == b.ttl && a.minHold == b.minHold && slices.EqualFunc(a.wishes, b.wishes, func(v, w wish) bool {
+		return v.Name == w.Name && v.Kind == w.Kind && v.Permits == w.Permits && v.Limit == w.Limit &&
+			v.Hierarchical == w.Hierarchical && maps.Equal(v.Metadata, w.Metadata)
+	})
 }
 
 // requestKey is the common key of all repetitions of one request for a name, or for several.
@@ -178,7 +180,7 @@ type acquired struct {
 // lock acquires.
 func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	arrived := g.clock.Now()
-	key, print, rs, err := g.requests(a)
+	key, rs, err := g.requests(a)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +194,7 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	if p := g.ownHold(key, a, rs); p != nil {
 		return nil, p
 	}
-	x, carryOut, err := g.join(ctx, key, print, a, rs)
+	x, carryOut, err := g.join(ctx, key, a, rs)
 	if err != nil {
 		return nil, err
 	}
@@ -208,6 +210,7 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 		timer := time.NewTimer(a.most)
 		defer timer.Stop()
 		most = timer.C
+		defer time.AfterFunc(grantTime, incomingOf(ctx).leaveWork).Stop()
 	}
 	within := pollWithin(a.ttl)
 	select {

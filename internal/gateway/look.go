@@ -64,6 +64,7 @@ func (g *Gateway) lookBeyond(ctx context.Context, q *lookQuery) (backend.State, 
 		return s, err
 	}
 	defer out()
+	incomingOf(ctx).leaveWork()
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	defer context.AfterFunc(g.closing, cancel)()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"regexp"
 	"strconv"
 	"time"
 
@@ -97,6 +96,7 @@ const (
 	comeAgain        = time.Second // to a client that is refused for a moment
 	maxRetrySeconds  = 1 << 31
 	contentProblem   = "application/problem+json"
+	contentJSON      = "application/json"
 	internalSentence = "the gateway failed; see its log"
 )
 
@@ -231,19 +231,8 @@ func problemOf(err error) *Problem {
 	return problem(codeInternal, internalSentence)
 }
 
-// maxFaults bounds how many faults of a body one answer lists.
+// maxFaults bounds how many faults of a query one answer lists.
 const maxFaults = 10
-
-// wrongType finds the field in encoding/json's error about a value of another type.
-var wrongType = regexp.MustCompile(`cannot unmarshal (\w+).* into Go struct field \w+\.(?:\w+\.)*(\w+) of type`)
-
-// inOurWords removes the names of Go types from an error about a body.
-func inOurWords(said string) string {
-	if found := wrongType.FindStringSubmatch(said); found != nil {
-		return found[2] + ": not a " + found[1] + " of this kind"
-	}
-	return said
-}
 
 // Refusals by huma itself become problems too. The variables are huma's only place for that.
 func init() {
@@ -258,18 +247,14 @@ func init() {
 			switch {
 			case errors.As(err, &detail): // without the value, which may be a secret
 				d := detail.ErrorDetail()
-				message += "; " + d.Location + ": " + inOurWords(d.Message)
+				message += "; " + d.Location + ": " + d.Message
 			case err != nil:
-				message += "; " + inOurWords(err.Error())
+				message += "; " + err.Error()
 			}
 		}
-		code := codeRequest
-		switch status {
-		case http.StatusRequestEntityTooLarge:
-			code = codeTooLarge
-		case http.StatusInternalServerError:
-			code, message = codeInternal, internalSentence
+		if status == http.StatusInternalServerError {
+			return problem(codeInternal, internalSentence)
 		}
-		return problem(code, message)
+		return problem(codeRequest, message)
 	}
 }

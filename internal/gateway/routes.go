@@ -1,9 +1,12 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -20,6 +23,88 @@ import (
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
+// call registers a call with a body of the type B. The types I and O are for the specification: huma reads neither the
+// request nor the body.
+func call[I, O, B any](
+	g *Gateway, api huma.API, op huma.Operation, do func(ctx context.Context, r *http.Request, b *B) (*answer, error),
+) {
+	of := shapeOf(typeOf[B]())
+	id, named := op.OperationID, strings.Contains(op.Path, "{name}")
+	op.Middlewares = huma.Middlewares{func(hc huma.Context, _ func(huma.Context)) {
+		r, w := humago.Unwrap(hc)
+		in := incomingOf(r.Context())
+		body := new(B)
+		err := onlyName(r, named)
+		if err == nil {
+			err = of.decode(in.body, body)
+		}
+		in.body = nil // the request may wait for long
+		var out *answer
+		if err == nil {
+			out, err = do(r.Context(), r, body)
+		} else {
+			err = problem(codeRequest, err.Error())
+		}
+		if err != nil {
+			p := problemOf(err)
+			noteRefusal(r, w, id, p)
+			write(w, p)
+			return
+		}
+		out.write(w)
+	}}
+	huma.Register(api, op, func(context.Context, *I) (*O, error) { panic("a middleware answers") })
+}
+
+// onlyName refuses unknown query parameters.
+func onlyName(r *http.Request, named bool) error {
+	if r.URL.RawQuery == "" {
+		return nil
+	}
+	for key := range r.URL.Query() {
+		if !named || key != "name" {
+			return fmt.Errorf("unknown query parameter %.64q", key)
+		}
+	}
+	return nil
+}
+
+// nameOf returns the name of the lock that a request is for.
+func nameOf(r *http.Request) string {
+	if r.URL.RawQuery == "" {
+		return r.PathValue("name")
+	}
+	return cmp.Or(r.URL.Query().Get("name"), r.PathValue("name"))
+}
+
+// write sends the answer.
+func (a *answer) write(w http.ResponseWriter) {
+	text, err := marshal(a.Body)
+	if err != nil {
+		write(w, problem(codeInternal, internalSentence))
+		return
+	}
+	h := w.Header()
+	if a.FencingToken != "" {
+		h[headerToken] = []string{a.FencingToken}
+	}
+	if a.RetryAfter != "" {
+		h[headerRetry] = []string{a.RetryAfter}
+	}
+	h["Content-Type"] = []string{contentJSON}
+	w.WriteHeader(a.Status)
+	_, _ = w.Write(text) // the client is gone
+}
+
+// marshal returns a value as the JSON of an answer.
+func marshal(v any) ([]byte, error) {
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return out.Bytes(), err
+}
+
 // answer is an answer whose type depends on the status.
 type answer struct {
 	Status       int
@@ -29,12 +114,9 @@ type answer struct {
 	Body         any
 }
 
+func ok(body any) *answer { return &answer{Status: http.StatusOK, Body: body} }
+
 type body[T any] struct{ Body T }
-
-// requestKey is the context key for a handler's request.
-type requestKey struct{}
-
-func requestOf(ctx context.Context) *http.Request { return ctx.Value(requestKey{}).(*http.Request) }
 
 // table is a mux that knows its patterns.
 type table struct {
@@ -61,7 +143,13 @@ func (g *Gateway) routes() http.Handler {
 		"clientCertificate": {Type: "mutualTLS", Description: "Where the gateway has --tls-client-ca"},
 		"token":             {Type: "http", Scheme: "bearer", Description: "Where the gateway has --rules and --principals"},
 	}
-	config.Transformers = append(config.Transformers, noteRefusal)
+	config.Transformers = append(config.Transformers, func(hc huma.Context, _ string, v any) (any, error) {
+		if p, ok := v.(*Problem); ok {
+			r, w := humago.Unwrap(hc)
+			noteRefusal(r, w, hc.Operation().OperationID, p)
+		}
+		return v, nil
+	})
 	config.CreateHooks = nil // no $schema in answers: they are what docs/HTTP.md says, to the byte
 	config.DocsPath, config.SchemasPath, config.OpenAPIPath = "", "", ""
 	config.RejectUnknownQueryParameters = true
@@ -73,14 +161,7 @@ func (g *Gateway) routes() http.Handler {
 	g.page(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { notServed(&mux.ServeMux, w, r) })
 	g.patterns = mux.patterns
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r = r.WithContext(context.WithValue(r.Context(), requestKey{}, r))
-		mux.ServeHTTP(w, r)
-		if a, ok := w.(*answeredWriter); ok {
-			_, a.route, _ = strings.Cut(r.Pattern, "/")
-			a.route = "/" + a.route
-		}
-	})
+	return mux
 }
 
 // Codes that problems of several calls have.
@@ -95,7 +176,7 @@ var (
 // calls.
 func operation(api huma.API, method, path, id, summary string, answers map[int]any, codes ...string) huma.Operation {
 	op := huma.Operation{
-		OperationID: id, Method: method, Path: path, Summary: summary, MaxBodyBytes: maxBody, BodyReadTimeout: -1,
+		OperationID: id, Method: method, Path: path, Summary: summary,
 		Responses: map[string]*huma.Response{},
 	}
 	if method == http.MethodPost {
@@ -164,35 +245,34 @@ var codesOfAcquire = slices.Concat(codesOfService, []string{
 
 // waitRoutes lead to a hold: acquiring locks, and leaving the queue.
 func (g *Gateway) waitRoutes(api huma.API) {
-	huma.Register(api, operation(api, http.MethodPost, lockPath+"/acquire", "acquire", "Take a lock",
+	call[struct {
+		NameOf
+		Idempotent
+		Body acquireBody
+	}, answer](g, api, operation(api, http.MethodPost, lockPath+"/acquire", "acquire", "Take a lock",
 		map[int]any{200: Lock{}, 202: Queued{}}, codesOfAcquire...),
-		func(ctx context.Context, in *struct {
-			NameOf
-			Idempotent
-			Body acquireBody
-		}) (*answer, error) {
-			b := &in.Body
-			if err := in.into(&b.Terms); err != nil {
+		func(ctx context.Context, r *http.Request, b *acquireBody) (*answer, error) {
+			if err := idempotent(r, &b.Terms); err != nil {
 				return nil, err
 			}
-			return g.handleAcquire(ctx, &b.Terms, []wish{b.wish(in.name())}, func(all []Lock) any { return all[0] })
+			return g.handleAcquire(ctx, &b.Terms, []wish{b.wish(nameOf(r))}, func(all []Lock) any { return &all[0] })
 		})
-	huma.Register(api,
+	call[struct {
+		Idempotent
+		Body acquireAllBody
+	}, answer](g, api,
 		operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
 			map[int]any{200: Locks{}, 202: Queued{}}, codesOfAcquire...),
-		func(ctx context.Context, in *struct {
-			Idempotent
-			Body acquireAllBody
-		}) (*answer, error) {
-			if err := in.into(&in.Body.Terms); err != nil {
+		func(ctx context.Context, r *http.Request, b *acquireAllBody) (*answer, error) {
+			if err := idempotent(r, &b.Terms); err != nil {
 				return nil, err
 			}
 			var wishes []wish
-			for i := range in.Body.Requests {
-				l := &in.Body.Requests[i]
+			for i := range b.Requests {
+				l := &b.Requests[i]
 				wishes = append(wishes, l.wish(l.LockKey))
 			}
-			return g.handleAcquire(ctx, &in.Body.Terms, wishes, func(all []Lock) any { return Locks{all} })
+			return g.handleAcquire(ctx, &b.Terms, wishes, func(all []Lock) any { return Locks{all} })
 		})
 	huma.Register(api,
 		operation(api, http.MethodDelete, lockPath+"/waits/{requestId}", "cancel-wait", "Leave the queue", nil, codeNoWait,
@@ -221,15 +301,15 @@ func (g *Gateway) waitRoutes(api huma.API) {
 
 // holdRoutes are about existing holds.
 func (g *Gateway) holdRoutes(api huma.API) {
-	huma.Register(api,
+	call[struct {
+		NameOf
+		Body renewBody
+	}, body[Renewed]](g, api,
 		operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil,
 			slices.Concat(codesOfService, []string{codeTTL, codeExpired, codeNotOwner, codeElsewhere})...),
-		func(ctx context.Context, in *struct {
-			NameOf
-			Body renewBody
-		}) (*body[Renewed], error) {
+		func(ctx context.Context, r *http.Request, b *renewBody) (*answer, error) {
 			arrived := g.clock.Now()
-			grant, minHold, err := g.readable(ctx, in.Body.LockToken, in.name(), in.Body.OwnerID)
+			grant, minHold, err := g.readable(ctx, b.LockToken, nameOf(r), b.OwnerID)
 			if err != nil {
 				return nil, err
 			}
@@ -237,29 +317,29 @@ func (g *Gateway) holdRoutes(api huma.API) {
 				return nil, err
 			}
 			ttl := grant.TTL
-			if in.Body.TTLMillis != 0 {
-				if ttl, err = millis("ttlMillis", in.Body.TTLMillis); err != nil {
+			if b.TTLMillis != 0 {
+				if ttl, err = millis("ttlMillis", b.TTLMillis); err != nil {
 					return nil, err
 				}
 			}
 			// A client that hangs up leaves no renewal of which the driver does not know the outcome.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 			defer cancel()
-			out, err := g.renew(ctx, principalOf(requestOf(ctx)), grant, minHold, ttl)
+			out, err := g.renew(ctx, principalOf(r), grant, minHold, ttl)
 			if err != nil {
-				return nil, problemOf(err)
+				return nil, err
 			}
 			valid, expires := g.validity(out.SentAt, out.TTL, arrived)
-			return &body[Renewed]{Renewed{LockKey: grant.Name, ExpiresAt: expires, ValidForMillis: valid}}, nil
+			return ok(&Renewed{LockKey: grant.Name, ExpiresAt: expires, ValidForMillis: valid}), nil
 		})
-	huma.Register(api,
+	call[struct {
+		NameOf
+		Body releaseBody
+	}, body[Released]](g, api,
 		operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil,
 			slices.Concat(codesOfService, []string{codeExpired, codeNotOwner})...),
-		func(ctx context.Context, in *struct {
-			NameOf
-			Body releaseBody
-		}) (*body[Released], error) {
-			grant, minHold, err := g.readable(ctx, in.Body.LockToken, in.name(), in.Body.OwnerID)
+		func(ctx context.Context, r *http.Request, b *releaseBody) (*answer, error) {
+			grant, minHold, err := g.readable(ctx, b.LockToken, nameOf(r), b.OwnerID)
 			if err != nil {
 				return nil, err
 			}
@@ -268,25 +348,25 @@ func (g *Gateway) holdRoutes(api huma.API) {
 			defer cancel()
 			again, err := g.free(ctx, grant, minHold)
 			if err != nil {
-				return nil, problemOf(err)
+				return nil, err
 			}
 			if !again {
-				g.auditHolds(requestOf(ctx), "release", grant)
+				g.auditHolds(r, "release", grant)
 			}
-			return &body[Released]{Released{"RELEASED", grant.Name, again}}, nil
+			return ok(&Released{"RELEASED", grant.Name, again}), nil
 		})
-	huma.Register(api,
+	call[struct {
+		NameOf
+		IfMatch string `header:"If-Match" doc:"Only if the lock is as it was when GET gave this ETag"`
+		Body    forceBody
+	}, body[Forced]](g, api,
 		operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Take a lock away from its holder",
 			nil, slices.Concat(codesOfService, []string{codeNotLocked, codeChanged})...),
-		func(ctx context.Context, in *struct {
-			NameOf
-			IfMatch string `header:"If-Match" doc:"Only if the lock is as it was when GET gave this ETag"`
-			Body    forceBody
-		}) (*body[Forced], error) {
-			if err := g.forceRelease(ctx, in.name(), in.IfMatch, &in.Body); err != nil {
-				return nil, problemOf(err)
+		func(ctx context.Context, r *http.Request, b *forceBody) (*answer, error) {
+			if err := g.forceRelease(ctx, nameOf(r), r.Header.Get("If-Match"), b); err != nil {
+				return nil, err
 			}
-			return &body[Forced]{Forced{"FORCE_RELEASED"}}, nil
+			return ok(&Forced{"FORCE_RELEASED"}), nil
 		})
 }
 
@@ -440,7 +520,14 @@ func (g *Gateway) validity(sentAt backend.Instant, ttl time.Duration, arrived ba
 // readBody reads the body before anything else happens: while a request waits, its connection then delivers only its
 // end.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Problem) {
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var text []byte
+	var err error
+	if n := r.ContentLength; n >= 0 && n <= maxBody {
+		text = make([]byte, n)
+		_, err = io.ReadFull(r.Body, text)
+	} else {
+		text, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	}
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):

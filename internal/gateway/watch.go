@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -116,6 +118,7 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 	if err != nil {
 		return nil, err
 	}
+	incomingOf(ctx).leaveWork()
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(g.closing, cancel)
 	end := func() { stop(); cancel(); out() }
@@ -176,19 +179,18 @@ func (e *event) text() []byte {
 	return e.said
 }
 
+// eventTexts has the buffers of events on their way to watchers.
+var eventTexts = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 // stream writes events until the watch or the client ends, or still returns a problem.
 func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-chan told, still func() *Problem) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	control := http.NewResponseController(w)
-	send := func(texts ...[]byte) bool {
+	send := func(text []byte) bool {
 		_ = control.SetWriteDeadline(time.Now().Add(sendTime)) // not all writers have it
-		for _, text := range texts {
-			if _, err := w.Write(text); err != nil {
-				return false
-			}
-		}
-		return control.Flush() == nil
+		_, err := w.Write(text)
+		return err == nil && control.Flush() == nil
 	}
 	if !send([]byte(": watching\n\n")) {
 		return
@@ -205,11 +207,14 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 			}
 			return false
 		}
-		texts := make([][]byte, len(t.events))
-		for i, e := range t.events {
-			texts[i] = e.text()
+		// One write: the server would send hundreds of events in pieces of 2 KiB.
+		all := eventTexts.Get().(*bytes.Buffer)
+		defer eventTexts.Put(all)
+		all.Reset()
+		for _, e := range t.events {
+			all.Write(e.text())
 		}
-		return send(texts...)
+		return send(all.Bytes())
 	}
 	if first != nil && !tell(first) {
 		return

@@ -31,8 +31,8 @@ const (
 	Leader Where = "leader"
 	// Member: every member.
 	Member Where = "member"
-	// Door: every process that serves HTTP.
-	Door Where = "door"
+	// Everywhere: every server and gateway.
+	Everywhere Where = "server, gateway"
 	// Audited: every process with --audit.
 	Audited Where = "with --audit"
 )
@@ -124,11 +124,11 @@ var (
 		Help: "Duration of an append to the log, including its fsync.",
 	}
 	requests = Metric{
-		Name: "fencelock_http_request_duration_seconds", Type: Histogram, Where: Door, Buckets: brief,
+		Name: "fencelock_http_request_duration_seconds", Type: Histogram, Where: Everywhere, Buckets: brief,
 		Labels: []string{"method", "route", "code"}, Help: "Duration of an HTTP request, by route.",
 	}
 	certificate = Metric{
-		Name: "fencelock_certificate_expiry_timestamp_seconds", Type: Gauge, Where: Door, Labels: []string{"use"},
+		Name: "fencelock_certificate_expiry_timestamp_seconds", Type: Gauge, Where: Everywhere, Labels: []string{"use"},
 		Values: map[string][]string{"use": {"clients", "members"}},
 		Help:   "Unix time at which a certificate of the process expires.",
 	}
@@ -137,7 +137,7 @@ var (
 		Help: "Audit events dropped because the disk was full or too slow.",
 	}
 	build = Metric{
-		Name: "fencelock_build_info", Type: Gauge, Where: Door, Labels: []string{"version", "go_version"},
+		Name: "fencelock_build_info", Type: Gauge, Where: Everywhere, Labels: []string{"version", "go_version"},
 		Help: "Always 1; the labels are the versions.",
 	}
 )

@@ -148,11 +148,12 @@ func page(f findings, steps []step) string {
 		"[check](../conformance/check/doc.go) (histories: scans, and a search for a legal order),\n" +
 		"[simulation](../conformance/simulation/doc.go).\n\n")
 	b.WriteString(head(f))
-	b.WriteString("\nA violation is: two who believe in one lock, a token that does not rise, a hold that was acknowledged and is gone before\n" +
-		"its time, a holder that is not told of its loss before its rival holds, a caller that waits beyond its context or in vain,\n" +
-		"something left behind. All of them must be 0 for the drivers of the correctness tier, whatever breaks.\n" +
-		"\nA holder believes until its lease's context ends, or until its deadline where nobody looked: a process that is stopped is told when\n" +
-		"it wakes, and whoever asks its lease then is told the truth. The worst margin is the shortest time from there to the rival's grant.\n")
+	b.WriteString("\nA violation is: two holders of one lock, a token that does not rise, an acknowledged hold that ends before its time, a\n" +
+		"holder that gets no notice of its loss before its rival holds, a call that outlives its context, a wait for a free lock, or\n" +
+		"a leftover. All of them must be 0 for the drivers of the correctness tier, whatever breaks.\n" +
+		"\nA hold counts until its lease's context ends, or until its deadline if the program did not check it. A stopped process sees\n" +
+		"the loss when it resumes, and its lease then reports it. The worst margin is the shortest time from there to the rival's\n" +
+		"grant.\n")
 	b.WriteString("\n## Directed faults\n\nOne fault at a time on three nodes, under five clients that contend for three names.\n\n" +
 		faultTable(f))
 	b.WriteString("\n## Recovery\n\nFrom the fault until names that nobody held went on, in seconds: median, and the longest.\n\n" +
