@@ -64,7 +64,7 @@ func TestAcquireAllIsAllOrNone(t *testing.T) {
 		wantErr(t, err, context.DeadlineExceeded)
 		_, err = rival.AcquireAll(t.Context(), []string{"x", "b"}, fencelock.WaitAtMost(time.Second))
 		wantErr(t, err, fencelock.ErrHeld)
-		time.Sleep(time.Second) // what could not be given back with the ended context
+		time.Sleep(time.Second) // retries the release that the ended context refused
 		release(t, mustAcquire(t, rival, "x"))
 		time.Sleep(10 * fencelock.DefaultTTL)
 		if err := all.Err(); err != nil {

@@ -110,7 +110,7 @@ func TestCloseEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// An observer that calls Close does not hang for ever.
+// An observer that calls Close does not hang indefinitely.
 func TestAnObserverMayCloseTheClient(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var c *fencelock.Client

@@ -1,6 +1,6 @@
-// Package fencelock is a distributed lock. A holder loses its lease before another client can hold the lock, a waiter
-// that stops waiting leaves no key or place behind, and where a double run would corrupt data, only a lock with fencing
-// tokens compiles.
+// Package fencelock is a distributed lock. A holder loses its lease before another client can hold the lock. A waiter
+// that stops waiting leaves no key or queue entry behind. Where a double run would corrupt data, only a lock with
+// fencing tokens compiles.
 //
 //	locks, err := fencelock.ForCorrectness(etcd.New(client, nil), nil) // once per process
 //	if err != nil {
@@ -20,7 +20,7 @@
 //   - Correctness: a double run corrupts data. Only drivers that issue fencing tokens compile: [ForCorrectness]. Where
 //     the driver comes from configuration, the same rule is checked at startup: [Open].
 //
-// No lock alone can protect data. A process can be paused between its last look at the lock and its write for longer
+// No lock alone can protect data. A process can be paused between its last check of the lock and its write for longer
 // than any lease. The fencing token closes that gap: it grows with every grant, each write carries it, and the resource
 // refuses a token smaller than one it has seen. Package fencing has the resource's side.
 //
@@ -36,35 +36,36 @@
 //     its result reports a loss.
 //   - [Client.Acquire] and [Client.TryAcquire] return a [Lease], for locks that outlive a function. `defer
 //     lease.Release(ctx)` is right also when ctx has ended.
-//   - [Client.DoAll] and [Client.AcquireAll] take all of several names, or fail, and do not deadlock with each other.
+//   - [Client.DoAll] and [Client.AcquireAll] acquire several names, all or none, and do not deadlock with each other.
 //   - [Client.Lead] runs a function on one of all candidates at a time.
 //   - [Client.Look], [Client.List] and [Client.Watch] show locks to people. Their results do not let a caller
 //     release or renew a lock.
 //
 // # Kinds of lock
 //
-// An acquire takes the name for itself, unless an option says otherwise: [Shared] beside other readers, [Permits] for
-// some of a number, [Hierarchical] for a path and everything below it. Each needs a driver that declares it; other
-// drivers return [ErrUnsupported] without a change. Fencing tokens protect exclusive holds only: the others carry one
-// for order, marked so that guards refuse it.
+// An acquire is exclusive unless an option says otherwise: [Shared] admits other readers, [Permits] acquires some of a
+// limited number, and [Hierarchical] acquires a path and everything below it. Each option needs a driver that declares
+// the capability; other drivers return [ErrUnsupported] and change nothing. Fencing tokens protect exclusive holds
+// only. Other holds carry a token for ordering, with a mark that guards refuse.
 //
 // The context identifies a line of work: an acquire with the context of a lease happens under that lease. [Reentrant]
-// gets another lease of the same hold that way, a wait that could never end is [ErrDeadlock], and
-// [Options].Order checks the order in which locks are taken.
+// then returns another lease of the same hold, a wait that could never end returns [ErrDeadlock], and [Options].Order
+// checks the order in which locks are acquired.
 //
 // # Time
 //
-// A lease is valid until its deadline: the instant just before the request (or renewal) that the service confirmed was
-// sent, plus the TTL, less a margin of 1 % of the TTL + 50 ms + the driver's own term, and less 8 ms for each thousand
-// leases that the client holds, but not more than an eighth: notifying all of them may take that long. Within that time
-// no other client can hold the lock, unless the service itself loses data or its clock jumps, which only fencing
-// covers. [Lease.Context] ends at the deadline at the latest, even while a network call hangs. A failed renewal is
-// no loss: renewals are retried until the deadline.
+// A lease is valid until its deadline: the send time of the last request or renewal that the service confirmed, plus
+// the TTL, minus a margin. The send time is read just before the request is sent. The margin is 1 % of the TTL, plus 50
+// ms, plus the driver's own allowance, plus 8 ms for each thousand leases of the client (at most an eighth of the TTL),
+// because notifying all of them may take that long. Before the deadline no other client can hold the lock, unless the
+// service itself loses data or its clock jumps, which only fencing covers. [Lease.Context] ends at the deadline at the
+// latest, even while a network call hangs. A failed renewal is not a loss: renewals are retried until the deadline.
 //
 //	sent ──► granted              renewed: the deadline moves             not renewed: lost here
 //	  │◄────────────────── TTL ─────┼─────────────────────────────────────────│─ margin ─►│ others can hold it
 //
-// Elapsed time is measured by a clock that includes the time in which the machine was suspended, never by a wall clock.
+// The library measures elapsed time with a monotonic clock that includes suspended time, if the system has one, and
+// never with a wall clock.
 //
 // # Context
 //
@@ -75,10 +76,11 @@
 //
 // One [Client] per process and service is enough: everything in this package may be called by several goroutines, and
 // all leases of a client are renewed together, by one timer and few calls of the service. [Client.Close] ends the
-// leases, releases the locks and closes the driver. After a process that ends without it, others wait for the TTL.
+// leases, releases the locks and closes the driver. If a process ends without Close, other clients wait until the TTL
+// has passed.
 //
-// A lease is a value of the process that took it. It is never passed to another process; its [fencing.Claim] travels
-// with each write.
+// A lease belongs to the process that acquired it. Never pass it to another process; send its [fencing.Claim] with each
+// write.
 //
 // # Limits
 //

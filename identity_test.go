@@ -217,7 +217,7 @@ func TestExpiredGrantsFailTheAcquire(t *testing.T) {
 		}
 		for _, part := range []string{"SentAt 0", "TTL 30s", "clock reads"} {
 			if !strings.Contains(err.Error(), part) {
-				t.Errorf("%v does not tell %s", err, part)
+				t.Errorf("%v does not contain %s", err, part)
 			}
 		}
 	})
@@ -246,7 +246,7 @@ func TestLateGrantDoesNotCloseTheName(t *testing.T) {
 	}
 }
 
-// What a driver learns of its service by the first grant counts: the grant is given back.
+// What a driver learns of its service by the first grant counts: the grant is released.
 func TestUnfitExclusionIsRefusedAtTheGrant(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		for _, accept := range []bool{false, true} {
@@ -316,7 +316,7 @@ func TestSealShowsTheClaimFirst(t *testing.T) {
 	})
 }
 
-// A lease that could not be sealed is given back in the foreground, for as long as the caller's context allows.
+// A lease that could not be sealed is released in the foreground, for as long as the caller's context allows.
 func TestRefusedSealReleasesTheLock(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, d := b.client(fencelock.Options{})

@@ -83,7 +83,7 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 	}
 }
 
-// A service with sessions would keep the entry of a lost lease for ever if nobody gave it back.
+// A service with sessions would keep the entry of a lost lease indefinitely if nobody released it.
 func TestLostLeaseIsReleasedAfterItsTTL(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -101,7 +101,7 @@ func TestLostLeaseIsReleasedAfterItsTTL(t *testing.T) {
 		mustAcquire(t, b.over(s, fencelock.Options{TTL: 10 * time.Second, StopEarly: 4 * time.Second}), "x")
 		<-done // nobody calls Release
 		if after := given.Sub(began); after < 10*time.Second || after > 11*time.Second {
-			t.Errorf("given back after %v, want when the TTL of 10s is over", after)
+			t.Errorf("released after %v, want when the TTL of 10s is over", after)
 		}
 	})
 }

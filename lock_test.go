@@ -382,7 +382,7 @@ func TestBadInput(t *testing.T) {
 				t.Errorf("%v does not name the call", err)
 			}
 			if !errors.As(err, &invalid) || invalid.Value == "" || invalid.Why == "" {
-				t.Errorf("%v does not tell the value and why", err)
+				t.Errorf("%v does not contain the value and why", err)
 			}
 		})
 	}
@@ -411,7 +411,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// A grant that arrives after its end is given back before the call asks again: its next request, which is of the same
+// A grant that arrives after its end is released before the call asks again: its next request, which is of the same
 // line of work, would wait for it, and be refused as a deadlock.
 func TestLateGrantIsReleasedFirst(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {

@@ -49,7 +49,7 @@ func TestLooking(t *testing.T) {
 		<-one.Context().Done()
 		if !errors.As(one.Err(), &lost) || lost.Reason != fencelock.ReasonForceReleased ||
 			lost.Text != "pod 7f9c is gone" {
-			t.Errorf("the victim is told %v", one.Err())
+			t.Errorf("the victim gets %v", one.Err())
 		}
 		var changes []string
 		for change, err := range c.Watch(t.Context(), "stock/1", fencelock.Since(before.Revision)) {

@@ -35,7 +35,7 @@ func cut(b *bed) (*scripted, *atomic.Bool) {
 	return s, off
 }
 
-// However slow the observer, every holder is told before the TTL ends in the service.
+// However slow the observer, every holder is notified before the TTL ends in the service.
 func TestObserverDoesNotDelayLosses(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s, off := cut(b)
@@ -241,7 +241,7 @@ func TestAnEmptyRenewalIsAFault(t *testing.T) {
 	})
 }
 
-// Clients that began in one instant do not renew together for ever.
+// Clients that began in one instant do not renew together indefinitely.
 func TestAFleetSpreadsItsRenewals(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		at := map[time.Time]int{}
@@ -271,7 +271,7 @@ func TestAFleetSpreadsItsRenewals(t *testing.T) {
 	})
 }
 
-// What the service says of one hold is told within seconds of the renewal, though the answer for another is out
+// What the service says of one hold reaches its holder within seconds of the renewal, though the answer for another is out
 // and the TTL is an hour.
 func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {

@@ -273,7 +273,7 @@ func TestLeadRefusesReentrant(t *testing.T) {
 	})
 }
 
-// What a failed AcquireAll took is given back without its minimum, and without events of leases that never
+// What a failed AcquireAll took is released without its minimum, and without events of leases that never
 // began.
 func TestFailedAcquireAllKeepsNoName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
@@ -288,7 +288,7 @@ func TestFailedAcquireAllKeepsNoName(t *testing.T) {
 		began := time.Now()
 		release(t, mustAcquire(t, rival, "a"), held)
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("the name that was given back was closed for %v", took)
+			t.Errorf("the name that was released was closed for %v", took)
 		}
 		synctest.Wait()
 		if n := len(seen.of(fencelock.EventReleased)) + len(seen.of(fencelock.EventLost)); n != 0 {

@@ -50,7 +50,7 @@ func TestReentrantLeasesShareOneHold(t *testing.T) {
 		release(t, deeper)
 		release(t, mustAcquire(t, c, "x"))
 		if _, err := c.TryAcquire(context.WithoutCancel(outer.Context()), "x", fencelock.Reentrant()); err != nil {
-			t.Errorf("with a lease that was released: %v, want a hold of its own", err)
+			t.Errorf("with a lease that was released: %v, want its own hold", err)
 		}
 	})
 }
@@ -138,7 +138,7 @@ func TestWaitingForOneselfIsADeadlock(t *testing.T) {
 		wantErr(t, err, fencelock.ErrDeadlock)
 		cycle := (*fencelock.DeadlockError)(nil)
 		if !errors.As(err, &cycle) || len(cycle.Cycle) != 1 || cycle.Cycle[0].Wants != "x" {
-			t.Errorf("error %v does not tell the cycle", err)
+			t.Errorf("error %v does not contain the cycle", err)
 		}
 	})
 }

@@ -236,7 +236,7 @@ func (f optionFunc) apply(o *acquireOptions) error { return f(o) }
 
 // TTL sets the lease length of this lock, in place of Options.TTL. Outside the driver's range or granularity the
 // acquire fails with ErrInvalidTTL; the value is not rounded. Drivers with sessions use one session for each TTL, so
-// few different TTLs are cheaper than many.
+// few different TTLs are cheaper than many. On etcd, similar TTLs share a session beyond the first eight.
 //
 //	lease, err := locks.Acquire(ctx, "deploy", fencelock.TTL(5*time.Minute))
 func TTL(d time.Duration) AcquireOption {

@@ -32,6 +32,12 @@ func startEtcd(life *scope) *system {
 	return s
 }
 
+func startEtcdCluster(life *scope) *system {
+	s, _ := etcdMembers(life, clusterSize)
+	s.name = "etcd-cluster"
+	return s
+}
+
 // etcdMembers starts a cluster of so many etcds from PATH, fsync and all, with etcd's own settings but for args.
 // Clients use the leader, which is fastest. Its trips are the messages that it received: a unary
 // call is one, and so is each message of a stream (watches, keepalives). Its commands are raft entries.
@@ -149,6 +155,21 @@ func etcdPeers(*system) []peer {
 			renewEvery: func(ttl time.Duration) time.Duration { return ttl / 3 },
 			key:        func(name string) string { return name + "/" }},
 	}
+}
+
+// etcdClusterPeers are etcd's, with our driver as a URL opens it: that one closes connections to silent members.
+func etcdClusterPeers(s *system) []peer {
+	all := etcdPeers(s)
+	for i := range all {
+		if all[i].role == roleOurs {
+			all[i].open = func(c *client, o clientOptions) lock {
+				d, err := fenceetcd.Open(c.ctx, "etcd://"+o.addr)
+				c.must(err)
+				return c.ours(d, o.ttl)
+			}
+		}
+	}
+	return all
 }
 
 // etcdSession is the basis of the peers: a client and a lease that the client's library keeps alive.

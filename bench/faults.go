@@ -156,6 +156,48 @@ func failover(r *round, end func(*process)) {
 	r.s["leader-ms"], r.s["end-ms"] = ms(succeeded.Sub(began)), ms(ended.Sub(began))
 }
 
+// frozen stops a member with its sockets open: the leader, or a random follower. A client that has used the members
+// asks for the next grants. Requests to the stopped member wait for an answer.
+func frozen(r *round, leads bool) {
+	c := r.open(1, clientOptions{addr: r.at.endpoints(), ttl: 10 * time.Second})[0]
+	member, err := r.at.leader(r.ctx)
+	r.must(err)
+	if n := len(r.at.servers); !leads {
+		member = (member + 1 + rand.N(n-1)) % n
+	}
+	r.grantOne(c)
+	server := r.at.servers[member]
+	r.later(func() {
+		r.err = errors.Join(r.err, server.child.Resume(), r.at.serving(context.WithoutCancel(r.ctx), member))
+	})
+	r.must(server.child.Pause())
+	r.s["next-ms"], r.s["tries"] = 0, 0
+	r.s["grant-ms"] = r.soon(c)
+	for range 5 { // over other connections, if the client takes turns
+		r.s["next-ms"] = max(r.s["next-ms"], r.soon(c))
+	}
+}
+
+// soon returns how many milliseconds a client needs for a free name, which it keeps. Calls that fail are repeated, and
+// counted.
+func (r *round) soon(c *client) float64 {
+	ctx, cancel := context.WithTimeout(r.ctx, frozenWait)
+	defer cancel()
+	for began := time.Now(); ; r.s["tries"]++ {
+		if _, err := c.lock(ctx, r.fresh("frozen")); err == nil {
+			return ms(time.Since(began))
+		}
+		if ctx.Err() != nil {
+			r.must(r.ctx.Err())
+			return never
+		}
+		sleep(ctx, 10*time.Millisecond)
+	}
+}
+
+// frozenWait is the maximum time for a grant while a member is stopped.
+const frozenWait = 10 * time.Second
+
 // grantOne acquires a free name, and returns when it had it. Calls that fail are repeated, and counted.
 func (r *round) grantOne(c *client) time.Time {
 	name := r.name("failover")

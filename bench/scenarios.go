@@ -28,10 +28,11 @@ func init() {
 		{"redis-cluster", startRedisCluster, redisClusterPeers, "seq tput16 tput64 dead200 dead200p"},
 		{"redlock", startRedlock, redlockPeers, costs + contended},
 		{"etcd", startEtcd, etcdPeers, costs + contended + "idle200 hold1k" + faults + " growth" + troubles},
+		{"etcd-cluster", startEtcdCluster, etcdClusterPeers, "failover frozen frozen-follower"},
 		{"zookeeper", startZooKeeper, zooKeeperPeers, costs + contended + "idle200 idle2000 hold1k" + faults},
 		{"postgres", startPostgres, postgresPeers, "seq tput32 handoff16 wake1 hold1k hold10k"},
 		{"builtin", startBuiltin, builtinPeers, costs + contended + "renew256 renew1024 idle200 hold1k hold10k " +
-			"hold100k restart watch1 watch100 watch1000 failover handover" + faults},
+			"hold100k restart watch1 watch100 watch1000 failover handover frozen frozen-follower" + faults},
 		{"http-redis", startHTTPRedis, nil, costs + "flood4 beside1000"},
 		{"http-etcd", startHTTPEtcd, nil, costs},
 		{"http-builtin", startHTTPBuiltin, nil, costs + "flood4 beside1000"},
@@ -54,6 +55,9 @@ const (
 	grantColumns    = "grant-s=grant s, min<; grant-s=median; grant-s=max>"
 	failoverColumns = "grant-ms=next grant ms, min<; grant-ms=median; grant-ms=max>; " +
 		"leader-ms=new leader ms, median; leader-ms=max>; tries=failed calls before>; end-ms=process ended ms, max>"
+
+	frozenColumns = "grant-ms=next grant ms, min<; grant-ms=median; grant-ms=max>; " +
+		"next-ms=later grants ms, max>; tries=failed calls>"
 
 	cycleCurve = "ops p99 client-us server-us"
 	holdCurve  = "kb turns client-cpu server-cpu acquires releases"
@@ -144,6 +148,10 @@ var kinds = []scenario{
 	{name: "handover", about: "the leader is asked to end (SIGTERM): ms until the next acquire returns",
 		columns: failoverColumns, rounds: 5, suits: clustered,
 		phase: func(r *round) { failover(r, func(p *process) { _ = p.child.Terminate() }) }},
+	{name: "frozen", about: "the leader's process is stopped (SIGSTOP): ms until the next acquires return",
+		columns: frozenColumns, rounds: 5, suits: clustered, phase: func(r *round) { frozen(r, true) }},
+	{name: "frozen-follower", about: "a follower's process is stopped (SIGSTOP): ms until the next acquires return",
+		columns: frozenColumns, rounds: 5, suits: clustered, phase: func(r *round) { frozen(r, false) }},
 	{name: "partition",
 		about: "the holder's network falls silent, a rival waits; TTL 3 s; margin = rival holds - holder told",
 		columns: "rival-s=rival holds s, min<; rival-s=max>; told-s=told s, min<; told-s=max>; " +
@@ -259,6 +267,8 @@ var targets = []target{
 	{"builtin", "failover", "grant-ms", "<=", 2000, "next grant, ms after the kill, worst"},
 	{"builtin", "handover", "grant-ms", "<=", 100, "next grant, ms after the signal, worst"},
 	{"builtin", "failover handover", "tries", "<=", 0, "failed calls"},
+	{"etcd-cluster, builtin", "frozen frozen-follower", "grant-ms", "<=", 3000, "next grant, ms after the stop, worst"},
+	{"etcd-cluster, builtin", "frozen frozen-follower", "next-ms", "<=", 3000, "later grants, ms, worst"},
 	{"etcd", "growth", "worst", "<=", 1.3, "acquire + release after up to 100,000 of that name, x the first"},
 
 	{exclusives, "partition", "margin-ms", ">=", 0, "worst margin in ms: told before the rival holds"},

@@ -62,7 +62,7 @@ func cycleIsRefused(t *trial) {
 		}
 		if len(cycle.Cycle) != n || cycle.Cycle[0].Wants != names[0] || cycle.Cycle[0].Holds != names[n-1] ||
 			cycle.Cycle[1].Owner != "owner of "+names[0] || cycle.Cycle[1].Holds != names[0] {
-			t.Errorf("the cycle of %d is told as: %v", n, err)
+			t.Errorf("the cycle of %d is reported as: %v", n, err)
 		}
 		// The refused one releases its hold, and the others get their turn one after the other.
 		t.release(drivers[n-1], grants[n-1], "by the refused")

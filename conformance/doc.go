@@ -32,24 +32,25 @@
 //
 // # Time
 //
-// Clauses let Harness.TTL pass, and run side by side. Immediate steps have bounds that a busy machine keeps (two
+// Clauses wait for Harness.TTL to pass, and run in parallel. Immediate steps have bounds that a busy machine keeps (two
 // seconds, where a broken driver takes a TTL of a minute). Steps that must not happen too early are compared with the
-// drivers' own clock, without tolerance. While clauses run, a goroutine and a child process wake every 5 ms and
-// measure stalls of the machine. A late clause is repeated when the others have ended, one such clause at a
-// time, if the machine stalled for a tenth of Harness.TTL at once, or for that long and a tenth of the clause's time
-// in all. After three such failures it is Inconclusive, a skip, unless all three failures are the same and each stall
-// was short. Run fails if more than one in a hundred of the clauses that ran are inconclusive, and at least two.
+// drivers' own clock, without tolerance. While clauses run, a goroutine and a child process wake every 5 ms and measure
+// stalls of the machine. A clause that fails because a step was late is repeated if the machine stalled: for a tenth of
+// Harness.TTL in one stall, or for that long in total and for a tenth of the clause's time. Repetitions run one at a
+// time, after all other clauses. After three such failures the clause is Inconclusive, a skip, unless all three
+// failures are the same and each stall was short. Run fails if at least two clauses, and more than one in a hundred of
+// the clauses that ran, are inconclusive.
 //
 // Only lateness is excused: a call without an answer in time, a step after its bound, a hold that expired before the
 // clause used it. Two holders at once, a wrong answer, a wrong token and a wrong nonce are failures on any machine.
 //
 // # What every clause checks
 //
-// The drivers of every clause are recorded, and each answer is compared with all earlier answers in that clause: SentAt
-// lies in the past, and as far back as a slowed link takes for a request and its answer; TTL and kind of a grant are
-// the request's; a token is greater than all earlier tokens of the name; no two holds have the same nonce; a
-// repeated request gets its earlier hold; no hold is granted while another valid hold excludes it, nor renewed after
-// that; Look and List show each hold as it was granted.
+// Run records the answers of all drivers in a clause, and compares each answer with all earlier answers in that clause.
+// SentAt lies in the past, and at least as far back as a slowed link takes for a request and its answer. The TTL and
+// the kind of a grant are those of the request. A token is greater than all earlier tokens of the name. No two holds
+// have the same nonce. A repeated request gets its earlier hold. No hold is granted while a valid hold excludes it, and
+// no hold is renewed after a rival was granted the name. Look and List show each hold as it was granted.
 //
 // Choose Harness.TTL so that the service does some hundred acquires in it even on a busy machine: clauses hold
 // hundreds of locks, and leases of up to three times that TTL. A driver that supports a single TTL is tested with it.
@@ -63,7 +64,8 @@
 //
 // # Clauses
 //
-// Clauses returns them with their rules. Numbers and names do not change; new ones come at the end of their group.
+// The function Clauses returns all clauses with their rules. Numbers and names do not change; new clauses come at the
+// end of their group.
 //
 // exclusion:
 //

@@ -20,10 +20,6 @@ var knownToFail = []Known{
 	{"U3", "builtin", refusesNobody},
 	{"U4", "builtin", refusesNobody},
 	{"U5", "builtin", refusesNobody},
-	{"Q10", "builtin", "the wire answers a conflict of limits with the name alone"},
-	{"O11", "redis", "a repeat through the same client replaces the hold's value, and with it the nonce; " +
-		"the engine's binding keeps it"},
-	{"O11", "redlock", "a repeat replaces the votes of the hold, and with them its nonce; the engine's binding keeps it"},
 }
 
 // refusesNobody: a certificate or a key admits a client to every operation, and limits bound acquires only. A hook would
@@ -38,9 +34,6 @@ func knownPair(clause, driver string) *Known {
 	}
 	return &knownToFail[i]
 }
-
-// known reports whether the driver is known to fail a clause, so that others that build on it leave that part out.
-func (t *trial) known(clause string) bool { return knownPair(clause, t.desc.Name) != nil }
 
 // judged holds the result of a clause against the table.
 func (r Result) judged(driver string) Result {

@@ -121,7 +121,7 @@ func (l *ledger) lost(t *trial, name, request string) {
 	}
 	l.mu.Unlock()
 	if holds > 0 && released == holds {
-		t.Violatedf("a hold of %q is told to be lost after its release was confirmed", name)
+		t.Violatedf("a hold of %q is reported lost after its release was confirmed", name)
 	}
 	l.end(t, name, request)
 }
@@ -247,7 +247,7 @@ func numbered(t *trial, g backend.Grant) string {
 	case fences && (!g.Token.Valid() || g.Token.Exclusive() != (g.Kind == backend.KindExclusive)):
 		return fmt.Sprintf("token %v of a hold of kind %v: want one that is marked as not exclusive where the kind "+
 			"is not", g.Token, g.Kind)
-	case g.Nonce == fencing.Nonce{} && !t.known("O10"):
+	case g.Nonce == fencing.Nonce{}:
 		return "the grant has no nonce"
 	}
 	return ""
@@ -259,13 +259,13 @@ func (l *ledger) repeated(t *trial, r backend.Request, g backend.Grant, when ask
 		if h.RequestID != r.RequestID {
 			continue
 		}
-		if same := h.Token == g.Token && (h.Nonce == g.Nonce || t.known("O11")) && g.Incarnation == h.Incarnation; same {
+		if same := h.Token == g.Token && h.Nonce == g.Nonce && g.Incarnation == h.Incarnation; same {
 			return h
 		}
 		if !h.lives(t, when.to) || l.mayHaveEnded(g, h.at) {
 			continue
 		}
-		if h.Token != g.Token || h.Nonce != g.Nonce && !t.known("O11") {
+		if h.Token != g.Token || h.Nonce != g.Nonce {
 			t.Violatedf("a request that holds %q with token %v and nonce %v was granted it with token %v and nonce %v: "+
 				"want the same hold", r.Name, h.Token, h.Nonce, g.Token, g.Nonce)
 		}
@@ -396,7 +396,7 @@ func disguised(t *trial, who backend.Holder, h *hold) string {
 		return fmt.Sprintf("%v of %d permits is shown, want %v of %d", who.Kind, who.Permits, h.Kind, h.Permits)
 	case who.Token != h.Token && !h.over:
 		return fmt.Sprintf("token %v is shown, want %v", who.Token, h.Token)
-	case who.Nonce != h.Nonce && !h.over && !t.known("O12") && !t.known("O11"):
+	case who.Nonce != h.Nonce && !h.over:
 		return fmt.Sprintf("nonce %v is shown, want %v", who.Nonce, h.Nonce)
 	case !maps.Equal(who.Metadata, h.metadata):
 		return fmt.Sprintf("metadata %q is shown, want %q", who.Metadata, h.metadata)

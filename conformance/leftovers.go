@@ -172,5 +172,5 @@ func serviceKeepsNothing(t *trial) {
 		}
 		pause(patience, 50*time.Millisecond)
 	}
-	t.Latef("the service keeps %d things: %.10q", len(left), left)
+	t.Latef("the service keeps %d things: %q", len(left), left[:min(len(left), 10)])
 }

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/fencelock/fencelock/conformance.staysForever"))
 }
 
-// memoryHarness is everything that a store of its own offers.
+// memoryHarness uses everything that a separate store offers.
 func memoryHarness(testing.TB) conformance.Harness {
 	store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
 	return conformance.Harness{

@@ -410,7 +410,7 @@ func (w *world) forget(name string) {
 	delete(w.base, name)
 }
 
-// evicted notes that those who wait for name have lost their places.
+// evicted notes that the waiters for name have lost their places.
 func (w *world) evicted(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

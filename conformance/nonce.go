@@ -113,7 +113,7 @@ func nonceIsKeptAndShown(t *trial) {
 		t.Errorf("renewal for a longer TTL = %v, want nil", renewal.Err)
 	}
 	t.shows(b, g, "after a renewal for a longer TTL")
-	if again := t.take(a, r, "with the id of a living hold"); again.Nonce != g.Nonce && !t.known("O11") {
+	if again := t.take(a, r, "with the id of a living hold"); again.Nonce != g.Nonce {
 		t.Errorf("repeat after renewals: nonce %v, want %v as before", again.Nonce, g.Nonce)
 	}
 }

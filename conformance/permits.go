@@ -121,7 +121,7 @@ func whatIsLeftIsGranted(t *trial) {
 	w := t.wait(t.within(10*slack), b, t.permits(name, 2, 3))
 	t.queued(a, name, 1)
 	t.release(a, two, "of two permits")
-	again := t.got(w, t.ttl+slack, "after as many were given back")
+	again := t.got(w, t.ttl+slack, "after as many were released")
 	t.release(b, one, "of one permit")
 	t.release(b, again, "of two permits")
 	all := t.take(a, t.permits(name, 3, 3), "of all permits")

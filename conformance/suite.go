@@ -192,7 +192,7 @@ func (s *suite) attempt(c Clause) (r Result, verdict bool) {
 	return rec.result(c), verdict
 }
 
-// underWay tells of the calls of a simulated clause that have not ended. It may be called outside its bubble.
+// underWay describes the calls of a simulated clause that have not ended. It may be called outside its bubble.
 func (s *suite) underWay() string {
 	if t := s.current.Load(); t != nil {
 		return t.underWay()
@@ -200,7 +200,7 @@ func (s *suite) underWay() string {
 	return "no call has begun"
 }
 
-// selected tells whether -test.run may want the test of that name. It only decides which clauses start early,
+// selected reports whether -test.run may want the test of that name. It only decides which clauses start early,
 // so it need not be exact: a clause that it misses, as behind a | that is in no brackets, runs when its turn comes.
 func selected(name string) bool {
 	parts := strings.Split(name, "/")

@@ -63,7 +63,7 @@ func (t *trial) during(ctx context.Context, what, name string) (done func()) {
 	}
 }
 
-// underWay tells of the calls that have not ended. Outside the bubble of a simulated clause nobody knows their age.
+// underWay describes the calls that have not ended. Outside the bubble of a simulated clause nobody knows their age.
 func (t *trial) underWay() string {
 	t.calls.mu.Lock()
 	defer t.calls.mu.Unlock()

@@ -66,7 +66,7 @@ func TestMemoryGuard(t *testing.T) {
 	stale := (*fencing.StaleError)(nil)
 	if err := g.Check(ctx, fencing.Claim{Resource: "a", Token: 1}); !errors.As(err, &stale) || stale.Token != 1 ||
 		stale.Highest != 34 {
-		t.Errorf("the error %v does not tell both tokens", err)
+		t.Errorf("the error %v does not contain both tokens", err)
 	}
 	ended, cancel := context.WithCancel(ctx)
 	cancel()

@@ -1,9 +1,10 @@
 // Package fencing is the resource's side of a lock: tokens, and guards that refuse the writes of a holder that has lost
-// its lock and has not noticed. It imports only the standard library, for services that take no locks.
+// its lock and has not noticed. It imports only the standard library, so a service that only checks tokens needs no
+// lock client.
 //
-// A lock service alone cannot protect data. A holder may be paused between its last look at the lock and its write, for
-// longer than any lease, and wake up as the second writer. The remedy is a number that grows with every grant of the
-// lock: each write carries the number of its hold, and the resource refuses a number smaller than one it has seen.
+// A lock service alone cannot protect data. A holder may be paused between its last check of the lock and its write,
+// for longer than any lease, and then write as the second writer. The remedy is a number that grows with every grant of
+// the lock: each write carries the number of its hold, and the resource refuses a number smaller than one it has seen.
 //
 //	holder A ── token 33 ──► guard: highest is 33
 //	   (paused)

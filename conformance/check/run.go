@@ -66,7 +66,7 @@ type proof struct{ sent, seen backend.Instant }
 // keeps is until when the service keeps the hold for sure.
 func (h *hold) keeps() backend.Instant { return min(h.relCall, h.expires, h.forced) }
 
-// takenBefore tells whether h may have been taken away by force before at. Who loses a lock so does not know at once,
+// takenBefore reports whether h may have been taken away by force before at. Who loses a lock so does not know at once,
 // but without a renewal it knows within its TTL.
 func (h *hold) takenBefore(at backend.Instant, ttl time.Duration) bool {
 	return h.forced <= at && (len(h.taken) == 0 || slices.ContainsFunc(h.taken, func(taken backend.Instant) bool {
@@ -74,7 +74,7 @@ func (h *hold) takenBefore(at backend.Instant, ttl time.Duration) bool {
 	}))
 }
 
-// lost tells whether it ended against its holder's will.
+// lost reports whether it ended against its holder's will.
 func (h *hold) lost() bool {
 	return h.why != "" && h.why != string(backend.ReasonClosed) || h.relOut == Gone
 }
@@ -94,7 +94,7 @@ func (h *hold) String() string {
 	return s
 }
 
-// conflicts tells whether two holds of one name exclude each other. Permits are counted instead.
+// conflicts reports whether two holds of one name exclude each other. Permits are counted instead.
 func conflicts(a, b *hold) bool {
 	if a.kind == backend.KindPermits && b.kind == backend.KindPermits {
 		return a.limit != b.limit
@@ -413,7 +413,7 @@ func (r *run) killedAt(c *call) backend.Instant {
 	return at
 }
 
-// of tells whether a client is one of a process.
+// of reports whether a client is one of a process.
 func of(client, process string) bool {
 	return client == process || strings.HasPrefix(client, process+"/")
 }

@@ -46,7 +46,7 @@ func (p *Report) search(ctx context.Context, r *run) {
 	p.Search = time.Since(begin)
 }
 
-// illegal tells whether there is a violation that leaves no order for a name.
+// illegal reports whether there is a violation that leaves no order for a name.
 func (p *Report) illegal(name string) bool {
 	return slices.ContainsFunc(p.Violations, func(v Violation) bool {
 		switch v.Kind {

@@ -492,7 +492,7 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// searchAlone tells whether there is an order of all operations, whatever the scans say.
+// searchAlone reports whether there is an order of all operations, whatever the scans say.
 func searchAlone(h History, rules Rules) bool {
 	r := gather(h, rules)
 	for _, n := range r.names {

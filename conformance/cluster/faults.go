@@ -184,7 +184,7 @@ func overtakenLeader(ctx context.Context, b *bench) error {
 					if h.lease.Err() != nil {
 						break // too busy to ask in time
 					}
-					pause(ctx, time.Millisecond) // nobody tells
+					pause(ctx, time.Millisecond) // no notification
 				}
 				return b.Resume(ctx, leader)
 			},
@@ -238,7 +238,7 @@ func minorityPartition(ctx context.Context, b *bench) error {
 					if ctx.Err() != nil {
 						return fmt.Errorf("node %d is cut off and still knows a leader: %w", follower, err)
 					}
-					pause(ctx, 20*time.Millisecond) // nobody tells
+					pause(ctx, 20*time.Millisecond) // no notification
 				}
 			},
 			b.goOn,
@@ -300,7 +300,7 @@ func oneWayPeers(ctx context.Context, b *bench) error {
 				if ctx.Err() != nil {
 					return fmt.Errorf("nothing was kept back from node %d to node %d", from, to)
 				}
-				pause(ctx, 10*time.Millisecond) // nobody tells
+				pause(ctx, 10*time.Millisecond) // no notification
 			}
 			return b.goOn(ctx)
 		})...)

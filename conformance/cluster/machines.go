@@ -124,7 +124,7 @@ func (b *bench) more(ctx context.Context, count func(int) int64, node int, befor
 		if ctx.Err() != nil {
 			return fmt.Errorf("node %d: %s", node, otherwise)
 		}
-		pause(ctx, 10*time.Millisecond) // nobody tells
+		pause(ctx, 10*time.Millisecond) // no notification
 	}
 	return nil
 }

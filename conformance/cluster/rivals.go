@@ -141,7 +141,7 @@ func (r *rivals) acquire(ctx context.Context, client int, name string) (*held, e
 	return h, nil
 }
 
-// explains tells whether a fault may cause err.
+// explains reports whether a fault may cause err.
 func (r *rivals) explains(err error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -90,7 +90,7 @@ func awaitLeader[S any](ctx context.Context, after uint64, status func(ctx conte
 			return node, term, nil
 		}
 		select {
-		case <-time.After(10 * time.Millisecond): // nobody tells when a leader is elected
+		case <-time.After(10 * time.Millisecond): // no notification when a leader is elected
 		case <-ctx.Done():
 			return 0, 0, fmt.Errorf("nobody leads after term %d: %v: %w", after, said, ctx.Err())
 		}

@@ -30,7 +30,7 @@ func grant(t *testing.T, name string, addrs ...string) backend.Grant {
 	return g
 }
 
-// mustHold looks with a client of its own.
+// mustHold looks with its own client.
 func mustHold(t *testing.T, g backend.Grant, name string, addrs ...string) {
 	t.Helper()
 	d := builtin.New(addrs, nil)

@@ -51,7 +51,7 @@ func TestKilledProcessLeavesNoContainer(t *testing.T) {
 		}
 		c.Close()
 		select {
-		case <-time.After(10 * time.Millisecond): // nobody tells
+		case <-time.After(10 * time.Millisecond): // no notification
 		case <-ctx.Done():
 			t.Fatalf("the container at %s outlives the process that started it", addr)
 		}

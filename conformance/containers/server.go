@@ -338,7 +338,7 @@ func (s *Server) start(ctx context.Context) error {
 			return fmt.Errorf("%s: start: %w\n%s", s, err, s.node.logs(ctx))
 		}
 		select {
-		case <-time.After(10 * time.Millisecond): // nobody tells when a server is ready
+		case <-time.After(10 * time.Millisecond): // no notification when a server is ready
 		case <-ctx.Done():
 			return fmt.Errorf("%s: start: no answer: %w\n%s", s, ctx.Err(), s.node.logs(context.WithoutCancel(ctx)))
 		}

@@ -122,7 +122,7 @@ func TestChildStandsStillWhilePaused(t *testing.T) {
 	}
 }
 
-// state returns the letter of the process's state, or "" where the system does not tell.
+// state returns the letter of the process's state, or "" if the system does not report it.
 func state(t *testing.T, pid int) string {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -169,8 +169,8 @@ func (q *pipe) write() {
 	}
 }
 
-// due tells whether the first item may be delivered, and if not, after what time, or zero if only a change of the state
-// can tell. p.mu is held.
+// due reports whether the first item may be delivered. If not, it returns the time after which it may be, or zero if only
+// a change of the state decides that. p.mu is held.
 func (q *pipe) due() (wait time.Duration, ok bool) {
 	d := q.conn.p.of(q.dir)
 	if len(q.queue) == 0 || d.mode != pass {

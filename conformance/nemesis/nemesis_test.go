@@ -351,7 +351,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			}
 			t.Parallel()
 			p := plan(c.kinds...)
-			p.Search = time.Second // what is illegal may take for ever
+			p.Search = time.Second // the search in an illegal history may not end
 			r := nemesis.Play(quiet{t}, service(c.wrap), p)
 			caught := slices.ContainsFunc(
 				r.Violations, func(v check.Violation) bool { return slices.Contains(c.want, v.Kind) },

@@ -72,7 +72,7 @@ func (a *attack) answers(ctx context.Context, node int) (process string, err err
 			if process, err = a.Probe(ctx, node); err == nil || ctx.Err() != nil {
 				return err
 			}
-			pause(ctx, 20*time.Millisecond) // nobody tells
+			pause(ctx, 20*time.Millisecond) // no notification
 		}
 	})
 	return process, err

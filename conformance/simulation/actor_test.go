@@ -280,7 +280,7 @@ func (a *actor) nested(ctx context.Context, n name, opts []fencelock.AcquireOpti
 				a.failed("release", n.text, err, releaseMay)
 			}
 		case err == nil:
-			// The client had been replaced, and this is a hold of its own.
+			// The client had been replaced, and this is its own hold.
 			again := a.hold(n)
 			again.call = h.begin
 			a.begin(again, inner)

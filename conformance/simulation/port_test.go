@@ -274,7 +274,7 @@ const lastAttempt = 40 * time.Millisecond
 func tick(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) + 2*time.Millisecond }
 
 // rung is the greatest power of two milliseconds that is not more than d, which is not exact: it was counted from an
-// instant that chance drew, and chance is seldom next to a power of two.
+// instant that chance drew, and chance is rarely next to a power of two.
 func rung(d time.Duration) time.Duration {
 	r := 4 * time.Millisecond
 	for r*2 <= d {

@@ -30,7 +30,7 @@ type hold struct {
 	begin    time.Duration // Acquire had returned
 	end      time.Duration // until which the holder believed
 	over     bool          // end is known
-	released time.Duration // when that was, and with it the time from which it may be given back
+	released time.Duration // when that was, and with it the time from which it may be released
 	deadline time.Duration // at the end
 	told     time.Duration // the lease's context had ended by a loss; zero if it never did
 	reason   backend.Reason

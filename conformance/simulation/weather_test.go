@@ -60,7 +60,7 @@ func (n *node) weather(d dice) {
 			net.Drop(memory.Both)
 			what, lasts = "drops both", d.scale(w.ttl/2, 3*w.ttl)
 		case 13:
-			if !w.checked { // whether a client that is closed still gives back, the history does not tell
+			if !w.checked { // the history does not show whether a closed client still releases
 				n.replace(d)
 			}
 			continue

@@ -26,7 +26,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// replicas are programs that start at the same moment: each has a client of its own.
+// replicas are programs that start at the same moment: each has its own client.
 func replicas(t *testing.T, url string) (all []*fencelock.Client, db *sql.DB) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)

@@ -1,4 +1,5 @@
-// Package tasks compiles the Go code of README.md and docs/tasks: each block there stands in this file.
+// Package tasks compiles the Go code of README.md, docs/GUIDE.md, docs/DRIVERS.md and docs/tasks: this file contains each
+// block of these pages.
 package tasks
 
 import (
@@ -13,17 +14,23 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	goredis "github.com/redis/go-redis/v9"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/builtin/embedded"
+	"github.com/fencelock/fencelock/etcd"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/fencing/pgxguard"
 	"github.com/fencelock/fencelock/fencing/sqlguard"
 	"github.com/fencelock/fencelock/postgres"
+	"github.com/fencelock/fencelock/redis"
 )
 
 var (
-	_ = []any{readme, cron, election, workers, transferMoney, postgresAlone}
+	_ = []any{readme, cron, election, workers, transferMoney, postgresAlone, efficiency, attempt, correctness, configured, held, kinds,
+		embed}
 
 	buildReport func(context.Context) error
 	schedule    func(context.Context, fencing.Token) error
@@ -42,6 +49,79 @@ func readme(ctx context.Context, debit func(context.Context, int, fencing.Token)
 	return locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
 		return debit(ctx, 42, lease.Token()) // renewed meanwhile; ctx ends before another client can hold the lock
 	})
+}
+
+func efficiency(ctx context.Context, client *goredis.Client) error {
+	locks, err := fencelock.ForEfficiency(redis.New(client, nil), nil)
+	if err != nil {
+		return err
+	}
+	defer locks.Close(ctx)
+	err = locks.Do(ctx, "reports/nightly", func(ctx context.Context, lease *fencelock.Lease) error {
+		return buildReport(ctx) // renewed in the background; ctx ends before another client can acquire the lock
+	})
+	return err
+}
+
+func attempt(ctx context.Context, locks *fencelock.Client) error {
+	lease, err := locks.TryAcquire(ctx, "reports/nightly")
+	if errors.Is(err, fencelock.ErrHeld) {
+		return nil // another client is building it
+	}
+	return errors.Join(err, lease.Release(ctx))
+}
+
+func correctness(ctx context.Context, client *clientv3.Client, amount int, accounts interface {
+	Debit(ctx context.Context, token fencing.Token, account, amount int) error
+}) error {
+	locks, err := fencelock.ForCorrectness(etcd.New(client, nil), &fencelock.Options{TTL: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer locks.Close(ctx)
+	err = locks.Do(ctx, "accounts/42", func(ctx context.Context, lease *fencelock.Lease) error {
+		return accounts.Debit(ctx, lease.Token(), 42, amount) // the store compares the token: package fencing
+	})
+	return err
+}
+
+func configured(ctx context.Context) error {
+	locks, err := fencelock.Open(ctx, "redis://10.0.0.1:6379", fencelock.Correctness, nil)
+	if errors.Is(err, fencelock.ErrTier) {
+		return err // the message names what the driver lacks
+	}
+	return errors.Join(err, locks.Close(ctx))
+}
+
+func held(ctx context.Context, locks *fencelock.Client) error {
+	lease, err := locks.Acquire(ctx, "orders/7", fencelock.TTL(30*time.Second), fencelock.WaitAtMost(time.Minute))
+	if err != nil {
+		return err
+	}
+	defer lease.Release(ctx)
+	<-lease.Context().Done() // context.Cause(lease.Context()) is a *LostError: name, token, reason
+	return context.Cause(lease.Context())
+}
+
+func kinds(ctx context.Context, locks *fencelock.Client, lease *fencelock.Lease, name string) {
+	locks.Acquire(ctx, "catalog", fencelock.Shared())           // readers; a waiting writer stops new readers
+	locks.Acquire(ctx, "gpu-pool", fencelock.Permits(2, 8))     // 2 of 8 permits; another limit is ErrLimitMismatch
+	locks.Acquire(ctx, "eu/orders/7", fencelock.Hierarchical()) // also excludes "eu/orders" and "eu/orders/7/lines"
+	locks.AcquireAll(ctx, []string{"account/1", "account/2"})   // all or none; concurrent calls never deadlock
+	locks.Acquire(lease.Context(), name, fencelock.Reentrant()) // returns the caller's own hold, if it has one
+
+	locks.Lead(ctx, "scheduler", func(ctx context.Context, lease *fencelock.Lease) error {
+		return schedule(ctx, lease.Token()) // ctx ends before another client can lead; the token is the term
+	})
+}
+
+func embed(ctx context.Context) (*fencelock.Client, error) {
+	server, err := embedded.Start(ctx, embedded.Options{DataDir: "/var/lib/app/locks"}) // package builtin/embedded
+	if err != nil {
+		return nil, err
+	}
+	locks, err := fencelock.ForCorrectness(server.Driver(nil), nil)
+	return locks, err
 }
 
 func cron(ctx context.Context, locks *fencelock.Client, day string) error {
@@ -127,7 +207,7 @@ func TestDocumentsShowCodeThatCompiles(t *testing.T) {
 	if len(pages) == 0 {
 		t.Fatal("docs/tasks has no page")
 	}
-	for _, page := range append(pages, "../../README.md") {
+	for _, page := range append(pages, "../../README.md", "../../docs/GUIDE.md", "../../docs/DRIVERS.md") {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
@@ -138,6 +218,9 @@ func TestDocumentsShowCodeThatCompiles(t *testing.T) {
 		}
 		for _, block := range blocks {
 			block, _, _ = strings.Cut(block, "```")
+			if strings.HasPrefix(block, "package main\n") {
+				continue // the guide's program: examples/first compares and runs it
+			}
 			if !strings.Contains(code, unindented(block)) {
 				t.Errorf("%s shows code that is not in this file:\n%s", page, block)
 			}

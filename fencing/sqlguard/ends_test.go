@@ -122,7 +122,7 @@ func (d database) deadlock(ctx context.Context, dsn string, tx *sql.Tx) error {
 	return errors.Join(err, <-waits)
 }
 
-// ends are the sections of guardtest with those endings. What must not fail tells whether the transaction has ended.
+// ends are the sections of guardtest with those endings. What must not fail shows whether the transaction has ended.
 func (d database) ends(dsn string, guard *sqlguard.Guard,
 	value func(context.Context, *sql.Tx, string) (string, error),
 ) map[guardtest.End]guardtest.Ended {

@@ -175,7 +175,7 @@ func failingSections(t *testing.T, dsn, table string, end failingEnd, sections i
 	t.Logf("%d sections: %v", sections, answers)
 }
 
-// section runs the nth section on a goroutine of its own.
+// section runs the nth section on its own goroutine.
 func (e failingEnd) section(ctx context.Context, guard *sqlguard.Guard, table string, n int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -11,8 +11,8 @@ import (
 )
 
 // Port is a free port of the loopback interface that stays ours while nobody listens on it: a socket is bound to it
-// which never listens. Asking the kernel for a free port and closing it again was rejected: somebody else may get it in
-// between. A server that listens on it must set SO_REUSEADDR, as package net and most servers do.
+// which never listens. Asking the kernel for a free port and closing it again is not safe: another program
+// may get it in between. A server that listens on it must set SO_REUSEADDR, as package net and most servers do.
 type Port struct {
 	addr string
 	fd   int

@@ -10,8 +10,8 @@ import (
 )
 
 // consumers says what a module that uses one driver may come to: the lines of its go.sum and the modules that it selects.
-// A larger number is a decision: what only tests or programs need belongs into another module. See
-// docs/decisions/2026-11-27-a-program-runs-the-containers.md.
+// A larger number is a decision: each module that the root requires sets a minimum version for its users. See
+// docs/decisions/2026-11-27-drivers-and-server-share-a-module.md.
 var consumers = map[string]struct{ sums, modules int }{
 	"redis":     {45, 80},
 	"redlock":   {45, 80},

@@ -39,7 +39,7 @@ type process struct {
 
 func descendants(int, map[int]bool) []process { return nil }
 
-// Alone reports whether this process is the only one of a process group. This system does not tell.
+// Alone reports whether this process is the only one of a process group. This system does not report it.
 func Alone(int) bool { return true }
 
 func children() []int { return nil }
@@ -50,7 +50,7 @@ func named([]process) []Process { return nil }
 
 func sendTo(process, syscall.Signal) {}
 
-// pending reports whether a signal that was sent to a process waits for it. This system does not tell.
+// pending reports whether a signal that was sent to a process waits for it. This system does not report it.
 func pending(int, syscall.Signal) bool { return false }
 
 // cage is a cgroup, which this system does not have.

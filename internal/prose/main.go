@@ -22,8 +22,8 @@ import (
 	"text/tabwriter"
 )
 
-// limits has one phrase per line, behind the most that 10,000 words may contain: three times the rate of nine well-read
-// Go projects, or 5 where these projects never use the phrase.
+// limits has one phrase per line, after the maximum per 10,000 words: at most three times the rate of nine well-read Go
+// projects, and close to the current rate, so that a phrase does not return.
 //
 //go:embed limits.txt
 var limits string
