@@ -6,7 +6,7 @@ replace github.com/fencelock/fencelock => ../
 
 require (
 	github.com/bsm/redislock v0.9.4
-	github.com/fencelock/fencelock v0.0.0
+	github.com/fencelock/fencelock v0.1.0
 	github.com/go-redsync/redsync/v4 v4.18.1
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.12.0

@@ -1,5 +1,5 @@
 module github.com/fencelock/fencelock/docs/site
 
-go 1.26
+go 1.26.0
 
 require github.com/yuin/goldmark v1.8.7
