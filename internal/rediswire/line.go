@@ -72,6 +72,7 @@ type Line struct {
 	mu         sync.Mutex // protects the following fields, and those of the wires
 	pending    []*Step
 	returned   int // how many steps at the beginning of pending were taken before
+	tried      int // how many steps at the beginning of pending fail with the present try to connect
 	wires      []*wire
 	idle       []*wire
 	busy       int  // exchanges that pending steps wait for
@@ -311,7 +312,7 @@ func (w *wire) end() {
 // while, longer each time, or returns the same error if the line is Ordered, since another server can answer instead: a
 // server that is gone, or closes its connections, must not cost a connection for every step.
 //
-// Only the steps that were pending before the try fail with it. Later ones have another try.
+// Only the steps that have been pending since before the try fail with it. Later ones have another try.
 func (l *Line) connect() {
 	l.mu.Lock()
 	pause, f := time.Until(l.retry), l.refused
@@ -321,7 +322,7 @@ func (l *Line) connect() {
 		time.Sleep(pause)
 	}
 	l.mu.Lock()
-	before := len(l.pending)
+	l.tried = len(l.pending)
 	l.mu.Unlock()
 	var conn *Conn
 	if tries {
@@ -339,7 +340,7 @@ func (l *Line) connect() {
 		if tries {
 			l.miss(f)
 		}
-		failed := l.take(before)
+		failed := l.take(l.tried)
 		l.next() // others came later, when things may have been different
 		l.finished()
 		l.mu.Unlock()
@@ -349,6 +350,7 @@ func (l *Line) connect() {
 		return
 	}
 	defer l.mu.Unlock()
+	l.tried = 0
 	w := &wire{Conn: conn, l: l, kick: make(chan struct{}, 1)}
 	w.late = time.AfterFunc(answerTime, w.overdue)
 	l.wires = append(l.wires, w)
@@ -374,7 +376,7 @@ func (l *Line) take(n int) (steps []*Step) {
 			steps = append(steps, s)
 		}
 	}
-	l.returned = max(0, l.returned-n)
+	l.returned, l.tried = max(0, l.returned-n), max(0, l.tried-n)
 	left := copy(l.pending, l.pending[n:])
 	clear(l.pending[left:])
 	l.pending = l.pending[:left]
@@ -389,6 +391,9 @@ func (l *Line) putBack(steps []*Step) {
 	}
 	l.pending = slices.Insert(l.pending, l.returned, steps...)
 	l.returned += len(steps)
+	if l.tried > 0 { // they are before these
+		l.tried += len(steps)
+	}
 }
 
 // Doubt says that a caller has left without its answer: pending steps had better take another connection. On an Ordered

@@ -691,6 +691,49 @@ func TestLineConnectsAgain(t *testing.T) {
 	}
 }
 
+// A step fails only with a try to connect that began after it was submitted, even if another connection has taken the
+// steps that were pending then.
+func TestLineConnectsForStepsAfterATry(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	tries, fails := make(chan struct{}, 1), make(chan struct{})
+	var connected, failed atomic.Bool
+	l := NewLine(Options{
+		Clock: backend.SystemClock(), Report: func(*redisconn.Failure) {}, patience: time.Minute,
+		Connect: func() (*Conn, error) {
+			if connected.Swap(true) && !failed.Swap(true) {
+				tries <- struct{}{}
+				<-fails
+				return nil, errors.New("nobody listens")
+			}
+			return s.connect()
+		},
+	})
+	t.Cleanup(func() { l.Close() })
+	first, second, third := setting("first"), setting("second"), setting("third")
+	l.Submit(first.Step)
+	p := <-s.peers
+	p.request()
+	l.Submit(second.Step) // beside the first one
+	<-tries
+	p.reply("+OK\r\n")
+	if words := p.request(); words[1] != second.Keys.Lock {
+		t.Errorf("sent %q, want the second step", words)
+	}
+	l.Submit(third.Step)
+	close(fails)
+	select {
+	case beside := <-s.peers:
+		beside.request()
+		beside.reply("+OK\r\n")
+	case <-third.done:
+	}
+	third.want(t, redisscript.TakeGranted)
+	p.reply("+OK\r\n")
+	first.want(t, redisscript.TakeGranted)
+	second.want(t, redisscript.TakeGranted)
+}
+
 // A server that closes each connection before its first request is asked at longer and longer intervals, like a server
 // that accepts no connection.
 func TestLinePausesWhenConnectionsAreOfNoUse(t *testing.T) {
