@@ -61,7 +61,9 @@ func askSentinels(ctx context.Context, u *redisconn.URL) (sentinels []doctor.Mem
 			return m, err
 		}
 		opt.Addr, opt.CredentialsProviderContext = u.Addresses[i], nil
-		opt.Username, opt.Password = u.Options.Get("sentinel-username"), u.Options.Get("sentinel-password")
+		if opt.Username, opt.Password, err = sentinelCredentials(u); err != nil {
+			return m, err
+		}
 		c := goredis.NewSentinelClient(opt)
 		defer func() { _ = c.Close() }()
 		m.Role = "sentinel"

@@ -51,6 +51,7 @@ func init() { kit.Register(Open, slices.Concat(plain, secure)...) }
 //	db                 with Sentinels: the number of the database
 //	sentinel-username with Sentinels that need separate credentials
 //	sentinel-password
+//	sentinel-password-file  a file with that password; read once, since the client of the Sentinels keeps it
 //	allow-volatile-eviction=true  Options.AllowVolatileEviction
 //	replicas           Options.Replicas
 //	replica-timeout    Options.ReplicaTimeout
@@ -116,7 +117,8 @@ func dial(rawURL string) (*redisconn.URL, goredis.UniversalClient, error) {
 		"allow-volatile-eviction", "assume-version", "assume-cluster", "replicas", "replica-timeout", "replica-disk",
 	}
 	if variant == "sentinel" {
-		syntax.Port, syntax.Options = "26379", append(syntax.Options, "db", "sentinel-username", "sentinel-password")
+		syntax.Port, syntax.Options = "26379", append(syntax.Options, "db", "sentinel-username", "sentinel-password",
+			"sentinel-password-file")
 	}
 	u, err := redisconn.ParseURL(syntax, rawURL)
 	if err != nil {
@@ -165,9 +167,13 @@ func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalC
 			return nil, err
 		}
 	}
+	user, password, err := sentinelCredentials(u)
+	if err != nil {
+		return nil, err
+	}
 	return goredis.NewFailoverClient(&goredis.FailoverOptions{
 		MasterName: u.Path, SentinelAddrs: u.Addresses,
-		SentinelUsername: u.Options.Get("sentinel-username"), SentinelPassword: u.Options.Get("sentinel-password"),
+		SentinelUsername: user, SentinelPassword: password,
 		Username: opt.Username, Password: opt.Password, CredentialsProviderContext: opt.CredentialsProviderContext,
 		DB: opt.DB, Protocol: opt.Protocol, PoolSize: opt.PoolSize,
 		Dialer: opt.Dialer, DialTimeout: opt.DialTimeout,
@@ -176,6 +182,20 @@ func dialSentinels(u *redisconn.URL, opt *goredis.Options) (_ goredis.UniversalC
 }
 
 // dialCluster makes the client of a cluster, which has one database.
+// sentinelCredentials returns the user and password that a URL gives for the Sentinels.
+func sentinelCredentials(u *redisconn.URL) (user, password string, err error) {
+	const inFile = "sentinel-password-file"
+	user, password = u.Options.Get("sentinel-username"), u.Options.Get("sentinel-password")
+	switch {
+	case !u.Options.Has(inFile):
+		return user, password, nil
+	case password != "":
+		return "", "", fmt.Errorf("it has a sentinel-password and a %s: give one of them", inFile)
+	}
+	password, err = kit.ReadPassword(inFile, u.Options.Get(inFile))
+	return user, password, err
+}
+
 func dialCluster(u *redisconn.URL, opt *goredis.Options) (goredis.UniversalClient, error) {
 	if u.Path != "" {
 		return nil, errors.New("it has a path, but a cluster has only one database")

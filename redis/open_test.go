@@ -120,9 +120,11 @@ func TestBadURLs(t *testing.T) {
 		"redis://a?cert=/nowhere":            "cert and key",
 		"redis://a?prefix=%zz":               "option=value",
 		"redis+sentinel://a":                 "mymaster",
-		"redis+sentinel://a/m?sentinel-password=secret&db=x": "database",
-		"redis+cluster://a/1":                                "database",
-		"redis+other://a":                                    "redis+other",
+		"redis+sentinel://a/m?sentinel-password=secret&db=x":                      "database",
+		"redis+sentinel://a/m?sentinel-password-file=/nowhere":                    "sentinel-password-file",
+		"redis+sentinel://a/m?sentinel-password=secret&sentinel-password-file=/x": "give one of them",
+		"redis+cluster://a/1": "database",
+		"redis+other://a":     "redis+other",
 	} {
 		d, err := backend.Open(context.Background(), url)
 		switch {

@@ -241,7 +241,10 @@ func TestSlotMigration(t *testing.T) {
 }
 
 // startSentinel starts one Sentinel that watches s under the name "mymaster".
-func startSentinel(t *testing.T, s *testServer) string {
+func startSentinel(t *testing.T, s *testServer) string { return startSentinelWith(t, s, "") }
+
+// startSentinelWith starts a Sentinel with a password.
+func startSentinelWith(t *testing.T, s *testServer, password string) string {
 	t.Helper()
 	addr := freeport.Addresses(t, 1)[0]
 	host, port, _ := net.SplitHostPort(s.addr)
@@ -249,11 +252,14 @@ func startSentinel(t *testing.T, s *testServer) string {
 	file := filepath.Join(t.TempDir(), "sentinel.conf")
 	text := fmt.Sprintf("port %s\nbind 127.0.0.1\nsentinel monitor mymaster %s %s 1\n"+
 		"sentinel down-after-milliseconds mymaster 1000\n", own, host, port)
+	if password != "" {
+		text += "requirepass " + password + "\n"
+	}
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	fault.Start(t, exec.Command("redis-server", file, "--sentinel"))
-	c := goredis.NewSentinelClient(&goredis.Options{Addr: addr})
+	c := goredis.NewSentinelClient(&goredis.Options{Addr: addr, Password: password})
 	t.Cleanup(func() { c.Close() })
 	eventually(t, "the Sentinel knows the master", func() bool {
 		return c.GetMasterAddrByName(context.Background(), "mymaster").Err() == nil
@@ -287,6 +293,37 @@ func TestSentinel(t *testing.T) {
 	mustRelease(t, b, <-next)
 	if found := keys(t, s.admin(t)); len(found) != 0 {
 		t.Errorf("left: %v", found)
+	}
+}
+
+// Sentinels with a password are found with the password in a file, by the driver and by its examination.
+func TestSentinelPasswordFile(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	url := "redis+sentinel://" + startSentinelWith(t, s, "secret") + "/mymaster"
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx := within(t, 2*time.Minute)
+	if d, err := Open(ctx, url+"?timeout=500ms"); err == nil {
+		t.Error("opened without the password")
+		d.Close(ctx)
+	}
+	d, err := Open(ctx, url+"?sentinel-password-file="+file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close(ctx)
+	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, false)))
+	report, err := examine(ctx, url+"?sentinel-password-file="+file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range report.Members {
+		if m.Err != nil || len(m.Problems) > 0 {
+			t.Errorf("%+v", m)
+		}
 	}
 }
 

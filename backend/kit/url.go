@@ -224,23 +224,26 @@ func (u *URL) readPassword(path string) error {
 	if u.Password != "" {
 		return errors.New("it has a password and a password-file: give one of them")
 	}
-	read := func() (string, error) {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return "", fmt.Errorf("password-file: %w", err)
-		}
-		password := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
-		if password == "" {
-			return "", fmt.Errorf("password-file: %s is empty", path)
-		}
-		return password, nil
-	}
+	read := func() (string, error) { return ReadPassword("password-file", path) }
 	files, err := tlsfiles.Read(read, func(string, error) {}, path)
 	if err != nil {
 		return err
 	}
 	u.passwords, u.Password = files, files.Current()
 	return nil
+}
+
+// ReadPassword reads the file that an option names: a password, and at most one newline. Its error names the option.
+func ReadPassword(option, path string) (string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", option, err)
+	}
+	password := strings.TrimSuffix(strings.TrimSuffix(string(text), "\n"), "\r")
+	if password == "" {
+		return "", fmt.Errorf("%s: %s is empty", option, path)
+	}
+	return password, nil
 }
 
 // Duration reads a given option, such as 5s or 250ms. It has to be positive.

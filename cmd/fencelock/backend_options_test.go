@@ -74,7 +74,7 @@ func TestURLsTakeTheOptionsOfTheTable(t *testing.T) {
 	values := map[string]string{
 		"ca": authority.File, "cert": cert + "&key=" + key, "key": key + "&cert=" + cert, "server-name": "locks.example",
 		"timeout": "100ms", "pool-size": "2", "protocol": "3", "db": "1", "sentinel-username": "ann",
-		"sentinel-password": "secret", "replicas": "1", "replica-timeout": "1s&replicas=1", "replica-disk": "true&replicas=1",
+		"sentinel-password": "secret", "sentinel-password-file": fileOf(t, "sentinel", "secret"), "replicas": "1", "replica-timeout": "1s&replicas=1", "replica-disk": "true&replicas=1",
 		"allow-volatile-eviction": "true", "assume-version": "7.0", "assume-cluster": "true&assume-version=7.0",
 		"node-timeout": "50ms", "max-ttl": "30s", "trust-fresh": "true", "wait-for-all": "true", "tick": "2s",
 		"under": "AAAAAAAAAAAAAAAAAAAAAA", "schema": "locks", "no-listen": "true", "prefix": "test",

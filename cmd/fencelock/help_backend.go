@@ -37,6 +37,7 @@ Further options:
             db                       with Sentinels: the number of the database
             sentinel-username        with Sentinels that have separate credentials
             sentinel-password
+            sentinel-password-file   a file with that password, read once
             replicas                 the number of replicas that must confirm a write
             replica-timeout          the maximum time for their confirmation
             replica-disk             true: they confirm it after writing it to disk
