@@ -207,6 +207,11 @@ func majorityGone(t *testing.T, s servers) {
 	if err == nil || errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("renew = %v, want a fault that is no loss", err)
 	}
+	s.expire(t, 1, "held")
+	err = d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0].Err
+	if err == nil || errors.Is(err, backend.ErrNotHeld) {
+		t.Errorf("renew when one of two servers lacks the hold = %v, want a fault that is no loss", err)
+	}
 }
 
 // clockJump: one server forgets a lock before its time, as when its clock jumps forward. The lock is kept, nobody

@@ -138,9 +138,14 @@ func TestRepeatSharesTheHold(t *testing.T) {
 	s := start(t, 3)
 	a, b := s.driver(t, nil), s.driver(t, nil)
 	ctx := within(t, 30*time.Second)
-	for _, lost := range []int{0, 1, 2} { // votes of the first attempt
-		r := request(fmt.Sprint("lost ", lost))
-		r.Fresh = false
+	for i, c := range []struct {
+		lost int // votes of the first attempt
+		by   *Driver
+		wait bool
+	}{{0, b, false}, {1, b, false}, {2, b, false}, {0, b, true}, {1, b, true}, {0, a, false}, {0, a, true}} {
+		lost, b := c.lost, c.by
+		r := request(fmt.Sprint("case ", i))
+		r.Fresh, r.Wait = false, c.wait
 		p, err := a.service.Enter(ctx, engine.Entering{Request: r, Attempt: "first"})
 		if err != nil || !p.Held {
 			t.Fatalf("Enter = %+v, %v", p, err)

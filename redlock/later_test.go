@@ -107,6 +107,28 @@ func TestVotesFollow(t *testing.T) {
 	}
 }
 
+// A vote that is due when its hold has ended, as on a machine that slept, does not follow: it would close the server.
+func TestNoVoteForAnEndedHold(t *testing.T) {
+	t.Parallel()
+	s := start(t, 5)
+	d := s.patient(t, 2*time.Second)
+	r := request("ended")
+	r.TTL = 500 * time.Millisecond
+	take(t, d, r)
+	eventually(t, "the votes are due", func() bool {
+		o := &d.service.later
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return len(o.holds) == 0
+	})
+	if err := d.Ping(within(t, 30*time.Second)); err != nil { // behind them, on all servers
+		t.Fatal(err)
+	}
+	if n := s.votes(t, r.Name); n > 0 {
+		t.Errorf("%d servers vote for a hold that has ended", n)
+	}
+}
+
 // However closely a release and the votes that follow the grant meet, no vote comes behind the release: it would close
 // the name on that server for a TTL.
 func TestNoVoteBehindARelease(t *testing.T) {

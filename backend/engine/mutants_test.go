@@ -1,16 +1,13 @@
 package engine_test
 
 import (
-	"encoding/json"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/fencelock/fencelock/conformance"
+	"github.com/fencelock/fencelock/internal/mutate"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -305,18 +302,12 @@ func TestMutants(t *testing.T) {
 	t.Parallel()
 	for _, m := range mutants {
 		t.Run(strings.ReplaceAll(m.what, " ", "-"), func(t *testing.T) {
-			source, err := os.ReadFile(m.file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if n := strings.Count(string(source), m.text); n != 1 {
-				t.Fatalf("%s has the text %q %d times, want once", m.file, m.text, n)
-			}
+			source := mutate.Source(t, m.file, m.text, m.instead)
 			testtier.Only(t)
 			if m.clauses == "" && m.test == "" {
 				return // see TestMutantsOfBindings
 			}
-			out := m.run(t, strings.Replace(string(source), m.text, m.instead, 1))
+			out := m.run(t, source)
 			for _, id := range strings.Fields(m.clauses) {
 				if !strings.Contains(out, "failed: "+id+" ") {
 					t.Errorf("clause %s does not fail:\n%s", id, out)
@@ -336,17 +327,13 @@ func TestMutantsOfBindings(t *testing.T) {
 	for _, m := range mutants {
 		for binding, clauses := range m.on {
 			t.Run(strings.ReplaceAll(m.what, " ", "-")+"/"+binding, func(t *testing.T) {
-				source, err := os.ReadFile(m.file)
-				if err != nil {
-					t.Fatal(err)
-				}
 				groups, slugs := map[string]bool{}, map[string]bool{}
 				for _, c := range conformance.Clauses() {
 					if slices.Contains(strings.Fields(clauses), c.ID) {
 						groups[c.Group], slugs[c.Slug] = true, true
 					}
 				}
-				out := goTest(t, m.file, strings.Replace(string(source), m.text, m.instead, 1), "../../"+binding,
+				out := mutate.Test(t, m.file, mutate.Source(t, m.file, m.text, m.instead), "../../"+binding,
 					"-run", "^TestConformance$/^New$/"+anyOf(groups)+"/"+anyOf(slugs))
 				for _, id := range strings.Fields(clauses) {
 					if !strings.Contains(out, "failed: "+id+" ") {
@@ -366,32 +353,7 @@ func anyOf(names map[string]bool) string {
 // run runs the suite on the in-process driver, or the test, with the file replaced.
 func (m mutant) run(t *testing.T, source string) string {
 	if m.test != "" {
-		return goTest(t, m.file, source, ".", "-short", "-run", "^"+m.test+"$")
+		return mutate.Test(t, m.file, source, ".", "-short", "-run", "^"+m.test+"$")
 	}
-	return goTest(t, m.file, source, "../../conformance", "-short", "-run", "^TestMemory$")
-}
-
-// goTest runs tests of a package with a file replaced, and wants one to fail.
-func goTest(t *testing.T, file, source, pkg string, args ...string) string {
-	dir := t.TempDir()
-	path, err := filepath.Abs(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	broken, overlay := filepath.Join(dir, file), filepath.Join(dir, "overlay.json")
-	text, err := json.Marshal(map[string]map[string]string{"Replace": {path: broken}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, content := range map[string][]byte{broken: []byte(source), overlay: text} {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	args = append(append([]string{"test", "-count=1", "-v", "-overlay", overlay}, args...), pkg)
-	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
-	if err == nil {
-		t.Errorf("this mutant survives")
-	}
-	return string(out)
+	return mutate.Test(t, m.file, source, "../../conformance", "-short", "-run", "^TestMemory$")
 }
