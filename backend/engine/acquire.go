@@ -355,18 +355,19 @@ func (a *attempt) exchangeHere(ctx context.Context) (all []Position, sent backen
 		all[0], err = a.d.service.Enter(c, e)
 	}
 	if err == nil {
-		a.d.land(a.rs)
+		a.d.land(a.rs, all[0].Held)
 		return all, sent, nil
 	}
 	rs := a.rs
-	return nil, sent, c.outcome(err, func() { a.d.land(rs) })
+	return nil, sent, c.outcome(err, func() { a.d.land(rs, false) })
 }
 
 // exchangeHedged is the exchange of an Enter on other goroutines.
 func (a *attempt) exchangeHedged(ctx context.Context) (all []Position, sent backend.Instant, late bool, err error) {
 	d, rs, first := a.d, a.rs, a.entering()
 	first.Shared = d.takeOff(rs)
-	end := sync.OnceFunc(func() { d.land(rs) }) // a Leave forbids a late hedge
+	var held atomic.Bool
+	end := sync.OnceFunc(func() { d.land(rs, held.Load()) }) // a Leave forbids a late hedge
 	all, sent, late, err = hedgedUntil(ctx, d, d.enters, func(ctx context.Context, hedge bool) (all []Position, err error) {
 		e := first
 		e.Sent, e.Again = d.clock.Now(), e.Again || hedge
@@ -376,6 +377,9 @@ func (a *attempt) exchangeHedged(ctx context.Context) (all []Position, sent back
 		} else {
 			all = make([]Position, 1)
 			all[0], err = d.service.Enter(ctx, e)
+		}
+		if err == nil && all[0].Held {
+			held.Store(true)
 		}
 		if class, final := d.classOf(d.stepError(ctx, err)); d.sessions != nil && (class != Unknown || final) &&
 			a.pending.Add(-1) == 0 {
@@ -393,11 +397,8 @@ func (a *attempt) exchangeHedged(ctx context.Context) (all []Position, sent back
 // takes longer than abandonGrace. If there may be others, the error is backend.ErrUnknown, and the core releases
 // them.
 func (a *attempt) abandon(ctx context.Context, err error) error {
-	place := a.place
-	if a.crossed {
-		a.placed, place = true, "" // whatever the request has, when all Enters have landed
-	}
-	if (a.placed || a.late) && !a.doubt {
+	place, crossed := a.place, a.crossed
+	if (a.placed || a.late || crossed) && !a.doubt {
 		removed := make(chan struct{})
 		rs := a.rs
 		a.d.attend(rs)
@@ -408,7 +409,7 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 			defer close(removed)
 			defer a.d.depart(rs)
 			for i := range rs {
-				a.d.cleanup(work, &rs[i], place)
+				a.d.cleanup(work, &rs[i], place, crossed)
 			}
 		}) {
 			a.d.depart(rs)
@@ -442,10 +443,10 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 
 // cleanup removes the entries of an attempt, until the service has answered, the driver closes, or the TTL has passed.
 // By then the service has removed them; with sessions, they expire with their session, which the other holds leave.
-func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string) {
+func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string, crossed bool) {
 	g := r.Grant()
 	for began, n := d.clock.Now(), 1; ; n++ {
-		_, err := d.leave(ctx, g, place)
+		_, err := d.leave(ctx, g, place, crossed)
 		_, final := d.classOf(err)
 		late := d.clock.Now().Sub(began) > g.TTL
 		answered := err == nil || final && kit.Classified(err) // a refusal may end
@@ -504,17 +505,26 @@ func (d *Driver) takeOff(rs []backend.Request) (shared bool) {
 	return shared
 }
 
-func (d *Driver) land(rs []backend.Request) {
+// land notes the end of an Enter of rs, and whether it was answered with a hold.
+func (d *Driver) land(rs []backend.Request, held bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := range rs {
 		f := d.flights[rs[i].RequestID]
+		f.granted = f.granted || held
 		if f.entering--; f.entering == 0 && f.landed != nil {
 			close(f.landed)
 			f.landed = nil
 		}
 		d.put(rs[i].RequestID, f)
 	}
+}
+
+// granted reports whether an attempt of a request was answered with a hold while another one, or its cleanup, was alive.
+func (d *Driver) granted(requestID string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.flights[requestID].granted
 }
 
 // entering reports whether an Enter of a request is in progress.

@@ -67,6 +67,7 @@ type Driver struct {
 type flight struct {
 	attempts int
 	shared   bool // there was more than one attempt at a time
+	granted  bool // one of them was answered with a hold
 	entering int
 	landed   chan struct{} // closed when no Enter is in progress any more; nil while nobody waits for that
 }

@@ -504,6 +504,43 @@ func TestCrossedEntersAreRemovedByRequest(t *testing.T) {
 	}
 }
 
+// crossingBeside is a crossing binding on which the attempt after the first one is granted.
+type crossingBeside struct {
+	crossing
+	first string // the first attempt
+}
+
+func (s *crossingBeside) Enter(ctx context.Context, e engine.Entering) (engine.Position, error) {
+	if s.first == "" {
+		s.first = e.Attempt
+	}
+	if e.Attempt != s.first {
+		return engine.Position{Held: true, Incarnation: "another attempt's"}, nil
+	}
+	return s.crossing.Enter(ctx, e)
+}
+
+// The removal of an attempt whose Enters have crossed spares the hold that another attempt of its request got meanwhile.
+func TestCrossedEntersSpareTheHoldOfAnotherAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &crossingBeside{crossing: crossing{land: make(chan struct{}), pos: engine.Position{Placed: true, Place: "the second"}}}
+		s.promptly.wait = true
+		d, r := engine.New(s), request("x")
+		r.Wait = true
+		if _, err := d.Acquire(within(t, 3*time.Second), r); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("Acquire = %v, want the end of its context", err)
+		}
+		if _, err := d.Acquire(t.Context(), r); err != nil {
+			t.Fatalf("Acquire of another attempt = %v", err)
+		}
+		close(s.land)
+		if synctest.Wait(); len(s.leaving) != 1 || s.leaving[0].Place != "the second" {
+			t.Errorf("Leaves = %+v, want one of the place", s.leaving)
+		}
+		closed(t, d)
+	})
+}
+
 // unsubscribed is a binding that gives the first Enter a place and the later ones none, as without a subscription.
 type unsubscribed struct{ promptly }
 

@@ -59,7 +59,7 @@ var mutants = []mutant{
 	},
 	{
 		what: "an attempt that ends leaves its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
-		text: "if (a.placed || a.late) && !a.doubt {", instead: "if false {",
+		text: "if (a.placed || a.late || crossed) && !a.doubt {", instead: "if false {",
 		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2"},
 	},
 	{
@@ -215,7 +215,12 @@ var mutants = []mutant{
 	},
 	{
 		what: "an attempt forgets the Enters that have not landed", file: "acquire.go", test: "TestCrossedEntersAreRemovedByRequest",
-		text: "if a.crossed {", instead: "if false {",
+		text: "place, crossed := a.place, a.crossed", instead: "place, crossed := a.place, false",
+	},
+	{
+		what: "the removal of an attempt with crossed Enters ends another one's hold", file: "renew.go",
+		test: "TestCrossedEntersSpareTheHoldOfAnotherAttempt",
+		text: "if crossed && !d.granted(g.RequestID) {", instead: "if crossed {",
 	},
 	{
 		what: "an Enter without a place forgets the place", file: "acquire.go", test: "TestPlaceOutlastsAPoll",

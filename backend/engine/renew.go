@@ -185,7 +185,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		return err
 	}
 	defer d.gate.Leave()
-	left, err := d.leave(ctx, g, "")
+	left, err := d.leave(ctx, g, "", false)
 	switch {
 	case err != nil:
 		if _, final := d.classOf(err); d.lost() != nil && final {
@@ -206,10 +206,14 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	return err
 }
 
-// leave is one Leave, after all Enters of the request.
-func (d *Driver) leave(ctx context.Context, g backend.Grant, place string) (Left, error) {
+// leave is one Leave, after all Enters of the request. If those of an attempt have crossed, it ends whatever the request
+// has, unless another attempt was answered with a hold: then entries of this one beside place stay until they expire.
+func (d *Driver) leave(ctx context.Context, g backend.Grant, place string, crossed bool) (Left, error) {
 	if err := d.awaitLanding(ctx, g.RequestID); err != nil {
 		return Left{}, err
+	}
+	if crossed && !d.granted(g.RequestID) {
+		place = ""
 	}
 	l := Leaving{Grant: g, Place: place}
 	if h, known := d.sessions.hold(g); known && !h.s.Ended() {
