@@ -202,7 +202,7 @@ func TestRollingUpgrade(t *testing.T) {
 	backup := filepath.Join(t.TempDir(), "locks.backup")
 	succeed(t, "backup", backup, "--backend", u.url())
 	if text := succeed(t, "restore", backup, "--data-dir", filepath.Join(t.TempDir(), "new")); !strings.Contains(text,
-		"serves nobody for 24h0m0s") { // the older version permitted that, and told nobody
+		"refuses clients for 24h0m0s") { // the older version permitted that, and did not log it
 		t.Errorf("restore prints:\n%s", text)
 	}
 	stop()
