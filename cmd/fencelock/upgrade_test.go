@@ -23,11 +23,11 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// olderVersion is the first commit whose servers speak the protocol of today's clients. It knows the first feature
+// olderVersion is the first commit with servers that speak the protocol of today's clients. It knows the first feature
 // level alone, and its log has no checksums.
 const olderVersion = "3ca1340c"
 
-// upgrade is a cluster whose members run one version or the other.
+// upgrade is a cluster with members of two versions.
 type upgrade struct {
 	t       *testing.T
 	older   string // the program
