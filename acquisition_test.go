@@ -188,7 +188,7 @@ func TestALossWhileASetBeginsIsReported(t *testing.T) {
 	}
 }
 
-// A leader whose function panics or ends its goroutine is reported as deposed, and has given the leadership up.
+// A leader whose function panics or ends its goroutine is reported as deposed, and no longer leads.
 func TestEveryElectionIsDeposed(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder

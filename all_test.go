@@ -27,7 +27,7 @@ func (d lone) Describe() backend.Description {
 	return s
 }
 
-// eachWay runs f with a driver that acquires several names in one step, and with one that does not.
+// eachWay runs f with a driver that acquires several names in one step, and with a driver that does not.
 func eachWay(t *testing.T, f func(t *testing.T, b *bed, client func() *fencelock.Client)) {
 	for what, driver := range map[string]func(*memory.Driver) backend.FencingDriver{
 		"in one step": func(d *memory.Driver) backend.FencingDriver { return d },

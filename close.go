@@ -115,7 +115,7 @@ func (w *work) bound(f *flight, stop context.CancelFunc) {
 	}
 }
 
-// leave takes a flight out, and tells Close when it was the last one.
+// leave removes a flight, and notifies Close when it was the last one.
 //
 // It drops stop: the flight of a release is a part of its hold, which a caller's lease may keep.
 func (w *work) leave(f *flight) {
@@ -175,7 +175,7 @@ func (w *work) giveUp() (left [4]int) {
 	return left
 }
 
-// errClosing is the cause with which Close ends an acquire: ErrClosed, told from that of another client.
+// errClosing is the cause with which Close ends an acquire: ErrClosed, distinct from that of another client.
 var errClosing = fmt.Errorf("%w", ErrClosed)
 
 // Close ends waiting acquires with ErrClosed and every lease with ReasonClosed, waits until the functions of Do and
@@ -334,7 +334,7 @@ type sharers struct {
 	of map[backend.Driver]int
 }
 
-// counts reports whether drivers of that type can be told apart.
+// counts reports whether drivers of that type are comparable.
 func (s *sharers) counts(d backend.Driver) bool { return reflect.ValueOf(d).Comparable() }
 
 // use counts a client in.

@@ -148,7 +148,7 @@ func TestNoEventAfterClose(t *testing.T) {
 		if err := c.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(10 * time.Millisecond) // the one that was being delivered
+		time.Sleep(10 * time.Millisecond) // the event in delivery
 		closed.Store(true)
 		time.Sleep(time.Minute)
 		if n := late.Load(); n > 0 {

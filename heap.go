@@ -84,7 +84,7 @@ func (q holdHeap) holds() []*hold {
 	return all
 }
 
-// put stores s at i and tells the hold.
+// put stores s at i and records i in the hold.
 func (q holdHeap) put(i int, s slot) {
 	q[i] = s
 	s.hold.index = i

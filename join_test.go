@@ -34,7 +34,7 @@ func eachSecondLease(t *testing.T, f func(t *testing.T, b *bed, c *fencelock.Cli
 	})
 }
 
-// A second lease of a hold is sealed like the first; one that is refused changes nothing.
+// A second lease of a hold is sealed like the first; a refusal changes nothing.
 func TestASecondLeaseIsSealed(t *testing.T) {
 	refused := errors.New("refused")
 	eachSecondLease(t, func(t *testing.T, b *bed, c *fencelock.Client, again again) {
@@ -80,7 +80,7 @@ func TestASecondLeaseLastsAsItAsks(t *testing.T) {
 	})
 }
 
-// With a renewed lease gone, the one that was taken with NoRenew ends at its deadline.
+// With a renewed lease gone, the lease with NoRenew ends at its deadline.
 func TestNoRenewCountsAgainAfterASecondLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{TTL: 10 * time.Second})

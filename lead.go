@@ -98,7 +98,7 @@ func (c *Client) rule(
 }
 
 // passes reports whether a failed acquire may succeed later. Unclassified errors count as temporary: a candidate that
-// retries every second is better than one that never stands again.
+// retries every second is better than a candidate that stops.
 func passes(err error) bool { return !final(err) && !errors.Is(err, ErrDeadlock) }
 
 // electionPause returns the pause before the n-th repetition: 50 ms, doubling to 1.6 s, and of that a random part

@@ -210,7 +210,7 @@ func TestLeadersYieldsEachLeader(t *testing.T) {
 		}
 		stop()
 		for range seen {
-			t.Error("told after the end")
+			t.Error("notified after the end")
 		}
 	})
 }

@@ -63,7 +63,7 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 				rivalAt := time.Now()
 				<-told
 				if !toldAt.Before(rivalAt) {
-					t.Errorf("the holder was told %v after the rival held the lock", toldAt.Sub(rivalAt))
+					t.Errorf("the holder was notified %v after the rival held the lock", toldAt.Sub(rivalAt))
 				}
 				cause := context.Cause(lease.Context())
 				wantErr(t, cause, fencelock.ErrLost)

@@ -438,7 +438,7 @@ func TestLateGrantIsReleasedFirst(t *testing.T) {
 	})
 }
 
-// A waiting Acquire whose grant arrived too late to be of use, and whose context has ended, says that the context
+// If its context has ended and its grant came too late to be of use, a waiting Acquire says that the context
 // ended.
 func TestAcquireGrantedTooLateReturnsContextError(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {

@@ -58,7 +58,7 @@ func TestObserverDoesNotDelayLosses(t *testing.T) {
 		}
 		all.Wait()
 		if n := late.Load(); n > 0 {
-			t.Errorf("%d of 100 holders were told after their TTL had ended in the service", n)
+			t.Errorf("%d of 100 holders were notified after their TTL had ended in the service", n)
 		}
 	})
 }
@@ -133,7 +133,7 @@ func TestShedEventsAreCounted(t *testing.T) {
 		close(hang)
 		synctest.Wait()
 		if shed == 0 || got-1+shed < calls {
-			t.Errorf("%d events delivered, %d told as shed, of more than %d", got, shed, calls)
+			t.Errorf("%d events delivered, %d reported as shed, of more than %d", got, shed, calls)
 		}
 		release(t, held)
 	})
@@ -182,7 +182,7 @@ func TestUnansweredRenewalIsForgottenAfterTheNext(t *testing.T) {
 	})
 }
 
-// An Extend whose context has ended changes nothing, now and later.
+// An Extend with an ended context changes nothing, now and later.
 func TestExtendWithEndedContextHasNoEffect(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -297,7 +297,7 @@ func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 		b.store.Evict("gone")
 		<-lease.Context().Done()
 		if took := time.Since(began); took > 20*time.Minute+6*time.Second {
-			t.Errorf("told after %v, want 5s after the renewal at the latest", took)
+			t.Errorf("notified after %v, want 5s after the renewal at the latest", took)
 		}
 	})
 }
@@ -320,18 +320,18 @@ func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 			var worst time.Duration
 			excused, err := stallmeter.Fairly(50*time.Millisecond, func() error {
 				if worst = lossesAtOnce(t, n); worst >= 0 {
-					return fmt.Errorf("of %d holders the last was told %v after its TTL had ended in the service",
+					return fmt.Errorf("of %d holders the last was notified %v after its TTL had ended in the service",
 						n, worst)
 				}
 				return nil
 			})
-			t.Logf("%d losses at once: the last was told %v before its TTL ended in the service", n, -worst)
+			t.Logf("%d losses at once: the last was notified %v before its TTL ended in the service", n, -worst)
 			stallmeter.Report(t, "losses at once", excused, err)
 		})
 	}
 }
 
-// lossesAtOnce makes n leases that end at one instant, and returns how long after that instant the last was told.
+// lossesAtOnce makes n leases that end at one instant, and returns how long after that instant the last was notified.
 func lossesAtOnce(t *testing.T, n int) time.Duration {
 	d := memory.New(nil)
 	s := &scripted{Driver: d, renew: func(_ context.Context, grants []backend.Grant) []backend.Renewal {
@@ -445,7 +445,7 @@ func (d *counted) Renew(ctx context.Context, grants []backend.Grant) []backend.R
 	return d.instant.Renew(ctx, grants)
 }
 
-// bounded is a driver whose service extends no hold beyond an instant.
+// bounded is a driver of a service that extends no hold beyond an instant.
 func (b *bed) bounded(last backend.Instant) (d *scripted, finals *atomic.Int32) {
 	d, finals = &scripted{Driver: b.store.Driver()}, new(atomic.Int32)
 	d.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
@@ -461,7 +461,7 @@ func (b *bed) bounded(last backend.Instant) (d *scripted, finals *atomic.Int32) 
 	return d, finals
 }
 
-// A lease whose renewal names the last deadline is renewed no more and lost for that reason before it, and the name is
+// A lease with a last deadline in its renewal is renewed no more and lost for that reason before it, and the name is
 // then released for others.
 func TestMaximumHoldEndsALeaseBeforeTheRivalHolds(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
@@ -482,7 +482,7 @@ func TestMaximumHoldEndsALeaseBeforeTheRivalHolds(t *testing.T) {
 		rivalAt := clock.Now()
 		<-told
 		if toldAt >= last || toldAt < last.Add(-time.Second) || rivalAt < last || rivalAt > last.Add(time.Second) {
-			t.Errorf("told %v and the rival granted %v after the last deadline", toldAt.Sub(last), rivalAt.Sub(last))
+			t.Errorf("notified %v and the rival granted %v after the last deadline", toldAt.Sub(last), rivalAt.Sub(last))
 		}
 		lost := (*fencelock.LostError)(nil)
 		if !errors.As(context.Cause(lease.Context()), &lost) || lost.Reason != fencelock.ReasonMaxHold {

@@ -87,7 +87,7 @@ func TestLeaseMemory(t *testing.T) {
 		release(t, leases...)
 		clear(leases)
 	})
-	names := int64(min(n, 1<<16)) // whose tokens are remembered
+	names := int64(min(n, 1<<16)) // with remembered tokens
 	t.Logf("%d acquires and releases keep %d bytes; %d leases take %d bytes each while they are held, and leave %d for each of %d names",
 		cycles, gone, n, held/int64(n), released/names, names)
 	if gone > int64(cycles) || held/int64(n) > 900 || released/names > 150 {

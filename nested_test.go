@@ -80,7 +80,7 @@ func TestReentrantLeasesAreLostTogether(t *testing.T) {
 	})
 }
 
-// A loss of which a renewal tells has the driver's ErrNotHeld in its chain, and is no release for that: the work under
+// A loss that a renewal reports has the driver's ErrNotHeld in its chain, and is no release for that: the work under
 // the lease hears of it, also where its context lives on.
 func TestLossIsNoReleaseForTheWorkUnderIt(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
@@ -183,7 +183,7 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 		err := next("c", "a")
 		cycle := (*fencelock.DeadlockError)(nil)
 		if !errors.As(err, &cycle) || len(cycle.Cycle) != 3 {
-			t.Fatalf("closing the cycle = %v, want it told", err)
+			t.Fatalf("closing the cycle = %v, want an error", err)
 		}
 		for _, part := range []string{`holder of c has "c" and wants "a"`, `holder of a has "a" and wants "b"`} {
 			if !strings.Contains(err.Error(), part) {

@@ -226,7 +226,7 @@ type telling struct {
 
 	mu sync.Mutex // protects the following fields
 	// queue has the events that deliver has not taken yet, from first on.
-	queue []told
+	queue []queuedEvent
 	first int
 	// shed counts the events dropped since the last EventShed.
 	shed int
@@ -241,8 +241,8 @@ type telling struct {
 	idle chan struct{}
 }
 
-// told is one event in the queue, with the context for Observe.
-type told struct {
+// queuedEvent has the context for Observe.
+type queuedEvent struct {
 	ctx   context.Context
 	event Event
 }
@@ -307,7 +307,7 @@ func (t *telling) add(ctx context.Context, e *Event) {
 		clear(t.queue[n:])
 		t.queue, t.first = t.queue[:n], 0
 	}
-	t.queue = append(t.queue, told{ctx, *e})
+	t.queue = append(t.queue, queuedEvent{ctx, *e})
 }
 
 // deliver runs until the queue is empty. If an observer ends the goroutine, as testing.T.FailNow does, another
@@ -325,7 +325,7 @@ func (t *telling) deliver() {
 // next takes the first event. ok is false if the queue is empty: deliver has ended then.
 //
 // It clears the event in the queue, which would keep its context alive.
-func (t *telling) next() (x told, ok bool) {
+func (t *telling) next() (x queuedEvent, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.shed > 0 && len(t.queue)-t.first <= maxEvents/2 {
@@ -334,7 +334,7 @@ func (t *telling) next() (x told, ok bool) {
 		t.dropped(n, nil)
 	}
 	if t.first < len(t.queue) && !t.closed {
-		x, t.queue[t.first] = t.queue[t.first], told{}
+		x, t.queue[t.first] = t.queue[t.first], queuedEvent{}
 		t.first++
 		return x, true
 	}
@@ -356,7 +356,7 @@ func (t *telling) dropped(n int, err error) {
 
 // observe calls the observer. A panic or runtime.Goexit in it counts as an event that was dropped, except for an
 // EventShed: a fault of an observer must not end a program that holds locks, nor the events.
-func (t *telling) observe(x *told) {
+func (t *telling) observe(x *queuedEvent) {
 	returned := false
 	defer func() {
 		err := errors.New("the observer ended its goroutine")

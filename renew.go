@@ -278,7 +278,7 @@ func (b *heart) settleEnding(end *ending, now instant) {
 	if lost.byTime() {
 		h.clean(granted, max(h.gone.Sub(now), time.Millisecond))
 	}
-	if h.settled = true; h.handed { // else hand tells the observer
+	if h.settled = true; h.handed { // else hand notifies the observer
 		h.tellOfLoss(now)
 	}
 }
@@ -445,7 +445,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 //
 // With Extend(10 s) on a lease of 30 s while a renewal for 30 s is in flight:
 //
-//	the renewal is confirmed for 30 s     it counts for 10 s, since the holder has been told 10 s
+//	the renewal is confirmed for 30 s     it counts for 10 s, since the holder expects 10 s
 //	the next one asks for 10 s            and the service keeps its 30 s: renewals never shorten
 func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *outcome) {
 	granted := r.TTL

@@ -36,7 +36,7 @@ func TestCheckOfPeers(t *testing.T) {
 		}
 		if r.Ours && (len(r.Violations) > 0 || r.Figures.NeverTold > 0) {
 			report, _ := os.ReadFile(filepath.Join(dir, "redis-"+r.Peer, "report.txt"))
-			t.Errorf("ours: %v, and %d losses of which nobody was told\n%s", r.Violations, r.Figures.NeverTold, report)
+			t.Errorf("ours: %v, and %d losses without a notification\n%s", r.Violations, r.Figures.NeverTold, report)
 		}
 		if !strings.Contains(out.String(), "| "+r.Peer+" |") {
 			t.Errorf("%s has no row:\n%s", r.Peer, out.String())

@@ -46,7 +46,7 @@ func BenchmarkObserved(b *testing.B) {
 				}
 				took[i] = append(took[i], time.Since(began))
 			}
-			time.Sleep(20 * time.Millisecond) // what is left of the turn must not disturb the next
+			time.Sleep(20 * time.Millisecond) // leftovers of the turn must not disturb the next
 		}
 	}
 	median := func(d []time.Duration) float64 { slices.Sort(d); return float64(d[len(d)/2]) }

@@ -190,7 +190,7 @@ func (d *Driver) grantOf(r *backend.Request, granted *lockpb.Grant) backend.Gran
 	return g
 }
 
-// giveBackUnproved releases holds whose validity could not be shown in time. The error is errSessionEnded, after
+// giveBackUnproved releases holds if their validity was not confirmed in time. The error is errSessionEnded, after
 // which the caller repeats the acquire, or backend.ErrUnknown, since the release may fail.
 func (s *session) giveBackUnproved(a *attempt, err error) error {
 	d := s.d

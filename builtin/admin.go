@@ -113,7 +113,7 @@ type MemberStatus struct {
 // two seconds. There is one entry for each member and for each address that does not answer. It needs no leader.
 //
 // It never fails as a whole: each entry has the error of its member. Entries come in the order of the
-// addresses, then in the order in which members told of others. It takes four seconds at most.
+// addresses, then in the order in which members named others. It takes four seconds at most.
 func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	first := make([]MemberStatus, len(a.addresses))
 	for i, address := range a.addresses {
@@ -196,7 +196,7 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 	}
 	_, err = changeLeader(ctx, a, lockpb.AdminServiceClient.RemoveMember, &lockpb.RemoveMemberRequest{NodeId: id})
 	if status.Code(err) == codes.NotFound {
-		return nil // done by an earlier try, whose answer did not come
+		return nil // an earlier try did it, and its answer was lost
 	}
 	return adminError(call, id, err)
 }
@@ -572,7 +572,7 @@ func (a *Admin) EndSession(ctx context.Context, name string) error {
 	err := a.withLeader(ctx, func(ctx context.Context, m *MemberStatus) error {
 		_, err := change(ctx, a, m, lockpb.AdminServiceClient.EndSession, &lockpb.EndSessionRequest{Name: name})
 		if status.Code(err) == codes.NotFound && asked {
-			return nil // by an earlier try, whose answer did not come
+			return nil // an earlier try did it, and its answer was lost
 		}
 		asked = true
 		return err
@@ -580,7 +580,7 @@ func (a *Admin) EndSession(ctx context.Context, name string) error {
 	return adminError(endSession, name, err)
 }
 
-// endSession is the only call whose NotFound does not mean a member.
+// endSession is the only call that returns NotFound for something other than a member.
 const endSession = "end session"
 
 // Explain returns the holders and waiters of a name, the first of the answer, and of the names that its holders wait

@@ -63,7 +63,7 @@ func TestAdminStatusFindsAllMembers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "the first member tells of the others", func() bool {
+	soon(t, "the first member names the others", func() bool {
 		all := admin.Status(t.Context())
 		answers := 0
 		for _, m := range all {

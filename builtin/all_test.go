@@ -126,7 +126,7 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 				t.Errorf("reason %q", reason)
 			}
 		case <-time.After(patience):
-			t.Fatal("the first client was not told that its holds are another's")
+			t.Fatal("the first client was not notified that another client has its holds")
 		}
 	}
 	// An operator takes one name away: the driver releases the rest and takes the whole set anew.

@@ -13,7 +13,7 @@ import (
 // for that. The caller holds d.mu.
 //
 // A list confirms holds and shows missing ones, but does not grant. It comes in pages, which the server makes one
-// after the other while pushes go on, so a page may list a hold whose loss was pushed before it. Granting by pages
+// after the other while pushes go on, so a page may list a hold after the push of its loss. Granting by pages
 // needs a note of each such push until the last page is there; a repeated request needs no note, and costs one
 // request for each waiter that was granted while there was no connection.
 //
@@ -49,7 +49,7 @@ func (s *session) attachPage(after string) {
 //	another error          asked again after a pause, from the first page on; not on another connection, which begins
 //	                       with its own attachment
 //	a page, not the last   noted, and the next one is asked for
-//	the last page          what no page has told of is missing; then the session's calls are sent
+//	the last page          what no page has listed is missing; then the session's calls are sent
 func (s *session) attached(r *lockpb.Reply) {
 	d, state := s.d, r.GetSession()
 	if r.GetError().GetCode() == lockpb.Code_CODE_DENIED { // the certificate of this client has another name now

@@ -190,7 +190,7 @@ func noAnswer(doubt bool) error {
 }
 
 // await waits for the answer. When ctx ends first, c is abandoned, and a later answer is ignored. The error then says
-// whether c may have been carried out, except after Close, whose callers get ErrClosed alone.
+// whether c may have been carried out, except after Close: then it is ErrClosed alone.
 //
 // It also watches the end of d.ctx, so no call is left when Close waits for the gate. It returns an answer that has
 // come even if ctx has ended by then: then has handled it, and the caller must get the same result.

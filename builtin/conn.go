@@ -39,7 +39,7 @@ type conn struct {
 	stream  Stream
 	address string
 	welcome *lockpb.Welcome // the server's greeting
-	// ctx ends with the stream, whose context it is, and with Driver.lineCtx.
+	// ctx is the stream's context. It ends with the stream and with Driver.lineCtx.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	// wake rings when a call is queued; write ends with ctx.

@@ -28,7 +28,7 @@ type Stream interface {
 	Recv() (*lockpb.ServerMessage, error)
 	// CloseSend says that no more messages follow. The driver does not call it: the server would take it for the end
 	// of
-	// the sessions (see Leaving in lock.proto), and Close ends them by separate requests, whose answers it awaits.
+	// the sessions (see Leaving in lock.proto), and Close ends them by separate requests and awaits the answers.
 	CloseSend() error
 }
 

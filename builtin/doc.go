@@ -78,7 +78,7 @@
 //
 // The driver leaves a server that has not answered for a quarter of the shortest TTL in use, between 500 ms and 3 s. A
 // session outlives the change of leader if its TTL is longer than that and the election together: hence the servers'
-// least TTL of 3 s by default (--min-ttl). A waiter whose session ended takes a new place at the end of the queue.
+// least TTL of 3 s by default (--min-ttl). If its session ends, a waiter takes a new place at the end of the queue.
 //
 // Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s
 // without a leader, and after 5 s without any answer. Requests in a queue wait on.
@@ -88,7 +88,8 @@
 // A server without a data directory (fencelock serve --dev) restarts its tokens with its process. Its holds have no
 // tokens, and the correctness tier refuses it: Open immediately, New at its first acquire.
 //
-// Hierarchical permits and sets whose requests differ in TTL, Wait or Under are refused before anything is sent.
+// Hierarchical permits are refused before anything is sent, and so are sets of requests that differ in TTL, Wait or
+// Under.
 //
 // # Settings
 //

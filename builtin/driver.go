@@ -42,8 +42,8 @@ type Options struct {
 	TLS *tls.Config
 
 	// TokenFile is a file with a token, which says who the client is, also if it has a certificate. It is read for each
-	// connection, so a file that is replaced counts from the next one on; the server ends a connection at most 30 s after
-	// its token has expired. It needs TLS. Empty: the client is known by its certificate, or not at all.
+	// connection, so a file that is replaced counts from the next one on; the server ends a connection at most 30 s
+	// after its token has expired. It needs TLS. Empty: the client is known by its certificate, or not at all.
 	TokenFile string
 
 	// Dial opens connections, to the addresses given to New and to those that servers name. Default TCP.
@@ -258,9 +258,9 @@ func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 // fences reports whether the server's tokens fence, as far as is known: a server that is not durable restarts them.
 func (d *Driver) fences() bool { return d.Describe().Capabilities.Has(backend.CapFencing) }
 
-// begin counts a call in; every call starts with it. After Close it is backend.ErrClosed; a driver that is
-// unfit, or whose cluster has forgotten something, refuses everything but Close. An ended ctx is refused before
-// anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
+// begin counts a call in; every call starts with it. After Close it is backend.ErrClosed; a driver that is unfit
+// refuses everything but Close, as does every driver after its cluster has forgotten something. An ended ctx is refused
+// before anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.gate.Enter(); err != nil {
 		return err

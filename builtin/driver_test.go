@@ -278,7 +278,7 @@ func TestAnyAnswerMayEndTheSession(t *testing.T) {
 				take(t, d, request("z"))
 				synctest.Wait()
 				if n := len(told); n != 1 || <-told != backend.ReasonSessionExpired {
-					t.Errorf("the holder was told %d times", n)
+					t.Errorf("the holder was notified %d times", n)
 				}
 				if n := len(asked[*lockpb.Request_OpenSession](f)); n != 2 {
 					t.Errorf("%d sessions were opened, want another one", n)
@@ -506,7 +506,7 @@ func TestForceReleaseIsNotRepeated(t *testing.T) {
 			return nil, true
 		})
 		if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "why"}); !errors.Is(err, backend.ErrUnknown) {
-			t.Errorf("force release whose answer got lost: %v, want ErrUnknown", err)
+			t.Errorf("force release with a lost answer: %v, want ErrUnknown", err)
 		}
 		if n := len(asked[*lockpb.Request_ForceRelease](f)); n != 1 {
 			t.Errorf("it was sent %d times: the second one hits somebody else", n)
@@ -541,7 +541,7 @@ func TestServerThatIsNotDurable(t *testing.T) {
 			t.Errorf("after the probe: %v, want ErrTier", err)
 		}
 		if g := take(t, d, request("x")); g.Token != 0 || g.Incarnation == "" {
-			t.Errorf("the grant %+v has a token, or cannot be told from others", g)
+			t.Errorf("the grant %+v has a token, or nothing distinguishes it from others", g)
 		}
 	})
 }
@@ -594,7 +594,7 @@ func TestIdleSessionEnds(t *testing.T) {
 	})
 }
 
-// The server tells a session with many holds in pages.
+// The server lists a session with many holds in pages.
 func TestPagesOfASession(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		lost := map[string]int{}
@@ -618,7 +618,7 @@ func TestPagesOfASession(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		if len(lost) != 1 || lost["b"] != 1 {
-			t.Errorf("told of the loss of %v, want of b once", lost)
+			t.Errorf("notified of the loss of %v, want of b once", lost)
 		}
 	})
 }

@@ -44,23 +44,23 @@ func TestEveryCodeHasAnError(t *testing.T) {
 			}
 		}
 		if want[code] == nil || !errors.Is(err, want[code]) || n != 1 {
-			t.Errorf("%v is told as %v, want %v alone", code, err, want[code])
+			t.Errorf("%v becomes %v, want %v alone", code, err, want[code])
 		}
 	}
 	err := d.callError("acquire", "x", replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "holds"}))
 	if limit := (*LimitError)(nil); !errors.As(err, &limit) || limit.Limit != "holds" {
-		t.Errorf("a limit that is reached is told as %v", err)
+		t.Errorf("an exceeded limit becomes %v", err)
 	}
 	err = d.callError("acquire", "x",
 		replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "waiters-per-name"}))
 	if !errors.Is(err, backend.ErrQueueFull) || errors.Is(err, backend.ErrUnavailable) {
-		t.Errorf("a full queue is told as %v", err)
+		t.Errorf("a full queue becomes %v", err)
 	}
 	for field, kind := range map[string]error{
 		"ttl": backend.ErrInvalidTTL, "TTL": backend.ErrInvalidTTL, "Name": backend.ErrInvalidName, "Owner": backend.ErrInvalidOption,
 	} {
 		if err := replyError(&lockpb.Error{Code: lockpb.Code_CODE_INVALID, Field: field}); !errors.Is(err, kind) {
-			t.Errorf("invalid %s is told as %v, want %v", field, err, kind)
+			t.Errorf("invalid %s becomes %v, want %v", field, err, kind)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 )
 
 // What can be done to the machines of processes. The child has a disk and a clock that its parent breaks by lines on
-// its standard input, and tells by lines on its standard output that they were felt.
+// its standard input, and reports their effects as lines on its standard output.
 
 // The lines of both.
 const (
@@ -263,7 +263,7 @@ func (p *processes) forgotten(ctx context.Context, node int) error {
 		}
 	}
 	if last == 0 {
-		return errors.New("no member tells how long its log is")
+		return errors.New("no member reports the length of its log")
 	}
 	for i := range p.members {
 		for i != node && p.feels(i).compacted <= last+inSegment {

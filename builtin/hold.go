@@ -18,7 +18,7 @@ import (
 // user more. It ends by drop: released, lost, moved away, or replaced by a later grant of the same request.
 type hold struct {
 	session *session
-	// token tells this grant from an earlier and a later one of the same request. It is the server's token, even if
+	// token distinguishes this grant from earlier and later grants of the same request. It is the server's token, even if
 	// it does not fence.
 	token uint64
 	// on is the connection on which the service listed or granted it last: misses compares.
@@ -36,7 +36,7 @@ type hold struct {
 	last backend.Instant
 }
 
-// renewal is that of a hold whose session was proved by a request that was sent then.
+// renewal returns the renewal of a hold. Its session was proved by a request that was sent at that instant.
 func (h *hold) renewal(sent backend.Instant, ttl time.Duration) backend.Renewal {
 	switch left := validUntil(sent, ttl, h.last).Sub(sent); {
 	case left == ttl:
@@ -47,8 +47,8 @@ func (h *hold) renewal(sent backend.Instant, ttl time.Duration) backend.Renewal 
 	return backend.Renewal{Err: &backend.NotHeldError{Reason: backend.ReasonMaxHold}}
 }
 
-// validUntil returns until when a hold is valid whose session was proved by a request that was sent then. last is
-// hold.last.
+// validUntil returns the end of a hold's validity, if its session was proved by a request that was sent at that
+// instant. last is hold.last.
 func validUntil(sent backend.Instant, ttl time.Duration, last backend.Instant) backend.Instant {
 	if until := sent.Add(ttl); last.IsZero() || until <= last {
 		return until
@@ -66,14 +66,14 @@ func lastOf(g *lockpb.Grant, from backend.Instant) backend.Instant {
 	return from.Add(bound - bound/100)
 }
 
-// stays reports whether a renewal for ttl leaves the hold on its session: it is the session of that TTL, or one of a
-// longer TTL whose promise a move would shorten.
+// stays reports whether a renewal for ttl leaves the hold on its session: it is the session of that TTL, or of a longer
+// TTL, which a move would shorten.
 func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 	return !h.unsure && (h.session.ttl == ttl || h.session.ttl > ttl && h.until > now.Add(ttl))
 }
 
-// hold notes a lock as granted. A later grant of the same request takes the place of the earlier one, whose holder is
-// the same caller: it gets no notification. from is as in lastOf. It returns hold.last. The caller holds d.mu.
+// hold notes a lock as granted. A later grant of the same request replaces the earlier one. Both have the same
+// caller, which gets no notification. from is as in lastOf. It returns hold.last. The caller holds d.mu.
 //
 // It is called in the step that takes the answer or the push, and not by the caller that waits for it: a loss that is
 // pushed right behind the grant must find the hold in its place.
@@ -94,7 +94,7 @@ func (d *Driver) hold(
 	return last
 }
 
-// drop forgets a hold, whose session it then no longer needs. The caller holds d.mu.
+// drop forgets a hold, which then no longer uses its session. The caller holds d.mu.
 //
 // A hold that is not the present one of its key has been dropped already.
 func (d *Driver) drop(k key, h *hold) {
@@ -116,7 +116,7 @@ func (d *Driver) lose(k key, h *hold, loss backend.Loss) {
 // its token), has no effect. A moved hold is no loss while this driver moves it itself. The caller holds d.mu.
 //
 //	a session    it ends, with all that hangs on it
-//	a wait       the attempts that wait end, as waitLost says; one whose request is under way has an answer to come
+//	a wait       the attempts that wait end, as waitLost says; an attempt with a request in flight awaits its answer
 //	a hold       dropped, and its holder is notified with the reason; backend.ReasonEvicted where the server does not say
 //
 // The caller unlocks with unlockAndTell.

@@ -271,7 +271,7 @@ func TestHierarchy(t *testing.T) {
 	}
 }
 
-// All holders of a name are told when it is taken away.
+// A forced release notifies all holders of the name.
 func TestForceReleaseOfSharedHolds(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
@@ -292,7 +292,7 @@ func TestForceReleaseOfSharedHolds(t *testing.T) {
 				t.Errorf("reason %q", reason)
 			}
 		case <-time.After(patience):
-			t.Fatal("a holder was not told")
+			t.Fatal("a holder was not notified")
 		}
 	}
 	take(t, b, request("x", time.Minute))

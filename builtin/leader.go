@@ -109,8 +109,8 @@ func (d *Driver) maintain() {
 
 // awaitDemand returns true once a connection is needed, and false when the driver is closed.
 //
-// A driver whose last session has ended keeps its connection, and makes a new one only when it needs one. wake may
-// have rung for calls that are done, which costs one check.
+// After the end of its last session, a driver keeps its connection, and opens another one only when it needs it. wake
+// may have rung for calls that are done, which costs one check.
 func (d *Driver) awaitDemand() bool {
 	for {
 		d.mu.Lock()
@@ -154,7 +154,7 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	case errors.Is(err, errSilent):
 		hope = silentTime
 	}
-	// A member whose file of principals is older may refuse the token that the next leader knows.
+	// A member with an older file of principals may refuse the token that the next leader knows.
 	invalid := errors.Is(err, errToken) && !errors.Is(err, errElecting) && !errors.Is(err, errSilent) && closed == nil
 	d.mu.Lock()
 	defer d.mu.Unlock()

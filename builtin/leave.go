@@ -1,6 +1,6 @@
 package builtin
 
-// Leaving: an acquire whose caller goes before it is decided, and the removal of its state in the service.
+// Leaving: the caller of an undecided acquire goes, and the driver removes its state from the service.
 
 import (
 	"context"
@@ -41,7 +41,7 @@ type leftover struct {
 	none bool          // the service has no hold or wait of the request; valid once done is closed
 }
 
-// giveUp ends an attempt whose caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with,
+// giveUp ends an attempt when its caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with,
 // where it applies, ErrUnavailable (no request was sent) or ErrUnknown (a hold or a wait may be left).
 //
 // A waiter removes all its state from the service: the first release ends the wait in all of its queues, or each ends

@@ -55,7 +55,7 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 	return nil
 }
 
-// endRest ends a hold of this session whose set is broken. Its holder, if there is one, is notified.
+// endRest ends a hold of this session after its set was broken. Its holder, if there is one, is notified.
 //
 // A hold that is gone already is no error. If the session has ended, so has everything on it, and the caller repeats
 // in another session.
@@ -80,7 +80,7 @@ func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 //
 //	moved, or here already     the instant, and granted was called
 //	ErrNotHeld                 the request has no such hold
-//	the session ended          errSessionEnded, after its holders were told
+//	the session ended          errSessionEnded, after its holders were notified
 //	no answer                  ErrUnknown: the hold hangs on one session or the other
 //
 // A wait moves as well, if the token is zero. The server then answers with a place in the queue and no grant, so

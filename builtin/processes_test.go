@@ -50,7 +50,7 @@ type member struct {
 	prepare func(dir string) // is called with the data directory before the first start, if it is not nil
 }
 
-// serve tells its parent of each term in which it leads. It ends on SIGTERM, or by itself.
+// serve reports to its parent each term in which it leads. It ends on SIGTERM, or by itself.
 func serve(in <-chan string, args []string) int {
 	var m member
 	if err := json.Unmarshal([]byte(args[0]), &m); err != nil {
@@ -191,7 +191,7 @@ func (p *processes) start(ctx context.Context, i int) error {
 	return nil
 }
 
-// listen takes note of what a child tells, until the child has ended.
+// listen records a child's reports until the child has ended.
 func (p *processes) listen(i int, c *fault.Child) {
 	for {
 		line, err := c.Line(context.Background())
@@ -235,7 +235,7 @@ func (p *processes) lead(ctx context.Context, after uint64) (int, uint64, error)
 		}
 		select {
 		case <-news:
-		case <-time.After(50 * time.Millisecond): // it may not lead any more, and nobody tells that
+		case <-time.After(50 * time.Millisecond): // it may have lost the lead, which nothing reports
 		case <-ctx.Done():
 			return 0, 0, fmt.Errorf("no leader after term %d: %w", after, ctx.Err())
 		}

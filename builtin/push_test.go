@@ -79,7 +79,7 @@ func TestLostPushIsNoticed(t *testing.T) {
 		select {
 		case <-told:
 		case <-time.After(patience):
-			t.Error("the holder was not told")
+			t.Error("the holder was not notified")
 		}
 	})
 	if n := connections.Load(); n < 3 {

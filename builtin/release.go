@@ -116,7 +116,7 @@ func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, 
 	return err
 }
 
-// Expire ends a hold whose time is over, on behalf of the core, before the session ends: the session may live on for
+// Expire ends an expired hold on behalf of the core, before its session ends: the session may live on for
 // other holds. It ends only a hold that this driver knows: a hold that has moved to another client is that client's.
 //
 // It has no timer: the core says when. Without it the name would stay closed until the session of all other holds

@@ -15,7 +15,7 @@ import (
 // Renew prolongs grants, and answers for each of them, in order. One keepalive proves all grants with one TTL: if one
 // of them ended before it was sent, the push comes before its answer, on the same connection.
 //
-// A grant whose TTL differs from its session's, or that this driver does not know, moves to the session of its TTL,
+// A grant with a TTL other than its session's, or that this driver does not know, moves to the session of its TTL
 // by a separate request; all of them travel together. A renewal never shortens: a grant with a shorter TTL moves only
 // once its earlier validity ends before the requested one.
 //
@@ -79,7 +79,7 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 	return nil
 }
 
-// renew proves the session of the grants whose numbers are in members. It returns the grants that were on another
+// renew proves the session of the grants with the numbers in members. It returns the grants that were on another
 // session when the server answered: another process may have taken them over for the same request, and they are still
 // the grants of that request.
 //

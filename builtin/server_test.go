@@ -106,7 +106,7 @@ func TestRequestOfAnotherClient(t *testing.T) {
 			t.Errorf("reason %q", reason)
 		}
 	case <-time.After(patience):
-		t.Error("the first client was not told that its hold is another's")
+		t.Error("the first client was not notified that another client has its hold")
 	}
 	if err := b.Release(t.Context(), second); err != nil {
 		t.Errorf("release: %v", err)
@@ -143,7 +143,7 @@ func TestForceReleaseReachesTheLease(t *testing.T) {
 // A slow consumer gets all events, as long as the server keeps them.
 func TestSlowWatcherMissesNothing(t *testing.T) {
 	t.Parallel()
-	n := startNodeIn(t, "") // whose disk takes no time
+	n := startNodeIn(t, "") // its disk takes no time
 	d := attached(t, n)
 	const rounds = 2200 // two events each: more than wait for a slow caller, fewer than the server keeps
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -234,7 +234,7 @@ func TestWatchSurvivesARestart(t *testing.T) {
 			return
 		}
 	}
-	t.Error("the watch ended before it told of what followed the restart")
+	t.Error("the watch ended before the changes after the restart")
 }
 
 func TestTTLIsTheServersMatter(t *testing.T) {

@@ -139,7 +139,7 @@ func (f frozen) Recv() (*lockpb.ServerMessage, error) {
 	return m, err
 }
 
-// linked returns a driver whose connections to each of the servers pass a proxy, whichever of them tells it to go
+// linked returns a driver that connects to each of the servers through a proxy, whichever of them tells it to go
 // there.
 func linked(t testing.TB, addrs ...string) (*builtin.Driver, fault.Link) {
 	t.Helper()

@@ -23,8 +23,8 @@ import (
 // that proved it.
 //
 // The first call that needs its TTL makes a session; it is opened in the service, attached to one connection after
-// the other, and ended: by the service, when its time is over, or here, when nobody uses it. It never comes back: a
-// caller whose session has ended takes another one, with another id, so that late requests of the old one cannot
+// the other, and ended: by the service, when its time is over, or here, when nobody uses it. It never comes back: the
+// caller then takes another session, with another id, so that late requests of the old one cannot
 // touch the holds of the new one.
 //
 // All fields but the first ones are protected by Driver.mu.
@@ -221,7 +221,7 @@ var keepAlive = &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lock
 // and the next one begins with an attachment.
 //
 //	nil                   the session lived when the request was sent; s.proved says when that was
-//	errSessionEnded       it is gone: end has been called, and its holders are told
+//	errSessionEnded       it is gone: end has been called, and its holders are notified
 //	other errors          unknown: the session may live or not
 func (s *session) prove(ctx context.Context) error {
 	reply, err := s.d.ask(ctx, call{
@@ -317,7 +317,7 @@ func (s *session) closing() *call {
 	}
 }
 
-// closeSessions ends all sessions in the service, at the same time. Close calls it after waiters were told to end;
+// closeSessions ends all sessions in the service, at the same time. Close calls it after it has ended the waiters;
 // their holds end with their session.
 //
 // Holders are not notified: the caller of Close has asked for the end. The error is the first one, or

@@ -106,15 +106,15 @@ func TestSetIsGrantedInTheOrderOfItsRequests(t *testing.T) {
 	})
 }
 
-// It asks for its holds, whatever the pages told of them: one may have ended since.
+// It asks for its holds, whether the pages listed them or not: a hold may have ended since.
 func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 	for what, c := range map[string]struct {
 		lost    string // a name that an operator takes between the pages
 		granted string
 	}{
-		"whole":                              {"", "x:5 y:6"},
-		"broken before the whole was told":   {"x", "x:11 y:12"},
-		"broken before its end was told too": {"y", "x:11 y:12"},
+		"whole":                               {"", "x:5 y:6"},
+		"broken before the last page":         {"x", "x:11 y:12"},
+		"broken before the notice of its end": {"y", "x:11 y:12"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -188,11 +188,11 @@ func TestRestOfABrokenSetIsGivenBack(t *testing.T) {
 			t.Errorf("granted %s, %v; want a set of new holds", tokensOf(grants), err)
 		}
 		if len(told) != 1 || <-told != backend.ReasonEvicted {
-			t.Errorf("the first holder of y was not told, or not that it was evicted")
+			t.Errorf("the first holder of y was not notified of its eviction")
 		}
 		all := asked[*lockpb.Request_Release](f)
 		if len(all) != 1 || all[0].GetRelease().Name != "y" || all[0].GetRelease().Token != 2 {
-			t.Errorf("given back as %v, want y with its token", all)
+			t.Errorf("released as %v, want y with its token", all)
 		}
 	})
 }
@@ -259,7 +259,7 @@ func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
 		synctest.Wait()
 		a := s.begin(t.Context(), setOf(true, "x", "y"), false, true)
 		if err := s.giveUp(a, context.Canceled); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.Canceled) {
-			t.Errorf("given up with %v, want ErrUnknown", err)
+			t.Errorf("abandoned with %v, want ErrUnknown", err)
 		}
 		f.change(func(f *fake) { f.refuses = false })
 		time.Sleep(ttl / 2)

@@ -21,7 +21,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
-// tokenServer is a server with rules, whose clients have tokens.
+// tokenServer is a server with rules and with clients that have tokens.
 type tokenServer struct {
 	*server.Server
 	t         *testing.T

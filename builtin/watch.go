@@ -154,7 +154,7 @@ func (w *watch) start() {
 //
 //	watching                        events follow
 //	UNAVAILABLE                     again after a pause
-//	the revision is too great       the service has forgotten: it had told of this one
+//	the revision is too great       the service has forgotten: it had reported this revision
 //	other errors                    the watch ends with them
 //
 // A revision that is too great, and that the service never reported to this driver, is the caller's mistake: an error

@@ -71,7 +71,7 @@ func TestOnlyLatenessIsExcused(t *testing.T) {
 		"a hold that is gone":                   {[]any{gone}, false, true},
 		"a hold that has run out":               {[]any{gone}, true, false},
 		"a hold that its service let expire":    {[]any{backend.Loss{Reason: backend.ReasonExpired}.NotHeld("name")}, false, false},
-		"a hold whose session expired":          {[]any{backend.Loss{Reason: backend.ReasonSessionExpired}.NotHeld("name")}, false, false},
+		"a hold with an expired session":        {[]any{backend.Loss{Reason: backend.ReasonSessionExpired}.NotHeld("name")}, false, false},
 		"a hold that was evicted":               {[]any{backend.Loss{Reason: backend.ReasonEvicted}.NotHeld("name")}, false, true},
 		"a grant beside a hold":                 {[]any{nil}, false, true},
 		"a grant after the end of one":          {[]any{nil}, true, false},
@@ -87,9 +87,9 @@ func TestOnlyLatenessIsExcused(t *testing.T) {
 	}
 	r := newRecorder(t)
 	if r.behind.Store(true); r.verdict {
-		t.Error("a clause whose steps came late has a verdict without a failure")
+		t.Error("a clause with late steps has a verdict without a failure")
 	}
 	if r.Errorf("the order is wrong"); r.verdict {
-		t.Error("the failure of a clause whose steps came late is a verdict")
+		t.Error("the failure of a clause with late steps is a verdict")
 	}
 }

@@ -20,7 +20,7 @@ func (d *named) Describe() backend.Description {
 	return s
 }
 
-// A pair of the table that passes is an error, and one that fails is a known failure.
+// If a pair of the table passes, that is an error; if it fails, a known failure.
 func TestKnownToFail(t *testing.T) {
 	for _, k := range conformance.KnownToFail() {
 		harness := func(t testing.TB) conformance.Harness {

@@ -32,14 +32,14 @@ var boundMutants = []mutant{
 			return out
 		}
 	}},
-	{name: "TTLs are cut to whole seconds and told whole", breaks: []string{"L12"}, apply: func(b *broken) {
+	{name: "TTLs are cut to whole seconds and reported as requested", breaks: []string{"L12"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) {
 			if r.TTL > time.Second {
 				r.TTL = r.TTL.Truncate(time.Second)
 			}
 		})
 	}},
-	{name: "TTLs above a minute are a minute and told whole", breaks: []string{"L12"}, apply: func(b *broken) {
+	{name: "TTLs above a minute are a minute and reported as requested", breaks: []string{"L12"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.TTL = min(r.TTL, time.Minute) })
 	}},
 	{name: "waits end after three quarters of their deadline", breaks: []string{"W9"}, apply: func(b *broken) {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// clientMutants do what client libraries and query languages do to those who do not look: one connection for all calls,
+// clientMutants have the typical mistakes with client libraries and query languages: one connection for all calls,
 // pages, patterns, numbers of 16, 32 or 53 bits, maps that are kept, sessions that are shared.
 var clientMutants = []mutant{
 	{name: "one connection for acquires and renewals", breaks: []string{"C6"}, apply: func(b *broken) {
@@ -111,7 +111,7 @@ var clientMutants = []mutant{
 			}
 		})
 	}},
-	{name: "a repeat tells the SentAt of the first grant", breaks: []string{"O13"}, apply: func(b *broken) {
+	{name: "a repeat returns the SentAt of the first grant", breaks: []string{"O13"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		first := map[string]backend.Instant{}
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -136,7 +136,7 @@ var clientMutants = []mutant{
 			}
 		})
 	}},
-	{name: "milliseconds are told as seconds", breaks: []string{"P4"}, apply: func(b *broken) {
+	{name: "milliseconds are returned as seconds", breaks: []string{"P4"}, apply: func(b *broken) {
 		b.showing(func(s *backend.State) {
 			for i := range s.Holders {
 				s.Holders[i].ExpiresIn *= 1000
@@ -239,7 +239,7 @@ var clientMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "every release is told as a loss", breaks: []string{"D12"}, apply: func(b *broken) {
+	{name: "every release is reported as a loss", breaks: []string{"D12"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		losses := map[string]func(backend.Loss){}
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {

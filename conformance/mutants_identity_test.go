@@ -94,7 +94,7 @@ var identityMutants = []mutant{
 			return fencing.Nonce(sum[:16])
 		})
 	}},
-	{name: "each answer has a nonce of its own", breaks: []string{"O11", "O12"}, apply: func(b *broken) {
+	{name: "each answer has another nonce", breaks: []string{"O11", "O12"}, apply: func(b *broken) {
 		b.withNonce(func(backend.Grant) fencing.Nonce { return fencing.NewNonce() })
 	}},
 	{name: "grants of a set share their nonce", breaks: []string{"O10"}, apply: func(b *broken) {

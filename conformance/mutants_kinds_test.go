@@ -281,7 +281,7 @@ var kindMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "a cycle is told without its names", breaks: []string{"G1"}, apply: func(b *broken) {
+	{name: "a cycle is reported without its names", breaks: []string{"G1"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if errors.Is(err, backend.ErrDeadlock) {

@@ -131,7 +131,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "nothing tells of a deletion", breaks: []string{"D2"}, apply: func(b *broken) {
+	{name: "nothing reports a deletion", breaks: []string{"D2"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.Lost = nil
 			return b.Driver.Acquire(ctx, r)
@@ -341,7 +341,7 @@ var mutants = []mutant{
 			}
 		}
 	}},
-	{name: "waiters look too seldom, and say so", breaks: []string{"P2"}, apply: func(b *broken) {
+	{name: "waiters look too rarely, and say so", breaks: []string{"P2"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.Polling = 2 * time.Second

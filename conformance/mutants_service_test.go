@@ -34,7 +34,7 @@ var serviceMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "a history that was lost is told without what changed", breaks: []string{"S6"}, apply: func(b *broken) {
+	{name: "a lost history is reported without the change", breaks: []string{"S6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if errors.Is(err, backend.ErrHistoryLost) {

@@ -225,7 +225,7 @@ type world struct {
 	next     fencing.Token
 	holders  map[string]string
 	requests map[string]string            // request ids by hold ids, which are all that a driver shows
-	noPlace  map[string]bool              // names whose waiters were evicted
+	noPlace  map[string]bool              // names with evicted waiters
 	metadata map[string]map[string]string // by hold ids, as the callers gave it
 }
 
@@ -381,7 +381,7 @@ func (b *broken) renumber(number func(name string, token fencing.Token) fencing.
 	b.restoreToken()
 }
 
-// restoreToken gives the store its own tokens back, which the incarnation tells.
+// restoreToken restores the store's tokens, which are in the incarnation.
 func (b *broken) restoreToken() {
 	original := func(g backend.Grant) backend.Grant {
 		if token, err := fencing.ParseToken(g.Incarnation); err == nil {
@@ -417,7 +417,7 @@ func (w *world) evicted(name string) {
 	w.noPlace[name] = true
 }
 
-// evict takes everything away from those who got it less than d ago.
+// evict ends every hold that was granted less than d ago.
 func (w *world) evict(d time.Duration) {
 	probe := w.store.Driver()
 	for held := range probe.List(context.Background(), "") {

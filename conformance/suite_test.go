@@ -75,7 +75,7 @@ func TestPanicAndFailureEndOneClauseOnly(t *testing.T) {
 	for _, r := range conformance.Check(t, h, "O2", "O6") {
 		outcomes = append(outcomes, r.Outcome)
 		if r.Outcome == conformance.Failed && !slices.Contains(r.Messages, "panic: released") {
-			t.Errorf("%v failed with %q, want the panic told", r.Clause, r.Messages)
+			t.Errorf("%v failed with %q, want the panic", r.Clause, r.Messages)
 		}
 	}
 	if want := []conformance.Outcome{conformance.Failed, conformance.Passed}; !slices.Equal(outcomes, want) {

@@ -30,7 +30,7 @@ const (
 type Claim struct {
 	Resource string // the target of the write: the name under which the guard remembers tokens, often the lock's
 	Token    Token  // Lease.Token
-	Space    string // Lease.TokenSpace; empty if not told
+	Space    string // Lease.TokenSpace; empty if unknown
 	Sequence uint64 // orders the writes of one hold; zero: they need no order. See At
 
 	Generation Generation // Lease.Generation; zero if the lock service was never restored

@@ -231,7 +231,7 @@ func TestSorted(t *testing.T) {
 		t.Errorf("the caller's set was changed: %v", given)
 	}
 	for what, bad := range map[string]fencing.Claims{
-		"nil": nil, "an empty set": fencing.Set{}, "one that is not valid": fencing.Set{a, {}},
+		"nil": nil, "an empty set": fencing.Set{}, "an invalid claim": fencing.Set{a, {}},
 		"two tokens for one resource": fencing.Set{a, {Resource: "a", Token: 8}},
 	} {
 		if _, err := fencing.Sorted(bad); !errors.Is(err, fencing.ErrInvalid) {

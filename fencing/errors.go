@@ -114,7 +114,7 @@ type SpaceError struct {
 	Resource string
 	Token    Token  // the refused one
 	Highest  Token  // the highest one admitted before; zero without one, or if the resource could not be asked
-	Space    string // the refused one; empty if not told
+	Space    string // the refused one; empty if unknown
 	Want     string // the one of the guard, or of the claims admitted before
 
 	Generation     Generation // of the refused token

@@ -78,7 +78,7 @@ func TestMemoryGuard(t *testing.T) {
 	}
 }
 
-// The first claim tells whose tokens are admitted, and an operator may begin anew.
+// The first claim decides the space of the admitted tokens, and an operator may begin anew.
 func TestMemoryKeeper(t *testing.T) {
 	ctx := t.Context()
 	var g fencing.Memory
@@ -123,7 +123,7 @@ func TestMemoryKeeper(t *testing.T) {
 	}
 }
 
-// Whatever the order of concurrent checks, no admitted token is below one that was admitted before it began.
+// Whatever the order of concurrent checks, no token is admitted below a token that was admitted before its check began.
 func TestMemoryGuardIsMonotone(t *testing.T) {
 	var g fencing.Memory
 	var mu sync.Mutex

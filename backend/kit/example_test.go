@@ -40,7 +40,7 @@ func (d *driver) open(s *session) {
 	}
 	for kit.Sleep(d.gate.Closing(), s.ttl/3) == nil && !d.sessions.Retire(s, s.ttl) {
 		if !d.service.prolong(s.lease) {
-			d.sessions.End(s) // then its holders are told
+			d.sessions.End(s) // then its holders are notified
 			return
 		}
 	}

@@ -5,7 +5,7 @@
 //   - Validate refuses requests that the driver cannot serve; Syntax reads the URL under which it is opened.
 //   - CallError gives an error its class among the answers of package backend, with one safe default.
 //   - Blockers and Holders are the rule of holders and waiters in a queue, for all kinds of hold.
-//   - RetryPause and Sleep pause between repetitions without keeping a caller whose context has ended.
+//   - RetryPause and Sleep pause between repetitions, and return when the caller's context ends.
 //   - Sessions, for drivers with sessions of the service, keeps the session to use, its users, and its end.
 //
 // A driver with the kit begins like this:

@@ -42,7 +42,7 @@ import (
 //	if err != nil {
 //		return backend.Grant{}, err
 //	}
-//	defer s.Leave(1) // the call's own user; the hold adds one that stays
+//	defer s.Leave(1) // the call's own user; the hold adds another user, which stays
 //
 //	// run opens s in the service, and keeps it alive until it has ended, it was unused for a while, or ctx, the
 //	// gate's, ends: Close waits for it.

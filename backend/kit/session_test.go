@@ -77,7 +77,7 @@ func TestAnEndedSessionIsReplaced(t *testing.T) {
 	select {
 	case <-s.Over():
 	default:
-		t.Error("nobody is told that the session has ended")
+		t.Error("nobody is notified of the session's end")
 	}
 	if !s.Ended() || s.Add(1) || len(all.Live()) != 0 {
 		t.Error("a session that has ended takes users")
@@ -150,7 +150,7 @@ func TestASessionOpensForAll(t *testing.T) {
 			impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			if _, err := all.Join(impatient, 1, all.blank, open); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v of one whose context ends before the session is open", err)
+				t.Errorf("%v for a context that ends before the session is open", err)
 			}
 			if s, there := all.Find(1); !there || all.Retire(s, time.Second) {
 				t.Error("a session is not there while it is being opened")
@@ -188,7 +188,7 @@ func TestASessionEndsBeforeItIsOpen(t *testing.T) {
 	cancel()
 	all.End(s)
 	if _, err := all.join(ended, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v of one whose context has ended", err)
+		t.Errorf("%v for an ended context", err)
 	}
 }
 

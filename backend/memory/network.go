@@ -24,7 +24,7 @@ const (
 	Both = Requests | Replies
 )
 
-// Network lies between one driver and its store. It passes everything until told otherwise. Methods are safe for
+// Network lies between one driver and its store. It passes everything until a method changes that. Methods are safe for
 // concurrent use and take effect before they return.
 //
 //	d := store.Driver()
@@ -76,7 +76,8 @@ const untilPass = -1
 // message is one of a queue.
 type message struct {
 	deliver func()
-	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens a message that has gone already, or is lost.
+	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens a message that has gone already, or is
+	// lost.
 	ripe bool
 }
 
@@ -181,8 +182,8 @@ func (n *Network) connection() <-chan struct{} {
 }
 
 // send sends a message over a leg: it delivers, loses, or queues it. Messages are delivered without n.mu, on this
-// goroutine or on the one that delivers already. A message sent while the network refuses is lost: its connection has
-// broken, which tells its sender.
+// goroutine or on the goroutine that is already delivering. A message sent while the network refuses is lost: its
+// connection has broken, and its sender gets an error.
 func (n *Network) send(i int, deliver func()) {
 	n.mu.Lock()
 	l := &n.legs[i]

@@ -56,7 +56,7 @@ type Store struct {
 	// refuses is set by Refuse.
 	refuses Refusal
 	// inbox has the requests that arrived while the server was paused, in order. Stop empties it, and nobody answers
-	// them: the broken connection tells their callers.
+	// them: their callers get the error of the broken connection.
 	inbox []func()
 	// machine is replaced by Wipe; all other entries by token or ticket belong to one machine.
 	machine *machine.Machine
@@ -251,7 +251,7 @@ func (s *Store) refusal(rs []backend.Request, r *machine.Result) error {
 	}
 }
 
-// heldError tells who is in the way of rs. A hold that only keeps the name closed is nobody's.
+// heldError names the holder that blocks rs. A hold that only keeps the name closed is nobody's.
 //
 // RetryAfter is the shortest time after which one of the holders may be gone: more than one of them may have to go
 // first, and waiters may come before, so it is a hint. in is nil where the machine names nobody; then the first name is

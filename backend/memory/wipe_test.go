@@ -34,7 +34,7 @@ func TestWipeIsNoticed(t *testing.T) {
 			t.Errorf("%d names are left", n)
 		}
 		if reason := <-told; reason != backend.ReasonHistoryLost {
-			t.Errorf("the holder was told %q, want %q", reason, backend.ReasonHistoryLost)
+			t.Errorf("the holder was notified of %q, want %q", reason, backend.ReasonHistoryLost)
 		}
 		if err := <-waits; !errors.Is(err, backend.ErrHistoryLost) {
 			t.Errorf("the waiter = %v, want ErrHistoryLost", err)
@@ -55,7 +55,7 @@ func TestWipeIsNoticed(t *testing.T) {
 		next := acquire(t, fresh, request("x", time.Minute))
 		before, now := d.Describe().TokenSpace, fresh.Describe().TokenSpace
 		if before == now || lost.Was != before || lost.Now != now {
-			t.Errorf("tokens of the spaces %q and %q, and the error tells %+v", before, now, lost)
+			t.Errorf("tokens of the spaces %q and %q, and the error has %+v", before, now, lost)
 		}
 		acquire(t, fresh, request("closed", time.Minute))
 		// A clean-up of before meets nothing of after, whatever it names.

@@ -113,7 +113,7 @@ func (o *Cluster) apply(c *server.Config) error {
 // Server is a lock server in this process. Start makes one. All methods are safe for concurrent use.
 type Server struct {
 	server *server.Server
-	// cluster is Options.Cluster, or the zero value, whose PeerListen is empty.
+	// cluster is Options.Cluster; without one, PeerListen is empty.
 	cluster Cluster
 	// formed is closed once a leader has been known since the start, by Start or by its goroutine.
 	formed chan struct{}

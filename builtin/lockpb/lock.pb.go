@@ -1,8 +1,8 @@
 // The wire protocol of the bundled lock server.
 //
-// A client opens one stream to the leader and sends everything through it: requests, keepalives, watches. Requests carry
-// a number; answers come back by that number, in any order. Besides, the server pushes what nobody asked for at that
-// moment, as replies with the number 0: grants to waiters, losses, events.
+// A client opens one stream to the leader and sends everything through it: requests, keepalives, watches. Requests
+// carry a number; answers come back by that number, in any order. Besides, the server pushes what nobody asked for at
+// that moment, as replies with the number 0: grants to waiters, losses, events.
 //
 //   client                                  server
 //   Request{1, Hello}               ─►
@@ -15,9 +15,9 @@
 //
 // # Sessions
 //
-// Holds and places in queues hang on a session, which the client names with 128 random bits. A session lives for its TTL
-// and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a session
-// with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
+// Holds and places in queues hang on a session, which the client names with 128 random bits. A session lives for its
+// TTL and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a
+// session with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
 //
 // Principals. A session belongs to the principal that opened it. The server knows principals from their connections:
 // cert:NAME shows a certificate with that name, which the server has verified; the empty one shows none. Another
@@ -25,39 +25,40 @@
 // Once all members know how, servers keep only hashes of the ids of sessions and requests: no snapshot and no backup
 // contains an id.
 //
-// Validity. A Reply with renewed set proves that the session lives for its full TTL, counted from the instant before the
-// request was sent. Count from an instant read then, never from the arrival of the reply, and subtract a margin for clocks
-// that run at different rates. A push proves nothing about time.
+// Validity. A Reply with renewed set proves that the session lives for its full TTL, counted from the instant before
+// the request was sent. Count from an instant read then, never from the arrival of the reply, and subtract a margin for
+// clocks that run at different rates. A push proves nothing about time.
 //
-// Attachment. Pushes about a session go to the one connection that named the session last with OpenSession or Attach. That
-// connection alone speaks for the session; on another one KeepAlive, Acquire, AcquireAll, CancelWait, Release and Move are
-// answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does nothing.
+// Attachment. Pushes about a session go to the one connection that named the session last with OpenSession or Attach.
+// That connection alone speaks for the session; on another one KeepAlive, Acquire, AcquireAll, CancelWait, Release and
+// Move are answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does
+// nothing.
 //
 // Pushes. A connection delivers them in order and once, and they end with it: after Attach on the next one, the client
 // compares what it believes with what the server lists. To notice a push that got lost all the same, the client counts
 // those about sessions (Granted, Lost), and the answer to KeepAlive says how many the server has sent. Where the two
 // differ, or KeepAlive is answered CONFLICT, end the connection and attach on another one.
 //
-// Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done: the
-// sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream does: wait
-// for that. A stream that ends in any other way (cancelled, the connection broken, the process killed) ends nothing: the client may come
-// back with Attach until the TTL is over.
+// Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done:
+// the sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream
+// does: wait for that. A stream that ends in any other way (cancelled, the connection broken, the process killed) ends
+// nothing: the client may come back with Attach until the TTL is over.
 //
 // # Leaders
 //
-// Only the leader serves. Any other member answers Hello truthfully and everything else with NOT_LEADER and, if it knows,
-// the leader's address. A leader that is deposed pushes Goodbye and ends the stream. The client then dials another
-// member, sends Hello and Attach, compares the holds and waits that the server lists with what it believes, and sends
-// again, with the same ids, the requests whose answers did not come. During an election no member knows a leader: try
-// again, with a jittered pause, until the session's TTL is over.
+// Only the leader serves. Any other member answers Hello truthfully and everything else with NOT_LEADER and, if it
+// knows, the leader's address. A leader that is deposed pushes Goodbye and ends the stream. The client then dials
+// another member, sends Hello and Attach, compares the holds and waits that the server lists with what it believes, and
+// repeats the unanswered requests with the same ids. During an election no member knows a leader: try again, with a
+// jittered pause, until the session's TTL is over.
 //
 // # What happened
 //
 // Errors say whether the request had an effect. UNKNOWN alone leaves it open: send the request again, with the same
 // request id or sequence, until another answer comes.
 //
-// Durations are in nanoseconds, so that none is rounded; instants are in nanoseconds since 1970 by the leader's wall clock,
-// and serve people only.
+// Durations are in nanoseconds, so that none is rounded; instants are in nanoseconds since 1970 by the leader's wall
+// clock, and serve people only.
 
 // Code generated by protoc-gen-go. DO NOT EDIT.
 // versions:
@@ -280,13 +281,14 @@ const (
 	Code_CODE_UNKNOWN Code = 6
 	// Waiting would close a cycle: cycle.
 	Code_CODE_DEADLOCK Code = 7
-	// The name is in use with another kind, limit or hierarchy: name, holder, kind and limit, of one holder or waiter. Without
-	// a name, message is the name.
+	// The name is in use with another kind, limit or hierarchy: name, holder, kind and limit, of one holder or waiter.
+	// Without a name, message is the name.
 	Code_CODE_LIMIT_MISMATCH Code = 8
-	// The request makes no sense, or exceeds a limit of the servers all by itself (size of a name, of metadata): field and
-	// message. It is of no use again.
+	// The request makes no sense, or exceeds a limit of the servers all by itself (size of a name, of metadata): field
+	// and message. It is of no use again.
 	Code_CODE_INVALID Code = 9
-	// A limit of the servers is reached (sessions, holds, waiters-per-name, …): field is its name. Later there may be room.
+	// A limit of the servers is reached (sessions, holds, waiters-per-name, …): field is its name. Later there may be
+	// room.
 	Code_CODE_EXHAUSTED Code = 10
 	// The events since that revision are no longer kept: compact_revision.
 	Code_CODE_COMPACTED Code = 11
@@ -296,7 +298,7 @@ const (
 	Code_CODE_DENIED Code = 13
 	// An id is in use for something else: field and message.
 	Code_CODE_CONFLICT Code = 14
-	// The acquire had been given up before it arrived: see CancelWait.target.
+	// The acquire was abandoned before it arrived: see CancelWait.target.
 	Code_CODE_CANCELLED Code = 15
 	// The client said that it has the answer: see Request.acknowledged.
 	Code_CODE_STALE Code = 16
@@ -471,18 +473,19 @@ type Request struct {
 	// session that the request speaks for, 16 bytes. Needed by OpenSession, Attach, KeepAlive, CloseSession, Acquire,
 	// AcquireAll, CancelWait, Release and Move; ignored by the others.
 	Session []byte `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
-	// sequence makes Acquire, AcquireAll, CancelWait, Release and ForceRelease harmless when they are sent again: a second
-	// one with the same session and sequence is not carried out but answered as the first was, and an Acquire with what
-	// became of it since: granted with the same token, queued, or NOT_HELD if its hold has ended. Never one number for two
-	// calls of a session; 0 for no such memory.
+	// sequence makes Acquire, AcquireAll, CancelWait, Release and ForceRelease harmless when they are sent again: a
+	// second one with the same session and sequence is not carried out but answered as the first was, and an Acquire with
+	// what became of it since: granted with the same token, queued, or NOT_HELD if its hold has ended. Never one number
+	// for two calls of a session; 0 for no such memory.
 	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// acknowledged says that the client has the answers to all sequences up to this one, which is below sequence: the server
-	// forgets them, and answers STALE to whatever arrives late with such a number. The answer queued is an answer.
+	// acknowledged says that the client has the answers to all sequences up to this one, which is below sequence: the
+	// server forgets them, and answers STALE to whatever arrives late with such a number. The answer queued is an answer.
 	Acknowledged uint64 `protobuf:"varint,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	// on_behalf_of is the principal for whom the client asks, KIND:NAME, where the client is a gateway that has authenticated
-	// it; address:HOST for one that has shown nothing. Empty: the client asks for itself. The rules decide Acquire,
-	// AcquireAll, GetHolder, List and Watch for both: the client needs the right proxy to each name, and the principal the
-	// right to acquire or read it. ForceRelease is DENIED as long as there are rules. Other calls ignore it.
+	// on_behalf_of is the principal for whom the client asks, KIND:NAME, where the client is a gateway that has
+	// authenticated it; address:HOST if the client has shown no credential. Empty: the client asks for itself. The rules
+	// decide Acquire, AcquireAll, GetHolder, List and Watch for both: the client needs the right proxy to each name, and
+	// the principal the right to acquire or read it. ForceRelease is DENIED as long as there are rules. Other calls
+	// ignore it.
 	OnBehalfOf string `protobuf:"bytes,5,opt,name=on_behalf_of,json=onBehalfOf,proto3" json:"on_behalf_of,omitempty"`
 	// call is what is asked for.
 	//
@@ -814,8 +817,8 @@ type Reply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// number of the request, 0 for a push.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// renewed: the session of the request lives for its full TTL from the instant before the request was sent. Also beside
-	// an error: somebody else's hold is no reason to lose one's own.
+	// renewed: the session of the request lives for its full TTL from the instant before the request was sent. Also
+	// beside an error: somebody else's hold is no reason to lose one's own.
 	Renewed bool `protobuf:"varint,2,opt,name=renewed,proto3" json:"renewed,omitempty"`
 	// pushed is how many Granted and Lost the server has sent on this connection before this reply. It answers KeepAlive.
 	Pushed *uint64 `protobuf:"varint,3,opt,name=pushed,proto3,oneof" json:"pushed,omitempty"`
@@ -1165,7 +1168,7 @@ type Welcome struct {
 	Protocol      uint32 `protobuf:"varint,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// node_id of the member that answers.
 	NodeId string `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	// cluster_id names the cluster whose tokens compare with each other: the token space. It stays the same as long as the
+	// cluster_id names the token space: only tokens of one cluster can be compared. It stays the same as long as the
 	// data does, and is empty only while the cluster has never had a leader.
 	ClusterId string `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	// durable: what is acknowledged survives the crash of every member. If it is not set, tokens start anew with the
@@ -1181,14 +1184,14 @@ type Welcome struct {
 	MaxTtlNanos int64 `protobuf:"varint,10,opt,name=max_ttl_nanos,json=maxTtlNanos,proto3" json:"max_ttl_nanos,omitempty"`
 	// max_message_bytes bounds one ClientMessage.
 	MaxMessageBytes uint32 `protobuf:"varint,11,opt,name=max_message_bytes,json=maxMessageBytes,proto3" json:"max_message_bytes,omitempty"`
-	// history is the generation of the cluster, NUMBER.ID of the restore or the recovery from which it comes, and ID alone
-	// for the number 1 if an earlier version made that; empty if it comes from none. Where it differs from
-	// what a client was told before, what was acknowledged to the client after the backup is forgotten.
+	// history is the generation of the cluster, NUMBER.ID of the restore or the recovery from which it comes, and ID
+	// alone for the number 1 if an earlier version made that; empty if it comes from none. If it differs from the
+	// client's earlier one, changes that were acknowledged to the client after the backup are lost.
 	History string `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
 	// voters is how many members have a vote, as far as this member knows.
 	Voters uint32 `protobuf:"varint,13,opt,name=voters,proto3" json:"voters,omitempty"`
-	// closed_nanos is for how long this member, which was elected, serves nobody yet because the cluster was restored; zero
-	// otherwise.
+	// closed_nanos is for how long this member, which was elected, serves nobody yet because the cluster was restored;
+	// zero otherwise.
 	ClosedNanos int64 `protobuf:"varint,14,opt,name=closed_nanos,json=closedNanos,proto3" json:"closed_nanos,omitempty"`
 	// keeps_all: KeepAlive takes several sessions.
 	KeepsAll      bool `protobuf:"varint,15,opt,name=keeps_all,json=keepsAll,proto3" json:"keeps_all,omitempty"`
@@ -1335,7 +1338,8 @@ func (x *Welcome) GetKeepsAll() bool {
 type Goodbye struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// code says why: NOT_LEADER after an election, UNAVAILABLE when the server stops, EXHAUSTED when this client read too
-	// slowly, UNSPECIFIED when the client has half-closed the stream. A message that is too large ends the stream without a goodbye, with gRPC's RESOURCE_EXHAUSTED.
+	// slowly, UNSPECIFIED when the client has half-closed the stream. A message that is too large ends the stream without
+	// a goodbye, with gRPC's RESOURCE_EXHAUSTED.
 	Code Code `protobuf:"varint,1,opt,name=code,proto3,enum=fencelock.v1.Code" json:"code,omitempty"`
 	// message says the same for people.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -1444,7 +1448,7 @@ func (x *OpenSession) GetTtlNanos() int64 {
 	return 0
 }
 
-// Attach directs the pushes of a session that exists to this connection, and tells what hangs on the session. It also
+// Attach directs the pushes of an existing session to this connection, and lists the session's holds and waits. It also
 // renews it. SESSION_ENDED if there is no such session: everything that hung on it is lost.
 type Attach struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1510,8 +1514,8 @@ type SessionState struct {
 	Waits []*SessionEntry `protobuf:"bytes,3,rep,name=waits,proto3" json:"waits,omitempty"`
 	// next_after is set if there is more.
 	NextAfter string `protobuf:"bytes,4,opt,name=next_after,json=nextAfter,proto3" json:"next_after,omitempty"`
-	// revision of the cluster at that moment: no less than any revision, token or ticket that was acknowledged to anybody before
-	// the request was sent. If it is less, the cluster has forgotten what it acknowledged.
+	// revision of the cluster at that moment: no less than any revision, token or ticket that was acknowledged to anybody
+	// before the request was sent. If it is less, the cluster has forgotten what it acknowledged.
 	Revision uint64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// principal to which the session belongs; empty: none.
 	Principal     string `protobuf:"bytes,6,opt,name=principal,proto3" json:"principal,omitempty"`
@@ -1653,7 +1657,7 @@ func (x *SessionEntry) GetToken() uint64 {
 	return 0
 }
 
-// KeepAlive renews the session of the request, or, on a server whose Welcome says keeps_all, several sessions that are
+// KeepAlive renews the session of the request, or, if the server's Welcome has keeps_all, several sessions that are
 // attached to this connection. Alive answers for several.
 type KeepAlive struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1838,16 +1842,16 @@ func (*CloseSession) Descriptor() ([]byte, []int) {
 	return file_lock_proto_rawDescGZIP(), []int{14}
 }
 
-// Acquire asks for a hold. It is idempotent by name and request_id: if that request of the same session holds the name, or
-// waits for it, the answer says so, with the same token or ticket. If another session uses the request id for that name,
-// the answer is CONFLICT: see Move. CANCELLED if the sequence of the request was the target of an earlier CancelWait or
-// Release.
+// Acquire asks for a hold. It is idempotent by name and request_id: if that request of the same session holds the name,
+// or waits for it, the answer says so, with the same token or ticket. If another session uses the request id for that
+// name, the answer is CONFLICT: see Move. CANCELLED if the sequence of the request was the target of an earlier
+// CancelWait or Release.
 type Acquire struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name of the lock: 1 to 512 bytes of valid UTF-8 without control characters.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// request_id: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits. It is the key of this attempt, which
-	// releases and moves the hold, and is shown to nobody.
+	// request_id: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits. It is the key of this attempt,
+	// which releases and moves the hold, and is shown to nobody.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// owner is shown to people; at most 256 bytes of UTF-8 without control characters.
 	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -1858,12 +1862,13 @@ type Acquire struct {
 	// wait: take a place in the queue if the name is taken. The reply then says queued, and Granted is pushed later.
 	// Otherwise HELD.
 	Wait bool `protobuf:"varint,7,opt,name=wait,proto3" json:"wait,omitempty"`
-	// metadata is kept beside the hold and shown to those who look.
+	// metadata is stored with the hold and shown by inspections.
 	Metadata map[string]string `protobuf:"bytes,8,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// min_hold_nanos keeps the name closed for so long after the grant, also when the holder releases earlier or dies.
 	MinHoldNanos int64 `protobuf:"varint,9,opt,name=min_hold_nanos,json=minHoldNanos,proto3" json:"min_hold_nanos,omitempty"`
-	// under are the request ids of the holds that are kept until this one is granted, for the search for deadlocks: at most 64.
-	// A request that would wait, over any number of others that wait under their holds, for one of them is DEADLOCK.
+	// under are the request ids of the holds that are kept until this one is granted, for the search for deadlocks: at
+	// most 64. A request that would wait, over any number of others that wait under their holds, for one of them is
+	// DEADLOCK.
 	Under []string `protobuf:"bytes,10,rep,name=under,proto3" json:"under,omitempty"`
 	// hierarchical: "/" in the name separates levels, and a hold of "a/b" excludes holds of "a" and of "a/b/c".
 	Hierarchical bool `protobuf:"varint,11,opt,name=hierarchical,proto3" json:"hierarchical,omitempty"`
@@ -1872,13 +1877,13 @@ type Acquire struct {
 	// nonce is 16 random bytes that name the hold among all that ever were, or empty: the server draws it then. A request
 	// that finds what it has is answered with the nonce that the hold has. It is public and grants no right.
 	Nonce []byte `protobuf:"bytes,13,opt,name=nonce,proto3" json:"nonce,omitempty"`
-	// under_hidden are holds that other processes keep until this one is granted, for the search for deadlocks, as under: at
-	// most 64 with those. Each is the hash of a request id: the first 16 bytes of the SHA-256 of "fencelock: request", a zero
-	// byte and the id, in base64 for URLs without padding. It grants no right. Ignored until all members of the cluster keep
-	// hashes of ids.
+	// under_hidden are holds that other processes keep until this one is granted, for the search for deadlocks, as under:
+	// at most 64 with those. Each is the hash of a request id: the first 16 bytes of the SHA-256 of "fencelock: request",
+	// a zero byte and the id, in base64 for URLs without padding. It grants no right. Ignored until all members of the
+	// cluster keep hashes of ids.
 	UnderHidden []string `protobuf:"bytes,14,rep,name=under_hidden,json=underHidden,proto3" json:"under_hidden,omitempty"`
-	// heeds_max_hold: the client ends the hold by Grant.last_nanos. Without it a name whose policy has a maximum hold time is
-	// INVALID: its client would believe to hold it beyond that.
+	// heeds_max_hold: the client ends the hold by Grant.last_nanos. Without it, a name with a maximum hold time is
+	// INVALID, because the client would assume that it holds the name for longer.
 	HeedsMaxHold  bool `protobuf:"varint,15,opt,name=heeds_max_hold,json=heedsMaxHold,proto3" json:"heeds_max_hold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2019,8 +2024,8 @@ func (x *Acquire) GetHeedsMaxHold() bool {
 	return false
 }
 
-// AcquireAll asks for several holds in one step: all are granted at one moment, or none. The requests agree in wait, and leave
-// under and under_hidden to the set.
+// AcquireAll asks for several holds in one step: all are granted at one moment, or none. The requests agree in wait,
+// and leave under and under_hidden to the set.
 type AcquireAll struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Requests []*Acquire             `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
@@ -2157,10 +2162,10 @@ type Grant struct {
 	ClosedNanos int64 `protobuf:"varint,4,opt,name=closed_nanos,json=closedNanos,proto3" json:"closed_nanos,omitempty"`
 	// nonce of the hold, 16 bytes; empty if it was granted before all members of the cluster knew nonces.
 	Nonce []byte `protobuf:"bytes,5,opt,name=nonce,proto3" json:"nonce,omitempty"`
-	// last_nanos is how long the hold lasts at most, by the policy of its name, however often its session is renewed; zero:
-	// without a bound. Count in an answer from the instant before the request was sent, and in Granted from the instant
-	// before the last request was sent that had been answered as renewed when Granted came; subtract a margin for clocks that
-	// run at different rates.
+	// last_nanos is how long the hold lasts at most, by the policy of its name, however often its session is renewed;
+	// zero: without a bound. Count in an answer from the instant before the request was sent, and in Granted from the
+	// instant before the last request was sent that had been answered as renewed when Granted came; subtract a margin for
+	// clocks that run at different rates.
 	LastNanos     int64 `protobuf:"varint,6,opt,name=last_nanos,json=lastNanos,proto3" json:"last_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2238,7 +2243,7 @@ func (x *Grant) GetLastNanos() int64 {
 	return 0
 }
 
-// Granted tells a waiter that it holds now. It is sent once for AcquireAll, with all grants.
+// Granted notifies a waiter that it holds. It is sent once for AcquireAll, with all grants.
 type Granted struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session []byte                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -2300,7 +2305,7 @@ func (x *Granted) GetTicket() uint64 {
 	return 0
 }
 
-// Lost tells that a hold, a wait or a whole session ended.
+// Lost reports the end of a hold, a wait or a whole session.
 type Lost struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session []byte                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -2411,7 +2416,7 @@ type CancelWait struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	RequestId string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// target is the sequence of the acquire that is given up: should it arrive only after this, it will not be carried out.
+	// target is the sequence of the abandoned acquire. If it arrives after this request, it is not carried out.
 	Target        uint64 `protobuf:"varint,3,opt,name=target,proto3" json:"target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2477,8 +2482,8 @@ type Release struct {
 	Token     uint64                 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
 	// target, as with CancelWait; it needs a session.
 	Target uint64 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
-	// own: only what hangs on the session of the request, whoever may have taken it over; it needs one. NOT_HELD if that is
-	// nothing.
+	// own: only what hangs on the session of the request, whoever may have taken it over; it needs one. NOT_HELD if that
+	// is nothing.
 	Own           bool `protobuf:"varint,5,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2549,10 +2554,11 @@ func (x *Release) GetOwn() bool {
 	return false
 }
 
-// Move takes a hold, or a place in queues, over to the session of the request, from whichever it hangs on: to a session with
-// another TTL, or to that of another process that speaks for the same client and knows the request id. Token and ticket stay. With token zero it takes
-// what the request id has; otherwise that hold only. It never makes a hold: NOT_HELD if there is none. Answered with
-// Acquired; sent again it answers the same. A session that loses something by it is told, as Lost with REASON_MOVED.
+// Move takes a hold, or a place in queues, over to the session of the request, from whichever it hangs on: to a session
+// with another TTL, or to that of another process that speaks for the same client and knows the request id. Token and
+// ticket stay. With token zero it takes what the request id has; otherwise that hold only. It never makes a hold:
+// NOT_HELD if there is none. Answered with Acquired; sent again it answers the same. A session that loses a hold by it
+// gets Lost with REASON_MOVED.
 type Move struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2614,12 +2620,12 @@ func (x *Move) GetToken() uint64 {
 }
 
 // ForceRelease ends the holds of the name that meet the conditions, and without conditions all; the queue goes on.
-// NOT_HELD if there is none. With a nonce it can be sent again without harm. UNSUPPORTED if it has conditions and not all
-// members of the cluster know them yet.
+// NOT_HELD if there is none. With a nonce it can be sent again without harm. UNSUPPORTED if it has conditions and not
+// all members of the cluster know them yet.
 type ForceRelease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// reason is told to the victims. by is who asks, as the client claims; the server notes beside it who the client is.
+	// reason is sent to the victims. by is who asks, as the client claims; the server also records the client's identity.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	By     string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
 	// nonce, if not empty, names the only hold to end.
@@ -3189,8 +3195,8 @@ func (x *NameList) GetNextAfter() string {
 	return ""
 }
 
-// Watch follows what happens to names. It ends with Unwatch, with the connection, or with an Events push that carries an
-// error.
+// Watch follows what happens to names. It ends with Unwatch, with the connection, or with an Events push that carries
+// an error.
 type Watch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name, or a prefix of names if prefix is set.
@@ -3350,8 +3356,8 @@ type Events struct {
 	// watch is the number of the request that began it.
 	Watch  uint64   `protobuf:"varint,1,opt,name=watch,proto3" json:"watch,omitempty"`
 	Events []*Event `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
-	// error, if set, is the end of the watch: COMPACTED if the client was too slow, DENIED if new rules do not let it read
-	// the name.
+	// error, if set, is the end of the watch: COMPACTED if the client was too slow, DENIED if new rules do not let it
+	// read the name.
 	Error         *Error `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3547,8 +3553,8 @@ type Error struct {
 	Reason Reason `protobuf:"varint,7,opt,name=reason,proto3,enum=fencelock.v1.Reason" json:"reason,omitempty"`
 	// compact_revision, for COMPACTED: read the state and watch from its revision.
 	CompactRevision uint64 `protobuf:"varint,8,opt,name=compact_revision,json=compactRevision,proto3" json:"compact_revision,omitempty"`
-	// cycle, for DEADLOCK: who waits for whom, the newcomer first, with the name that it would wait for; each of the others
-	// has the name that the one before waits for, and the last one is a hold of the newcomer's under.
+	// cycle, for DEADLOCK: who waits for whom, the newcomer first, with the name that it would wait for; each of the
+	// others has the name that the one before waits for, and the last one is a hold of the newcomer's under.
 	Cycle []*Blocker `protobuf:"bytes,9,rep,name=cycle,proto3" json:"cycle,omitempty"`
 	// name, for HELD and LIMIT_MISMATCH: the name that is in use, among the requested names and their ancestors.
 	Name string `protobuf:"bytes,10,opt,name=name,proto3" json:"name,omitempty"`

@@ -1,8 +1,8 @@
 // The wire protocol of the bundled lock server.
 //
-// A client opens one stream to the leader and sends everything through it: requests, keepalives, watches. Requests carry
-// a number; answers come back by that number, in any order. Besides, the server pushes what nobody asked for at that
-// moment, as replies with the number 0: grants to waiters, losses, events.
+// A client opens one stream to the leader and sends everything through it: requests, keepalives, watches. Requests
+// carry a number; answers come back by that number, in any order. Besides, the server pushes what nobody asked for at
+// that moment, as replies with the number 0: grants to waiters, losses, events.
 //
 //   client                                  server
 //   Request{1, Hello}               ─►
@@ -15,9 +15,9 @@
 //
 // # Sessions
 //
-// Holds and places in queues hang on a session, which the client names with 128 random bits. A session lives for its TTL
-// and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a session
-// with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
+// Holds and places in queues hang on a session, which the client names with 128 random bits. A session lives for its
+// TTL and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a
+// session with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
 //
 // Principals. A session belongs to the principal that opened it. The server knows principals from their connections:
 // cert:NAME shows a certificate with that name, which the server has verified; the empty one shows none. Another
@@ -25,39 +25,40 @@
 // Once all members know how, servers keep only hashes of the ids of sessions and requests: no snapshot and no backup
 // contains an id.
 //
-// Validity. A Reply with renewed set proves that the session lives for its full TTL, counted from the instant before the
-// request was sent. Count from an instant read then, never from the arrival of the reply, and subtract a margin for clocks
-// that run at different rates. A push proves nothing about time.
+// Validity. A Reply with renewed set proves that the session lives for its full TTL, counted from the instant before
+// the request was sent. Count from an instant read then, never from the arrival of the reply, and subtract a margin for
+// clocks that run at different rates. A push proves nothing about time.
 //
-// Attachment. Pushes about a session go to the one connection that named the session last with OpenSession or Attach. That
-// connection alone speaks for the session; on another one KeepAlive, Acquire, AcquireAll, CancelWait, Release and Move are
-// answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does nothing.
+// Attachment. Pushes about a session go to the one connection that named the session last with OpenSession or Attach.
+// That connection alone speaks for the session; on another one KeepAlive, Acquire, AcquireAll, CancelWait, Release and
+// Move are answered CONFLICT. So what a connection delivers late, after the client has gone on on another one, does
+// nothing.
 //
 // Pushes. A connection delivers them in order and once, and they end with it: after Attach on the next one, the client
 // compares what it believes with what the server lists. To notice a push that got lost all the same, the client counts
 // those about sessions (Granted, Lost), and the answer to KeepAlive says how many the server has sent. Where the two
 // differ, or KeepAlive is answered CONFLICT, end the connection and attach on another one.
 //
-// Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done: the
-// sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream does: wait
-// for that. A stream that ends in any other way (cancelled, the connection broken, the process killed) ends nothing: the client may come
-// back with Attach until the TTL is over.
+// Leaving. A client that half-closes its stream (CloseSend), after whatever it has sent before, says that it is done:
+// the sessions attached to the connection end with all that hangs on them, as with CloseSession, and then the stream
+// does: wait for that. A stream that ends in any other way (cancelled, the connection broken, the process killed) ends
+// nothing: the client may come back with Attach until the TTL is over.
 //
 // # Leaders
 //
-// Only the leader serves. Any other member answers Hello truthfully and everything else with NOT_LEADER and, if it knows,
-// the leader's address. A leader that is deposed pushes Goodbye and ends the stream. The client then dials another
-// member, sends Hello and Attach, compares the holds and waits that the server lists with what it believes, and sends
-// again, with the same ids, the requests whose answers did not come. During an election no member knows a leader: try
-// again, with a jittered pause, until the session's TTL is over.
+// Only the leader serves. Any other member answers Hello truthfully and everything else with NOT_LEADER and, if it
+// knows, the leader's address. A leader that is deposed pushes Goodbye and ends the stream. The client then dials
+// another member, sends Hello and Attach, compares the holds and waits that the server lists with what it believes, and
+// repeats the unanswered requests with the same ids. During an election no member knows a leader: try again, with a
+// jittered pause, until the session's TTL is over.
 //
 // # What happened
 //
 // Errors say whether the request had an effect. UNKNOWN alone leaves it open: send the request again, with the same
 // request id or sequence, until another answer comes.
 //
-// Durations are in nanoseconds, so that none is rounded; instants are in nanoseconds since 1970 by the leader's wall clock,
-// and serve people only.
+// Durations are in nanoseconds, so that none is rounded; instants are in nanoseconds since 1970 by the leader's wall
+// clock, and serve people only.
 
 // Code generated by protoc-gen-go-grpc. DO NOT EDIT.
 // versions:

@@ -40,7 +40,7 @@ func TestBackupAndRestore(t *testing.T) {
 	if text := succeed(
 		t, "restore", file, "--data-dir", dir, "--closed-for", "100ms",
 	); !strings.Contains(text, all[0].Cluster) ||
-		!strings.Contains(text, "serves nobody for 100ms") {
+		!strings.Contains(text, "refuses clients for 100ms") {
 		t.Errorf("restore prints:\n%s", text)
 	}
 	start(t, "restore", file, "--data-dir", dir).expectExit(exitNoCreate, "not empty")

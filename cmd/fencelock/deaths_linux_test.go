@@ -197,7 +197,7 @@ func (b *box) expectCode(want string) {
 	}
 }
 
-// writer is a script that ignores TERM and whose child writes in a separate session.
+// writer is a script that ignores TERM. Its child writes in a separate session.
 const writer = `trap '' TERM; setsid sh -c "trap '' TERM; while echo x >>FILE; do sleep 0.01; done" & wait; wait`
 
 // The stop of a container ends in a release if there is time to kill the command. If not, the TTL decides.
@@ -225,7 +225,7 @@ func TestStopOfAContainer(t *testing.T) {
 	}
 }
 
-// A command whose child exceeds the memory of the container lives on, and so does the lock.
+// If a child exceeds the memory of the container, its command and the lock live on.
 func TestMemoryLimitOfAContainer(t *testing.T) {
 	t.Parallel()
 	testtier.Only(t)

@@ -76,7 +76,7 @@ func TestDoors(t *testing.T) {
 			d := &doors{doorCalls: doorCalls{t}, c: c}
 			d.replica, d.one = replica("one")
 			_, d.two = replica("two")
-			d.tells()
+			d.readiness()
 			d.handsOver()
 			d.knowsKinds()
 			d.takesSeveral()
@@ -137,8 +137,8 @@ func ask(owner string, more fields) fields {
 
 func tokenOf(lock fields) fields { return fields{"lockToken": lock["lockToken"]} }
 
-// tells: /readyz says what a client may expect.
-func (d *doors) tells() {
+// readiness checks what /readyz says about the backend.
+func (d *doors) readiness() {
 	status, ready := call(d.T, http.MethodGet, d.one+"/readyz", "")
 	if status != 200 || ready["fencing"] != d.c.fences || ready["holdsOutliveReplica"] != d.c.outlives {
 		d.Errorf("readyz: %d %v", status, ready)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// candidate is one run of "fencelock elect", whose hooks print gain, loss and their owner.
+// candidate is one run of "fencelock elect". Its hooks print gain, loss and their owner.
 type candidate struct {
 	*program
 	state string

@@ -55,11 +55,11 @@ func TestStatusProvesHealth(t *testing.T) {
 		bad := well()
 		spoil(&bad[1])
 		if got := judge(bad, bad); len(got) == 0 || got[0] != want {
-			t.Errorf("told %q, want %q", got, want)
+			t.Errorf("printed %q, want %q", got, want)
 		}
 		for what, pair := range map[string][2]reading{"before": {bad, well()}, "since": {well(), bad}} {
 			if got := judge(pair[0], pair[1]); len(got) > 0 {
-				t.Errorf("%s, only %s: told %q", want, what, got)
+				t.Errorf("%s, only %s: printed %q", want, what, got)
 			}
 		}
 	}
@@ -83,17 +83,17 @@ func TestStatusToleratesWhatPasses(t *testing.T) {
 	second[0].CommitIndex, second[1].AppliedIndex = 90_000, 50_000
 	second[2].AppliedIndex = 90_000
 	if got := judge(first, second); len(got) > 0 {
-		t.Errorf("one that catches up: %q", got)
+		t.Errorf("a member that catches up: %q", got)
 	}
 	second[1].AppliedIndex = 49_999
 	if got := judge(first, second); len(got) != 1 || !strings.Contains(got[0], "lacks 40001") {
-		t.Errorf("one that does not: %q", got)
+		t.Errorf("a member that does not catch up: %q", got)
 	}
 	few := well()
 	few[1].AppliedIndex = 40_000
 	few[2].Generation = ""
 	if got := judge(few, few); len(got) > 0 {
-		t.Errorf("one that lacks 10,000, and one that tells no generation: %q", got)
+		t.Errorf("a member that lacks 10,000 entries, and a member without a generation: %q", got)
 	}
 	learner := well()
 	learner[0].Members[1].Voter, learner[0].Members[1].Waits = false, true // of all, they share the list
@@ -105,7 +105,7 @@ func TestStatusToleratesWhatPasses(t *testing.T) {
 	replaced[1].NodeId = "new"
 	joined[0].Members[1].Voter = false
 	if got := judge(replaced, joined); len(got) != 1 || got[0] != "member b at b:7480 has no vote yet" {
-		t.Errorf("one that is being replaced: %q", got)
+		t.Errorf("a member that is being replaced: %q", got)
 	}
 	for long, short := range map[string]string{"": "", "0": "0", "12.0123456789abcdef0123456789abcdef": "12.01234567"} {
 		if got := shortGeneration(long); got != short {

@@ -96,7 +96,7 @@ func TestMembers(t *testing.T) {
 	start(t, "member", "add", "nonsense").expectExit(exitUsage, "nonsense")
 
 	third := startMember(t, freeport.Addresses(t, 1)[0], peers[0])
-	eventually(t, "one that asks waits for approval", func() bool {
+	eventually(t, "a server that asks waits for approval", func() bool {
 		all := list()
 		return len(all) == 2 && !all[1].Voter && all[1].Waits && strings.Contains(succeed(t, "member", "list"), "waits")
 	})
@@ -114,7 +114,7 @@ func TestMembers(t *testing.T) {
 		all := list()
 		return len(all) == 2 && all[0].Voter && all[1].Voter && *all[1].Alive
 	})
-	eventually(t, "the status tells of both", func() bool {
+	eventually(t, "the status shows both", func() bool {
 		p := start(t, "status", "--json")
 		all := objects[member](t, p.output())
 		p.expectExit(0)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The command of the systemd unit starts a server that tells systemd when it is ready and when it stops.
+// The command of the systemd unit starts a server that notifies systemd when it is ready and when it stops.
 func TestSystemdUnit(t *testing.T) {
 	unit, err := os.ReadFile("../../deploy/fencelock.service")
 	if err != nil {

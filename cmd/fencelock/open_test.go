@@ -22,7 +22,7 @@ func TestClosedUntil(t *testing.T) {
 	file, dir := filepath.Join(t.TempDir(), "locks.backup"), filepath.Join(t.TempDir(), "new")
 	succeed(t, "backup", file, "--backend", url)
 	p.terminate()
-	if text := succeed(t, "restore", file, "--data-dir", dir); !strings.Contains(text, "serves nobody for 1h0m0s") ||
+	if text := succeed(t, "restore", file, "--data-dir", dir); !strings.Contains(text, "refuses clients for 1h0m0s") ||
 		!strings.Contains(text, "7s") {
 		t.Errorf("restore prints:\n%s", text)
 	}

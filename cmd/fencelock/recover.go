@@ -65,7 +65,7 @@ func defineRecover(f *options) func([]string) error {
 		case err != nil:
 			return failed(exitNoCreate, err)
 		}
-		printRestored(dir, "what was there on", r)
+		printRestored(dir, "the data of", r)
 		return nil
 	}
 }

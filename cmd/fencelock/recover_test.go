@@ -31,7 +31,7 @@ func TestRecover(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := start(t, "recover", "--data-dir", dir)
-	p.await("fencelock: when started it serves nobody for 1h")
+	p.await("fencelock: after its start, the server refuses clients for 1h")
 	p.expectExit(exitOK)
 	start(t, "recover", "--data-dir", dir).expectExit(exitNoCreate, dir+".lost exists")
 	start(t, "recover", "--closed-for", "-1s").expectExit(exitUsage, "negative")

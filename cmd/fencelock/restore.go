@@ -123,10 +123,10 @@ func (o *restoring) read(f *options, args []string) (err error) {
 
 // printRestored describes a new data directory.
 func printRestored(dir, what string, r replica.Restored) {
-	fmt.Printf("fencelock: %s has %s %s, cluster %s, generation %v, with tokens above %d\n",
+	fmt.Printf("fencelock: created %s from %s %s: cluster %s, generation %v, tokens above %d\n",
 		dir, what, r.BackedUp.Local().Format(time.DateTime), r.Cluster, r.Generation, r.Revision)
 	if r.ClosedFor > 0 {
-		fmt.Printf("fencelock: when started it serves nobody for %v; the longest TTL in use was %s\n", r.ClosedFor,
+		fmt.Printf("fencelock: after its start, the server refuses clients for %v; the longest TTL in use was %s\n", r.ClosedFor,
 			usedTTL(r.UsedTTL))
 	}
 }

@@ -20,7 +20,7 @@ func TestWaitCoversTheFirstConnection(t *testing.T) {
 	args := []string{"run", "--backend", "fencelock://" + addr, "--name", "x"}
 	start(t, append(args, "--wait", "1ms", "true")...).expectExit(exitUnavailable)
 	p := start(t, append(args, "--wait", patience.String(), "--", "echo", "in")...)
-	eventually(t, "a message tells that it tries again", func() bool { return strings.Contains(p.Stderr(), "trying again for") })
+	eventually(t, "it says that it tries again", func() bool { return strings.Contains(p.Stderr(), "trying again for") })
 	startServerAt(t, addr)
 	p.await("in")
 	p.expectExit(exitOK)
@@ -103,7 +103,7 @@ func readStatus(t *testing.T, path string) (s runStatus) {
 	return s
 }
 
-// A command that exits with one of our own codes can be told from fencelock by the status file.
+// The status file distinguishes a command's exit code from the same code of fencelock.
 func TestStatusFile(t *testing.T) {
 	t.Parallel()
 	status := filepath.Join(t.TempDir(), "status")

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// differing is a member whose state is another than the leader's.
+// differing is a member with a state that differs from the leader's.
 type differing struct {
 	lockpb.UnimplementedAdminServiceServer
 }

@@ -23,11 +23,11 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// olderVersion is the first commit whose servers speak the protocol of today's clients. It knows the first feature
+// olderVersion is the first commit with servers that speak the protocol of today's clients. It knows the first feature
 // level alone, and its log has no checksums.
 const olderVersion = "3ca1340c"
 
-// upgrade is a cluster whose members run one version or the other.
+// upgrade is a cluster with members of two versions.
 type upgrade struct {
 	t       *testing.T
 	older   string // the program
@@ -202,7 +202,7 @@ func TestRollingUpgrade(t *testing.T) {
 	backup := filepath.Join(t.TempDir(), "locks.backup")
 	succeed(t, "backup", backup, "--backend", u.url())
 	if text := succeed(t, "restore", backup, "--data-dir", filepath.Join(t.TempDir(), "new")); !strings.Contains(text,
-		"serves nobody for 24h0m0s") { // the older version permitted that, and told nobody
+		"refuses clients for 24h0m0s") { // the older version permitted that, and did not log it
 		t.Errorf("restore prints:\n%s", text)
 	}
 	stop()

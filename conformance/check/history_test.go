@@ -47,7 +47,7 @@ func TestTokensMayBeNumbers(t *testing.T) {
 	}
 }
 
-// A machine's clock began long before the history. What is told to people counts from its first event.
+// A machine's clock began long before the history. Times in reports count from its first event.
 func TestTimesCountFromTheStart(t *testing.T) {
 	s := tell()
 	a := s.grab("a", 5, 9, 1, 1000)

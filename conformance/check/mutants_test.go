@@ -151,7 +151,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "losses are never told", clients: 2, want: []Kind{Overlap, Early},
+		name: "losses are never reported", clients: 2, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.renew = func(_ context.Context, grants []backend.Grant) []backend.Renewal { return confirmed(grants) }
 		},
@@ -501,7 +501,7 @@ func cutOff(w *world, c []*client) {
 	_ = release(a, time.Second)
 }
 
-// takenAway takes the lock from its holder, whom only a renewal tells of it.
+// takenAway takes the lock from its holder, which only a renewal reports.
 func takenAway(w *world, c []*client) {
 	a := c[0].must(w, "x")
 	w.force("x")

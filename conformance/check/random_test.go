@@ -132,8 +132,8 @@ func pause(ctx context.Context, d time.Duration) {
 
 var randomRules = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * time.Second}
 
-// TestRandom plays with the service that is not broken, once for each seed. FENCELOCK_SEED plays one seed and tells the
-// whole history.
+// TestRandom plays with the service that is not broken, once for each seed. FENCELOCK_SEED plays one seed and prints
+// the whole history.
 func TestRandom(t *testing.T) {
 	seeds := uint64(50)
 	switch {
@@ -183,7 +183,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// TestRandomMutants tells how many random plays catch each mutant. It is no test of the mutants, which TestMutants is:
+// TestRandomMutants logs how many random plays catch each mutant. It is no test of the mutants, which TestMutants is:
 // chance is not enough for some of them. It is one of the checkers, which must not fail to decide.
 func TestRandomMutants(t *testing.T) {
 	const seeds = 2

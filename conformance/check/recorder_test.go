@@ -72,7 +72,7 @@ func TestRecorderWritesWhatItRecords(t *testing.T) {
 	}
 }
 
-// A recorder whose writer fails goes on, and says so.
+// If its writer fails, a recorder goes on and reports the error.
 func TestRecorderWriterFails(t *testing.T) {
 	broken := errors.New("broken pipe")
 	r := NewRecorder(Options{Writer: writerFunc(func([]byte) (int, error) { return 0, broken }), StreamOnly: true})

@@ -93,7 +93,7 @@ func (s *story) history() History { return Merge(History{Events: s.events}) }
 // fenced is what most stories are held against.
 var fenced = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * time.Second}
 
-// stories are told with the kinds of violations that must be found in them, and no others. In those that are illegal
+// stories have the kinds of violations that must be found in them, and no others. In those that are illegal
 // the search, on its own, must find no order.
 var stories = []struct {
 	name    string
@@ -180,7 +180,7 @@ var stories = []struct {
 		})
 		s.grab("b", 10, 115, 2, 1000)
 	}},
-	{name: "nobody told the holder", rules: fenced, want: []Kind{Overlap}, tell: func(s *story) {
+	{name: "the holder was not notified", rules: fenced, want: []Kind{Overlap}, tell: func(s *story) {
 		a := s.call("a", OpAcquire, 1, 5,
 			Event{Outcome: OK, Token: 1, Kind: "exclusive", SentAt: ms(1), TTL: 100 * time.Millisecond})
 		b := s.grab("b", 10, 120, 2, 1000)
@@ -200,7 +200,7 @@ var stories = []struct {
 			b := s.grab("b", 10, 80, 2, 1000)
 			s.give("b", b, 150, 160, OK)
 		}},
-	{name: "told of a loss before the deadline", rules: fenced, want: []Kind{EarlyLoss}, tell: func(s *story) {
+	{name: "notified of a loss before the deadline", rules: fenced, want: []Kind{EarlyLoss}, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 100)
 		s.lost("a", a, 50, 100, backend.ReasonEvicted)
 	}},
@@ -229,7 +229,7 @@ var stories = []struct {
 			s.lost("a", a, 50, 1000, backend.ReasonEvicted)
 			s.lost("b", b, 50, 1000, backend.ReasonEvicted)
 		}},
-	{name: "told that it was taken away by force", rules: fenced, tell: func(s *story) {
+	{name: "notified of a forced release", rules: fenced, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 1000)
 		b := s.grab("b", 10, 24, 2, 1000)
 		s.lost("a", a, 50, 1000, backend.ReasonForceReleased)
@@ -266,7 +266,7 @@ var stories = []struct {
 		a := s.grab("a", 1, 5, 0, 1000)
 		s.give("a", a, 20, 30, OK)
 	}},
-	{name: "a shared hold whose token fences", rules: fenced, want: []Kind{TokenMark}, tell: func(s *story) {
+	{name: "a shared hold with a token that fences", rules: fenced, want: []Kind{TokenMark}, tell: func(s *story) {
 		a := s.grabAs("a", 1, 5, Event{Token: 3, Kind: "shared"}, 1000)
 		s.give("a", a, 20, 30, OK)
 	}},
@@ -404,7 +404,7 @@ var stories = []struct {
 	{name: "a call that never ends", rules: fenced, want: []Kind{Stuck}, tell: func(s *story) {
 		s.call("a", OpAcquire, 1, -1, Event{})
 	}},
-	{name: "a call whose caller was killed", rules: fenced, tell: func(s *story) {
+	{name: "a call of a killed caller", rules: fenced, tell: func(s *story) {
 		s.call("a/1", OpAcquire, 1, -1, Event{})
 		s.add(Event{Type: TypeKilled, At: ms(50), Client: "a"})
 	}},

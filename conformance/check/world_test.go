@@ -25,7 +25,7 @@ type world struct {
 
 	work sync.WaitGroup // of what was started with world.go
 
-	mu      sync.Mutex // protects the following fields, which are for those who break the service
+	mu      sync.Mutex // protects the following fields, which are for faults of the service
 	last    fencing.Token
 	holders map[string]string
 	keys    map[string]string // of holds, by what is shown of them

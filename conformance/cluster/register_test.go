@@ -16,7 +16,7 @@ func TestRegisterFinds(t *testing.T) {
 		do   func(r *register)
 		want string
 	}{
-		"a holder whose write is refused": {func(r *register) {
+		"a holder with a refused write": {func(r *register) {
 			r.write("n", 2, believes)
 			r.write("n", 1, believes)
 		}, "was refused"},

@@ -19,7 +19,7 @@ var fencelockWays = map[string]func() containers.Option{
 // grantTTL outlasts every test.
 const grantTTL = time.Hour
 
-// grant takes a lock whose session outlives the test, as that of a client that dies would.
+// grant takes a lock with a session that outlives the test, like the session of a dead client.
 func grant(t *testing.T, name string, addrs ...string) backend.Grant {
 	t.Helper()
 	d := builtin.New(addrs, nil)

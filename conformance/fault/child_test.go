@@ -198,7 +198,7 @@ func TestChildEndsWithItsParent(t *testing.T) {
 	await(t, c, "args ", "")
 	c.CloseStdin()
 	if err := c.Wait(); err == nil || !strings.Contains(err.Error(), "exit code 3") {
-		t.Errorf("wait: %v; want the code of a child whose parent has gone", err)
+		t.Errorf("wait: %v; want the code of a child without its parent", err)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestChildThatCannotStart(t *testing.T) {
 	cmd := exec.Command("sh")
 	cmd.Stdout = os.Stdout
 	if _, err := fault.Spawn(cmd); err == nil {
-		t.Error("a command with an output of its own was accepted")
+		t.Error("a command with its own output was accepted")
 	}
 }
 

@@ -46,7 +46,7 @@ type world struct {
 	drivers []*memory.Driver
 }
 
-// service returns the service of a new world, whose drivers are what wrap makes of them.
+// service returns the service of a new world, with drivers wrapped by wrap.
 func service(wrap func(client int, d *memory.Driver) backend.Driver) nemesis.Service {
 	w := &world{store: memory.NewStore(nil), wrap: wrap}
 	probe := w.store.Driver()
@@ -169,7 +169,7 @@ func TestWholeDriverPasses(t *testing.T) {
 	}
 }
 
-// Two runs with one seed are told to do the same.
+// Two runs with one seed get the same orders.
 func TestSameSeedSameSchedule(t *testing.T) {
 	t.Parallel()
 	var printed []string
@@ -187,7 +187,7 @@ func TestSameSeedSameSchedule(t *testing.T) {
 	}
 }
 
-// A hold whose release is refused ends within its TTL after the refusal, also where renewals are refused.
+// After a refused release, a hold ends within its TTL, also where renewals are refused.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	p := plan("refuse-release", "refuse-writes")
@@ -395,7 +395,7 @@ func left(t *testing.T, r nemesis.Result, names ...string) {
 	}
 }
 
-// deaf is a link that does nothing of what it is told.
+// deaf is a link that ignores its orders.
 type deaf struct{ fault.Link }
 
 func (deaf) Hold(fault.Direction)                 {}
@@ -414,7 +414,7 @@ type severed struct{ deaf }
 
 func (severed) Severed() int64 { return 0 }
 
-// A fault that does not happen tells nothing, and must fail the run.
+// A fault that does not happen proves nothing, and must fail the run.
 func TestFaultThatDoesNotHappen(t *testing.T) {
 	t.Parallel()
 	links := func(s *nemesis.Service, other func(fault.Link) fault.Link) {

@@ -153,7 +153,7 @@ func (a *actor) keep(h *hold, d time.Duration) {
 	a.write(h)
 }
 
-// settle makes the loss of a lease whose deadline has passed happen at an instant that no chance of the core is in.
+// settle makes the loss of an expired lease happen at an instant that no chance of the core is in.
 func (a *actor) settle(h *hold) {
 	if lost := (*fencelock.LostError)(nil); errors.As(h.lease.Err(), &lost) && lost.Reason == fencelock.ReasonExpired {
 		time.Sleep(a.w.expired(h) - a.w.now())
@@ -399,7 +399,7 @@ var (
 	extendMay = releaseMay
 )
 
-// failed notes an error, and reports one that no call of its sort may have.
+// failed notes an error, and reports an error that no such call may have.
 func (a *actor) failed(call, name string, err error, may []error) {
 	a.w.rec.note(event{who: a.node.id, what: call, name: name, answer: class(err)})
 	for _, m := range may {
@@ -410,7 +410,7 @@ func (a *actor) failed(call, name string, err error, may []error) {
 	a.w.rec.violation("%s of %s by client %d: %v", call, name, a.node.id, err)
 }
 
-// class tells an error by what callers branch on.
+// class returns the class of an error on which callers branch.
 func class(err error) string {
 	s := ""
 	for _, k := range []struct {

@@ -187,7 +187,7 @@ var mutants = []mutant{
 	}},
 }
 
-// unpushed keeps losses that the service tells by itself from the client.
+// unpushed drops the service's pushes of losses.
 func unpushed(p *port) {
 	acquire, all := p.acquire, p.all
 	p.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {

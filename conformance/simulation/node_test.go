@@ -58,7 +58,7 @@ func (n *node) open() {
 	d.Network().Delay(memory.Both, n.usual)
 }
 
-// close ends the client. One that dies says nothing to anybody.
+// close ends the client. A client that dies sends nothing.
 func (n *node) close(ctx context.Context, dies bool) error {
 	n.mu.Lock()
 	c := n.client
@@ -97,7 +97,7 @@ func (n *node) awake() {
 // pass is the way of a message through the client's machine.
 func (n *node) pass(m message, way uint64) {
 	for {
-		// A message that leaves at the end of a pause leaves at an instant of its own, too.
+		// A message that leaves at the end of a pause leaves at its own instant, too.
 		time.Sleep(time.Duration(n.w.seed.roll(uint64(n.id), way, key(m.call), key(m.name),
 			m.number, uint64(n.w.now()))%20_000 + 1))
 		if n.pausedFor() <= 0 {

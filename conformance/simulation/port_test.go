@@ -32,10 +32,10 @@ type port struct {
 	known  map[string]uint64        // the requests, numbered as they came
 	gone   map[fencing.Token]bool   // holds that ended here
 	hand   map[fencing.Token]bool   // holds that are renewed by hand
-	sets   map[string]chan struct{} // by request id: whose turn it is to release a part of the set
+	sets   map[string]chan struct{} // by request id: the turns to release parts of the set
 }
 
-// plan is when an attempt at a renewal leaves, and when it is given up.
+// plan has the instants at which a renewal's attempt leaves and is abandoned.
 type plan struct{ next, end time.Duration }
 
 func newPort(n *node, d *memory.Driver) *port {
@@ -149,8 +149,8 @@ func (p *port) inTurn(ctx context.Context, id string) (done func()) {
 
 // Renew implements backend.Driver.
 //
-// The core spreads its retries by chance of its own, which no seed reaches. So a renewal waits here for the latest
-// instant that this chance could have drawn, and is given up at the earliest: the seed decides again. See the package
+// The core spreads its retries by its own random numbers, which no seed reaches. So a renewal waits here for the latest
+// instant that this chance could have drawn, and is abandoned at the earliest: the seed decides again. See the package
 // comment for what that does not reach.
 func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	byHand := p.byHand(grants)
@@ -244,7 +244,7 @@ func (p *port) Chance() float64 { return 0.999 }
 // maxAttempt is the core's bound of one attempt at a renewal, less its slack.
 const maxAttempt = 4900 * time.Millisecond
 
-// planned tells when the renewal of a batch leaves, and when it is given up.
+// planned returns when the renewal of a batch leaves, and when it is abandoned.
 func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
@@ -298,7 +298,7 @@ func (p *port) note(grants []backend.Grant, out []backend.Renewal, left time.Dur
 			p.failed[id] = plan{next: now}
 			continue
 		}
-		// The core waits for at most a tenth of the time left, or a second, and gives it a third of what is left then.
+		// The core waits for at most a tenth of the time left, or a second, and gives it a third of the rest.
 		p.failed[id] = plan{
 			next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + min(r*3/10, maxAttempt),
 		}

@@ -187,13 +187,13 @@ func (r *record) beliefs(holds []*hold) {
 			// The context is what a holder looks at. It may end later than the deadline, by a timer's slack.
 			h.end = min(h.end, h.told)
 			if h.reason == backend.ReasonExpired && h.told > h.deadline+10*time.Millisecond {
-				r.found = append(r.found, fmt.Sprintf("%v was told %v after its deadline", h, h.told-h.deadline))
+				r.found = append(r.found, fmt.Sprintf("%v was notified %v after its deadline", h, h.told-h.deadline))
 			}
 			if !away && h.reason != backend.ReasonExpired && h.reason != backend.ReasonClosed {
 				r.found = append(r.found, fmt.Sprintf("%v was lost, and nobody took it: %s", h, h.reason))
 			}
 		case h.end > h.deadline+10*time.Millisecond:
-			r.found = append(r.found, fmt.Sprintf("%v was never told", h))
+			r.found = append(r.found, fmt.Sprintf("%v was never notified", h))
 		}
 		if away {
 			if longest := 3 * r.w.ttl; h.end > taken+longest {
@@ -269,7 +269,7 @@ func (r *record) tokens(holds []*hold) {
 }
 
 // sorted returns the log in an order that does not depend on which of two goroutines came first at one instant. Tokens
-// are told as their rank among those of the name: which of two names is granted first at one instant is nobody's
+// are noted as their rank among the tokens of the name: which of two names is granted first at one instant is nobody's
 // business.
 func (r *record) sorted() []event {
 	r.mu.Lock()

@@ -66,7 +66,7 @@ type outcome struct {
 	past   check.History
 
 	violations []string
-	closest    time.Duration // the shortest time from a loss that was told to a rival's belief
+	closest    time.Duration // the shortest time from a notified loss to a rival's belief
 
 	operations, acquires, renewals, losses, refused, faults int
 }
@@ -79,7 +79,7 @@ type how struct {
 	checked bool        // the outcome has a history for package check, of a short world with plain locks only
 }
 
-// simulate runs the world of a seed, in time of its own. It leaves nothing running: synctest fails the test otherwise.
+// simulate runs the world of a seed, in simulated time. It leaves nothing running: synctest fails the test otherwise.
 func simulate(t *testing.T, seed uint64, h how) outcome {
 	var o outcome
 	defer func() {
@@ -109,7 +109,7 @@ func simulate(t *testing.T, seed uint64, h how) outcome {
 	return o
 }
 
-// replay is the command that runs one seed again, and tells what happens in it.
+// replay is the command that runs one seed again, and logs what happens in it.
 func replay(seed uint64) string {
 	return fmt.Sprintf("FENCELOCK_SEED=%d go test -v -run 'TestSimulation$' ./conformance/simulation", seed)
 }
@@ -275,8 +275,8 @@ func (w *world) until(ctx context.Context, age time.Duration) {
 	}
 }
 
-// expired waits for nothing and returns when h, whose deadline has passed, is taken to be lost: a little later than any
-// timer of the core, whose slack depends on chance.
+// expired waits for nothing and returns when h, past its deadline, is taken to be lost: a little later than any
+// timer of the core, which has a random slack.
 func (w *world) expired(h *hold) time.Duration {
 	return tick(w.now() + w.nodes[h.node].clock.real(time.Until(h.lease.Deadline())))
 }

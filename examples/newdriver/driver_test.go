@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// The service stands behind a proxy, which stops and pauses it, and each client of a broken network has one of its own.
+// The service stands behind a proxy, which stops and pauses it, and each client of a broken network has its own proxy.
 func TestConformance(t *testing.T) {
 	service := &Service{}
 	server := httptest.NewServer(service)

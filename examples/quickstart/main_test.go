@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// told runs the story and returns what it printed, without the times.
-func told(t *testing.T, url string) string {
+// output runs the story and returns what it printed, without the times.
+func output(t *testing.T, url string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -43,7 +43,7 @@ func expectInOrder(t *testing.T, text string, parts ...string) {
 
 func TestStaleWriteIsRefused(t *testing.T) {
 	for name, url := range map[string]string{"in-process": "", "memory": "memory://" + rand.Text()} {
-		t.Run(name, func(t *testing.T) { expectRefusal(t, told(t, url)) })
+		t.Run(name, func(t *testing.T) { expectRefusal(t, output(t, url)) })
 	}
 }
 
@@ -80,10 +80,10 @@ func number(t *testing.T, text, pattern string) int {
 	return n
 }
 
-// TestEtcdFences tells the story of the stale write with tokens that etcd issued.
+// TestEtcdFences runs the story of the stale write with tokens that etcd issued.
 func TestEtcdFences(t *testing.T) {
 	server := containers.Etcd(t)
-	text := told(t, "etcd://"+server.Addr())
+	text := output(t, "etcd://"+server.Addr())
 	if paused, next := number(t, text, `bob takes the lock for 1s \(token (\d+)\)`),
 		number(t, text, `ann takes the lock \(token (\d+)\)`); next <= paused {
 		t.Errorf("token %d after %d", next, paused)
@@ -97,7 +97,7 @@ func TestEtcdFences(t *testing.T) {
 
 func TestRedisCannotFence(t *testing.T) {
 	server := containers.Redis(t)
-	expectInOrder(t, told(t, "redis://"+server.Addr()),
+	expectInOrder(t, output(t, "redis://"+server.Addr()),
 		"driver redis cannot serve the correctness tier: it issues no fencing tokens",
 		"this run uses the efficiency tier",
 		"takes no write of this tier: fencing: no token",

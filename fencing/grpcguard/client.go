@@ -16,8 +16,8 @@ const Key = "fencing-claim"
 const fromMetadata = "metadata " + Key
 
 // UnaryClient returns an interceptor that puts the claims in a call's context (fencing.NewOutgoingContext) into its
-// metadata. A call without claims passes as it is. An error that tells of a refusal is that of the service's guard as
-// well as a status.
+// metadata. A call without claims passes as it is. The error of a refused call wraps both the refusal of
+// the service's guard and the status.
 func UnaryClient() grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 		options ...grpc.CallOption,
@@ -35,17 +35,17 @@ func StreamClient() grpc.StreamClientInterceptor {
 		if err != nil {
 			return nil, errorFrom(err)
 		}
-		return told{stream}, nil
+		return refusable{stream}, nil
 	}
 }
 
-// told is a stream that converts the errors of refusals. Errors of SendMsg are not converted: gRPC gives the status
-// to RecvMsg.
-type told struct{ grpc.ClientStream }
+// refusable is a stream that converts the errors of refusals. Errors of SendMsg are not converted: gRPC gives the
+// status to RecvMsg.
+type refusable struct{ grpc.ClientStream }
 
-func (s told) RecvMsg(m any) error { return errorFrom(s.ClientStream.RecvMsg(m)) }
+func (s refusable) RecvMsg(m any) error { return errorFrom(s.ClientStream.RecvMsg(m)) }
 
-func (s told) Header() (metadata.MD, error) {
+func (s refusable) Header() (metadata.MD, error) {
 	md, err := s.ClientStream.Header()
 	return md, errorFrom(err)
 }

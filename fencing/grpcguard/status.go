@@ -102,7 +102,7 @@ func errorFrom(err error) error {
 		if bad != nil || badToo != nil {
 			continue
 		}
-		sequence, _ := strconv.ParseUint(md["sequence"], 10, 64) // zero if it is not told
+		sequence, _ := strconv.ParseUint(md["sequence"], 10, 64) // zero if the status has none
 		last, _ := strconv.ParseUint(md["last"], 10, 64)
 		for kind, reason := range reasons {
 			if reason == info.GetReason() {

@@ -22,7 +22,7 @@ var admitClauses = []Clause{
 	},
 	{
 		ID: "A3", Group: "admits", Slug: "all-63-bits", run: admitsAllBits,
-		Rule: "tokens up to fencing.MaxToken are told apart and ordered as numbers",
+		Rule: "tokens up to fencing.MaxToken are distinguished and ordered as numbers",
 	},
 }
 
@@ -70,7 +70,7 @@ var monotoneClauses = []Clause{
 	{
 		ID: "M1", Group: "monotone", Slug: "whatever-the-order", run: monotone,
 		Rule: "among thousands of checks at once, none is admitted below a token " +
-			"whose admission was known before it began",
+			"that was admitted before it began",
 	},
 	{
 		ID: "M2", Group: "monotone", Slug: "from-the-first-token", run: monotoneFromTheFirst,
@@ -181,7 +181,7 @@ func raise(number *atomic.Uint64, n uint64) {
 var errorClauses = []Clause{
 	{
 		ID: "E1", Group: "errors", Slug: "ended-context", run: endedContext,
-		Rule: "a check whose context has ended is no admission, and says so",
+		Rule: "a check with an ended context admits nothing and returns the context's error",
 	},
 }
 

@@ -67,7 +67,7 @@ const (
 	writeOn     = "on"      // it writes with one token after the other
 )
 
-// write is the child's life: it tells each write that was answered.
+// write is the child's program: it reports each write that was answered.
 func write(in <-chan string, opens map[string]Open, args []string) error {
 	if len(args) != 6 {
 		return fmt.Errorf("guardtest: child: %d arguments, want 6", len(args))

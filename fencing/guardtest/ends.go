@@ -36,7 +36,7 @@ var endClauses = []Clause{
 func endClause(id string, end End, how string) Clause {
 	return Clause{
 		ID: id, Group: "ends", Slug: string(end), needs: needUpdate | needWrite, end: end,
-		Rule: "a section whose transaction has ended " + how + " is not acknowledged, is no refusal, is not tried again, " +
+		Rule: "a section with a transaction that ended " + how + " is not acknowledged, is no refusal, is not tried again, " +
 			"and is ErrUnfenced if anything of it is written",
 		run: func(t *trial) {
 			t.ended(end, nil)

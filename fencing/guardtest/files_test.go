@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/fencing/guardtest"
 )
 
-// files is a guarded resource in a folder: the smallest one that lasts, for the suite's own tests. Each resource is a
+// files is a guarded resource in a folder: the smallest durable one, for the suite's own tests. Each resource is a
 // file that is replaced as a whole, under a lock that the kernel gives up for processes that die.
 type files struct {
 	dir string
@@ -143,7 +143,7 @@ func (f *files) do(ctx context.Context, c fencing.Claim, value *string, between 
 	if err != nil {
 		return err
 	}
-	defer func() { unlock() }() // the one that is held by then
+	defer func() { unlock() }() // of the lock that is held by then
 	r, err := f.load(c.Resource)
 	if err != nil {
 		return err

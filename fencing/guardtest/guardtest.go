@@ -176,7 +176,7 @@ type Harness struct {
 	// Blind says that the store does not list the guard's entries, so that Create cannot see that terms were lost.
 	Blind bool
 
-	// Ordered says that the guard remembers a sequence with the write only, and tells mixed sets: Q3 and Q4 apply.
+	// Ordered: the guard remembers a sequence only with the write, and detects mixed sets: Q3 and Q4 apply.
 	Ordered bool
 
 	// Checks is the number of checks of M1, from Clients clients. Default 2000, from 8. FENCELOCK_CHECKS in the

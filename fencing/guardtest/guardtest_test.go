@@ -302,7 +302,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "admits a hold that tells no nonce", breaks: []string{"N1", "N2"}, break_: break_{
+		{name: "admits a hold without a nonce", breaks: []string{"N1", "N2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if c.Token == r.Token && c.Nonce == (fencing.Nonce{}) {
 					c.Nonce = r.Nonce

@@ -11,7 +11,7 @@ import (
 var handClauses = []Clause{
 	{
 		ID: "H1", Group: "hand", Slug: "old-view", needs: needHand | needUpdate | needWrite, run: oldView,
-		Rule: "a transaction whose view is older than a rival's commit is not admitted, " +
+		Rule: "a transaction with a view older than a rival's commit is not admitted, " +
 			"or reads what the rival wrote, also with a valid token",
 	},
 	{

@@ -10,7 +10,7 @@ import (
 var holdClauses = []Clause{
 	{
 		ID: "N1", Group: "holds", Slug: "equal-token", run: equalToken,
-		Rule: "an equal token with another nonce, or with none, is ErrHold; a greater one has a nonce of its own",
+		Rule: "an equal token with another nonce, or with none, is ErrHold; a greater one has its own nonce",
 	},
 	{
 		ID: "N2", Group: "holds", Slug: "nonce-is-filled", run: nonceIsFilled,
@@ -42,12 +42,12 @@ func equalToken(t *trial) {
 	t.take(a, t.held(name, 33, one, never), "of the first hold")
 	for range 2 {
 		t.refuse(b, t.held(name, 33, two, never), fencing.ErrHold, "of another hold with the token")
-		t.refuse(b, t.claim(name, 33), fencing.ErrHold, "of a hold that tells no nonce")
+		t.refuse(b, t.claim(name, 33), fencing.ErrHold, "of a hold without a nonce")
 		t.take(a, t.held(name, 33, one, never), "again")
 	}
 	var hold *fencing.HoldError
 	if err := t.check(b, t.held(name, 33, two, never)); !errors.As(err, &hold) || hold.Nonce != two || hold.Want != one {
-		t.errorf("%v tells the holds %+v, want %v and %v", err, hold, two, one)
+		t.errorf("%v names the holds %+v, want %v and %v", err, hold, two, one)
 	}
 	t.take(b, t.held(name, 34, two, never), "of the next hold")
 	t.refuse(a, t.held(name, 33, one, never), fencing.ErrStale, "of the first hold after the next one")

@@ -25,7 +25,7 @@ var refuseClauses = []Clause{
 	},
 	{
 		ID: "R5", Group: "refuses", Slug: "tells-both-tokens", run: tellsBothTokens,
-		Rule: "each refusal has its own error type, and tells the refused token and the highest one admitted",
+		Rule: "each refusal has its own error type, with the refused token and the highest one admitted",
 	},
 	{
 		ID: "R6", Group: "refuses", Slug: "leaves-no-trace", run: leavesNoTrace,
@@ -95,7 +95,7 @@ func tellsBothTokens(t *trial) {
 		err := t.check(c, claim)
 		resource, token, highest := tokens(err)
 		if resource != name || token != want || highest != 40 {
-			t.errorf("%#v tells the resource %q and the tokens %v and %v, want %q, %v and 40", err, resource, token,
+			t.errorf("%#v has the resource %q and the tokens %v and %v, want %q, %v and 40", err, resource, token,
 				highest, name, want)
 		}
 	}
@@ -127,7 +127,7 @@ func tellsBothTokens(t *trial) {
 				return "", 0, 0
 			}
 			if e.Space != "elsewhere" || e.Want != t.h.Space {
-				t.errorf("%#v tells the spaces %q and %q, want elsewhere and %q", err, e.Space, e.Want, t.h.Space)
+				t.errorf("%#v has the spaces %q and %q, want elsewhere and %q", err, e.Space, e.Want, t.h.Space)
 			}
 			return e.Resource, e.Token, e.Highest
 		})

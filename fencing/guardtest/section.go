@@ -27,7 +27,7 @@ var sectionClauses = []Clause{
 	{
 		ID: "U3", Group: "section", Slug: "refused-is-not-called", needs: needUpdate | needWrite,
 		run:  refusedIsNotCalled,
-		Rule: "the function of a refused section is not called, and one that fails leaves what was there",
+		Rule: "the function of a refused section is not called, and a section that fails changes nothing",
 	},
 	{
 		ID: "U4", Group: "section", Slug: "nested", needs: needUpdate | needHand, run: nested,
@@ -122,8 +122,8 @@ func (t *trial) race(writers int, token func() fencing.Token) (refused int64) {
 					old = "0"
 				}
 				n, err := strconv.Atoi(old)
-				// Time for the others to come too early, which a busy machine would not give them: a guard that keeps
-				// them out tells nobody that they wait.
+				// Gives the others time to come too early, even on a busy machine: a guard does not report that it
+				// keeps them waiting.
 				time.Sleep(time.Millisecond)
 				return strconv.Itoa(n + 1), err
 			})
@@ -145,7 +145,7 @@ func (t *trial) race(writers int, token func() fencing.Token) (refused int64) {
 	if lost != 0 {
 		t.errorf("the counter is %d after %d acknowledged writes", value, acknowledged.Load())
 	}
-	t.notef("%s: %d writers at once, %d writes each: %d acknowledged, %d stale, %d given up by the database, %d lost",
+	t.notef("%s: %d writers at once, %d writes each: %d acknowledged, %d stale, %d abandoned by the database, %d lost",
 		t.h.Name, writers, writes, acknowledged.Load(), stale.Load(), gaveUp.Load(), lost)
 	return stale.Load()
 }
@@ -167,7 +167,7 @@ func refusedIsNotCalled(t *trial) {
 		return "35", failed
 	})
 	if !errors.Is(err, failed) {
-		t.errorf("section whose function fails = %v, want its error", err)
+		t.errorf("section with a failing function = %v, want its error", err)
 	}
 	if value := t.read(c, name); value != "34" {
 		t.errorf("the value is %q, want 34", value)

@@ -73,7 +73,7 @@ var sequenceClauses = []Clause{
 	},
 	{
 		ID: "Q2", Group: "sequence", Slug: "reordered", needs: needUpdate | needWrite, run: reordered,
-		Rule: "a write whose sequence is below the last one's is ErrReordered; another hold counts anew",
+		Rule: "a write with a sequence below the last one's is ErrReordered; another hold counts anew",
 	},
 	{
 		ID: "Q3", Group: "sequence", Slug: "failed-may-be-repeated", needs: needUpdate | needWrite | needOrdered,
@@ -133,7 +133,7 @@ func failedIsMadeAgain(t *trial) {
 	write := t.claim(name, 7).At(1)
 	err := c.Update(t.ctx, write, name, func(context.Context, string) (string, error) { return "", failed })
 	if !errors.Is(err, failed) {
-		t.errorf("section whose function fails = %v, want its error", err)
+		t.errorf("section with a failing function = %v, want its error", err)
 	}
 	if err := t.check(c, write); err != nil {
 		t.errorf("check of a write that was not made = %v, want it admitted", err)

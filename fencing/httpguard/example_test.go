@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/fencing/httpguard"
 )
 
-// A service refuses the request of a holder that was overtaken; the holder learns it as an error of its own.
+// A service refuses the request of a holder that was overtaken; the holder gets a typed error.
 func Example() {
 	debit := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	service := httptest.NewServer(httpguard.Middleware(new(fencing.Memory), httpguard.Segments(2))(debit))

@@ -77,7 +77,7 @@ func open(_ context.Context, address string) (*guardtest.Client, error) {
 	}, nil
 }
 
-// A service whose middleware asks the guard.
+// The middleware of a service asks the guard.
 func TestMiddleware(t *testing.T) {
 	service := httptest.NewServer(httpguard.Middleware(new(fencing.Memory), decoded)(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -99,7 +99,7 @@ func TestMiddleware(t *testing.T) {
 	})
 }
 
-// A service whose handler checks the claim in the step that writes.
+// The handler of a service checks the claim in the step that writes.
 func TestHandlerChecksInTheStepThatWrites(t *testing.T) {
 	guard, values := new(fencing.Memory), make(chan map[string]string, 1)
 	values <- map[string]string{}

@@ -150,7 +150,7 @@ func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim,
 	if c.Resource == termsName {
 		return fail(&fencing.InvalidError{What: "resource", Value: c.Resource, Why: "the guard's terms have this name"})
 	}
-	unique := rand.Text() // tells our own write from another with the same token and content
+	unique := rand.Text() // distinguishes our write from another with the same token and content
 	before, same := "", 0
 	var said error // by the store, when it did not write
 	for n := 0; ; n++ {

@@ -297,7 +297,7 @@ func TestCheckKeepsTheContent(t *testing.T) {
 	}
 }
 
-// A store that repeats a write whose answer was lost finds its own object in the way.
+// A store that repeats a write after a lost answer finds its own object in the way.
 func TestLostAnswer(t *testing.T) {
 	b := &bucket{dir: t.TempDir(), swallow: 1}
 	server := httptest.NewServer(b)

@@ -56,7 +56,7 @@ func sections(t *testing.T, url string) {
 		// A function that returns another guard's ErrRepeated has failed.
 		err := guard.Tx(ctx, claim("repeated"), func(context.Context, pgx.Tx) error { return fencing.ErrRepeated })
 		if !errors.Is(err, fencing.ErrRepeated) {
-			t.Errorf("a section whose function fails with ErrRepeated = %v, want that error", err)
+			t.Errorf("a section that fails with ErrRepeated = %v, want that error", err)
 		}
 	})
 	t.Run("commit-of-the-tx", func(t *testing.T) {
@@ -141,7 +141,7 @@ func balance(t *testing.T, url string) {
 	}
 }
 
-// A commit whose wait for a synchronous standby was cancelled is answered as a success, and may be lost in a failover.
+// A commit that stopped waiting for a synchronous standby is answered as a success, and may be lost in a failover.
 func cancelledCommit(t *testing.T, url string) {
 	ctx, db, operator := t.Context(), pool(t, url), connect(t, url)
 	set := func(query string) {
@@ -183,7 +183,7 @@ func cancelledCommit(t *testing.T, url string) {
 			}
 		}
 		if err := <-answered; !errors.Is(err, fencing.ErrUnknown) {
-			t.Errorf("a commit whose wait was ended by %s = %v, want ErrUnknown", cancel, err)
+			t.Errorf("a commit after %s ended its wait = %v, want ErrUnknown", cancel, err)
 		}
 		set(`ALTER SYSTEM RESET synchronous_standby_names`)
 	}

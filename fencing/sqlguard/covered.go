@@ -141,7 +141,7 @@ func (s *survey) each(ctx context.Context, query string, args []any, f func(), i
 	if err != nil {
 		return err
 	}
-	defer rows.Close() //nolint:errcheck // Err has told what was wrong
+	defer rows.Close() //nolint:errcheck // Err has returned the error
 	for rows.Next() {
 		if err := rows.Scan(into...); err != nil {
 			return err

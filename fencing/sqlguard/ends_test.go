@@ -253,21 +253,21 @@ func (d database) sections(t *testing.T, dsn string) {
 		// A function that returns another guard's ErrRepeated has failed.
 		err := guard.Tx(ctx, claim("repeated"), func(context.Context, *sql.Tx) error { return fencing.ErrRepeated })
 		if !errors.Is(err, fencing.ErrRepeated) {
-			t.Errorf("a section whose function fails with ErrRepeated = %v, want that error", err)
+			t.Errorf("a section that fails with ErrRepeated = %v, want that error", err)
 		}
 	})
 	t.Run("sequence-of-a-check", func(t *testing.T) {
 		calls := 0
 		err := guard.Tx(ctx, claim("sequence").At(1), func(context.Context, *sql.Tx) error { return errors.New("disk full") })
 		if err == nil {
-			t.Error("a section whose function fails = nil")
+			t.Error("a failing section = nil")
 		}
 		for range 2 {
 			err = errors.Join(guard.Check(ctx, claim("sequence").At(1)), guard.Tx(ctx, claim("sequence").At(1),
 				func(context.Context, *sql.Tx) error { calls++; return nil }))
 		}
 		if err != nil || calls != 1 {
-			t.Errorf("a write whose first try failed and whose claim was checked before = %v, made %d times; want once", err, calls)
+			t.Errorf("a second try with a claim that was checked before = %v, made %d times; want once", err, calls)
 		}
 	})
 	if d.dialect != sqlguard.SQLite { // it has one writer at a time

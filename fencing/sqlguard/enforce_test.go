@@ -79,7 +79,7 @@ func (d database) enforced(t *testing.T, dsn, resource string) {
 	if err := guard.Check(ctx, claim("enforced/1", 7)); err != nil {
 		t.Error(err)
 	}
-	forgetful("after a check of its own")
+	forgetful("after its own check")
 	undone := errors.New("undone")
 	if err := guard.Tx(
 		ctx, claim("enforced/1", 8), func(context.Context, *sql.Tx) error { return undone },
@@ -179,7 +179,7 @@ func (d database) moved(t *testing.T, db *sql.DB, guard *sqlguard.Guard) {
 	}
 }
 
-// late tries sections whose transactions have ended before: they write no more once another holder was there.
+// late tries sections after their transactions have ended: they write no more once another holder was there.
 func (d database) late(t *testing.T, dsn string, guard *sqlguard.Guard) {
 	other := must(t, d.connect(t, dsn), d.dialect, nil)
 	for name, end := range d.endings(dsn) {

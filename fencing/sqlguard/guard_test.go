@@ -327,7 +327,7 @@ func (d database) reading() string {
 	return d.read
 }
 
-// again reports whether the database gave up for reasons of its own.
+// again reports whether the database aborted for its own reasons.
 func again(err error) bool {
 	var my *mysql.MySQLError
 	if errors.As(err, &my) {

@@ -138,7 +138,7 @@ func TestOlderWriters(t *testing.T) {
 	}
 }
 
-// lostBefore migrates a table that has lost its terms, which stay lost, and one that was never used.
+// lostBefore migrates a table that has lost its terms, which stay lost, and an unused table.
 func (d database) lostBefore(t *testing.T, db *sql.DB) {
 	ctx, o := t.Context(), d.older(t, db, "lost_before")
 	if err := o.Old(ctx, fencing.Claim{Resource: "older", Token: 5, Space: space}, "5"); err != nil {
@@ -163,7 +163,7 @@ func (d database) lostBefore(t *testing.T, db *sql.DB) {
 	}
 }
 
-// interrupted migrates a table whose migration has ended after each of its statements that commit.
+// interrupted migrates a table after an earlier migration has ended at each of its statements that commit.
 func (d database) interrupted(t *testing.T, db *sql.DB) {
 	ctx := t.Context()
 	claim := fencing.Claim{Resource: "older", Token: 5, Space: space}

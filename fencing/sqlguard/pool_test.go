@@ -80,8 +80,8 @@ func failingEnds(dsn, table string) map[string]failingEnd {
 		"ROLLBACK":              says(`ROLLBACK`).wants(fencing.ErrUnfenced),
 		"locked tables": says(`LOCK TABLES ` + table + ` WRITE, guard_of_` + table + ` WRITE`).
 			wants(fencing.ErrUnfenced),
-		"autocommit of its own": says(`SET autocommit = 1`).wants(fencing.ErrUnfenced),
-		"lock wait timeout":     dropping(lockWaitTimeout).wants(fencing.ErrUnfenced),
+		"its own autocommit": says(`SET autocommit = 1`).wants(fencing.ErrUnfenced),
+		"lock wait timeout":  dropping(lockWaitTimeout).wants(fencing.ErrUnfenced),
 		"deadlock": {want: fencing.ErrUnfenced, inside: func(ctx context.Context, _ func(), tx *sql.Tx) error {
 			mariaDB.deadlock(ctx, dsn, tx)
 			return nil
@@ -206,7 +206,7 @@ func (e failingEnd) section(ctx context.Context, guard *sqlguard.Guard, table st
 	return <-result
 }
 
-// cutting returns a pool whose connections end after they have sent that text, while cut is set.
+// cutting returns a pool of connections that end after they have sent that text, while cut is set.
 func cutting(t *testing.T, dsn, text string, cut *atomic.Bool) *sql.DB {
 	t.Helper()
 	config, err := mysql.ParseDSN(dsn)

@@ -33,7 +33,7 @@ func TestEveryCapabilityHasARow(t *testing.T) {
 	}
 }
 
-// Every field of Shows has a row: one that is set alone changes the table.
+// Every field of Shows has a row: setting it alone changes the table.
 func TestEveryShownFieldHasARow(t *testing.T) {
 	var set func(v reflect.Value, all *backend.Shows)
 	set = func(v reflect.Value, all *backend.Shows) {

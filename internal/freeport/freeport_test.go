@@ -31,7 +31,7 @@ func TestPortListensAgainAndAgain(t *testing.T) {
 	p.Close()
 	l, err := net.Listen("tcp", p.Addr())
 	if err != nil {
-		t.Fatalf("the port was not given back: %v", err)
+		t.Fatalf("the port was not released: %v", err)
 	}
 	l.Close()
 }

@@ -237,7 +237,7 @@ func TestMatrix(t *testing.T) {
 				}
 				if !slices.Contains([]string{"reader", "peer", "auditor"}, name) && strings.Contains(got.text, "holder") &&
 					!slices.Contains([]string{"/openapi.json", "/docs", "/", "/page.js"}, row.path) {
-					t.Errorf("%s tells %q who holds what: %s", pattern, name, got.text)
+					t.Errorf("%s shows %q who holds what: %s", pattern, name, got.text)
 				}
 			})
 		}
@@ -278,7 +278,7 @@ func TestHolderIsHidden(t *testing.T) {
 			for name, shown := range map[string]bool{"blind": false, "seer": true} {
 				got := d.as(name, "POST", "/v1/locks/a/acquire", acquireOf("asker", more))
 				p := d.refuses(got, 409, codeHeld)
-				if tells := strings.Contains(got.text, "somebody"); tells != shown {
+				if shows := strings.Contains(got.text, "somebody"); shows != shown {
 					t.Errorf("%s%s: %s", name, more, got.text)
 				}
 				if p["retryAfterMillis"] == nil {

@@ -44,7 +44,7 @@ func TestBodiesHaveABudget(t *testing.T) {
 	}
 }
 
-// Behind a trusted proxy a client is the address that the proxy tells, and nobody else's word counts.
+// Behind a trusted proxy a client is the address that the proxy sends; addresses from others are ignored.
 func TestTrustedProxies(t *testing.T) {
 	t.Parallel()
 	d, log := logging(t, Options{AccessLog: true, TrustedProxies: []netip.Prefix{

@@ -40,7 +40,7 @@ func TestChecklist(t *testing.T) {
 		{4, "validForMillis counts from the instant of sending; no wall clock decides", map[string]func(*testing.T){
 			"slow network": validFromTheSender,
 		}},
-		{5, "waits end before a load balancer cuts, one that cuts costs no place, and streams show that they live",
+		{5, "waits end before a load balancer cuts, a cut connection costs no place, and streams show that they live",
 			map[string]func(*testing.T){"cut": balancerCuts, "beat": TestWatch, "cap": waitsAreCapped}},
 		{6, "force-release can have a condition", map[string]func(*testing.T){"condition": TestForceReleaseAsksFirst}},
 		{7, "any name is one escaped segment, or ?name=", map[string]func(*testing.T){
@@ -263,7 +263,7 @@ func lostRelease(t *testing.T) {
 	giveUp()
 	<-lost
 	l.proxy.Pass()
-	l.await("the repeat tells so", func() bool {
+	l.await("the repeat says so", func() bool {
 		return l.far(t.Context(), releaseX, released(lock)).text == `{"status":"RELEASED","lockKey":"x","alreadyReleased":true}`+"\n"
 	})
 }
@@ -405,7 +405,7 @@ func noCrossOriginHeaders(t *testing.T) {
 			}
 		}
 		if last := answers[len(answers)-1]; last.status < 400 {
-			t.Errorf("a browser that asks whether it may is told %d", last.status)
+			t.Errorf("a browser's preflight request returns %d", last.status)
 		}
 	})
 }

@@ -126,7 +126,7 @@ func TestWatchersShareOneWatch(t *testing.T) {
 		for _, answer := range all {
 			got := <-answer
 			if n := strings.Count(got.text, "event: acquired"); n != 4 || strings.Count(got.text, "event: released") != 3 {
-				t.Errorf("a watcher is told:\n%s", got.text)
+				t.Errorf("a watcher gets:\n%s", got.text)
 			}
 		}
 		synctest.Wait()
@@ -136,7 +136,7 @@ func TestWatchersShareOneWatch(t *testing.T) {
 	})
 }
 
-// record is a service whose changes a test writes. While lag is set, the first watch yields nothing.
+// record is a service. A test writes its changes. While lag is set, the first watch yields nothing.
 type record struct {
 	mu      sync.Mutex
 	changes []backend.Change
@@ -220,8 +220,8 @@ func (f *follows) String() string {
 	return strings.Join(f.told, " ")
 }
 
-// tells returns what a watch after a revision must yield.
-func (r *record) tells(since uint64) string {
+// after returns what a watch after a revision must yield.
+func (r *record) after(since uint64) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var want []string
@@ -286,14 +286,14 @@ func TestWatchCatchesUpWithTheFeed(t *testing.T) {
 		r.write(r.revision()+2, r.revision()+2)
 		synctest.Wait()
 		for f, since := range told {
-			if got, want := f.String(), r.tells(since); got != want || f.err != nil {
+			if got, want := f.String(), r.after(since); got != want || f.err != nil {
 				t.Errorf("since %d: %d bytes of events, want %d; error %v", since, len(got), len(want), f.err)
 			}
 		}
 	})
 }
 
-// A watch from now on is not told what happened before, though the shared watch still lags behind it.
+// A watch from now on yields no earlier change, even if the shared watch still lags behind.
 func TestWatchBeginsBehindALaggingFeed(t *testing.T) {
 	recorded(t, func(r *record, follow func(since uint64, slow int) *follows) {
 		before := follow(0, 0)
@@ -304,8 +304,8 @@ func TestWatchBeginsBehindALaggingFeed(t *testing.T) {
 		r.edit(func() { r.lag = false })
 		synctest.Wait()
 		for f, want := range map[*follows]uint64{before: 5, now: 7, since: 6} {
-			if f.String() != r.tells(want) || f.err != nil {
-				t.Errorf("told %v, %v; want %s", f, f.err, r.tells(want))
+			if f.String() != r.after(want) || f.err != nil {
+				t.Errorf("got %v, %v; want %s", f, f.err, r.after(want))
 			}
 		}
 		if r.watches != 1 {
@@ -319,7 +319,7 @@ func TestWatchAheadOfTheFeed(t *testing.T) {
 	recorded(t, func(_ *record, follow func(since uint64, slow int) *follows) {
 		follow(0, 0)
 		if ahead := follow(99, 0); !errors.Is(ahead.err, errAhead) {
-			t.Errorf("told %v, %v", ahead, ahead.err)
+			t.Errorf("got %v, %v", ahead, ahead.err)
 		}
 	})
 	counted(t, func(t *testing.T, d *door, _ *counting) {

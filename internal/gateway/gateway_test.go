@@ -314,7 +314,7 @@ func TestHoldsOfAnotherReplica(t *testing.T) {
 	})
 }
 
-// forgetful is a driver whose service counts anew.
+// forgetful is a driver of a service that starts its counter anew.
 type forgetful struct {
 	*memory.Driver
 	tokens []fencing.Token // of the next grants

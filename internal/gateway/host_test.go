@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// logging is a gateway whose log is read.
+// logging is a gateway with a log that the test reads.
 func logging(t *testing.T, o Options) (*door, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
@@ -30,7 +30,7 @@ func logging(t *testing.T, o Options) (*door, *bytes.Buffer) {
 	return &door{t, g}, &log
 }
 
-// A page whose name leads to the gateway is of the gateway's own origin, and must not take or break locks.
+// A page with a name that resolves to the gateway has the gateway's origin, and must not take or break locks.
 func TestHosts(t *testing.T) {
 	t.Parallel()
 	d, log := logging(t, Options{

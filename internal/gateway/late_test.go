@@ -28,7 +28,7 @@ func ofRedis(t *testing.T, addr string) *redis.Driver {
 	return d
 }
 
-// A request that reaches the lock service late, through a replica whose client has gone, neither takes over nor ends
+// A request that reaches the lock service late, through a replica that its client has left, neither takes over nor ends
 // the hold that the same request got meanwhile through another replica.
 func TestALateRequestChangesNothing(t *testing.T) {
 	t.Parallel()

@@ -24,7 +24,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
-// pipes is a listener whose connections stay in the process, so that time can be simulated.
+// pipes is a listener of connections within the process, so that time can be simulated.
 type pipes struct {
 	conns chan net.Conn
 	done  chan struct{}
@@ -187,7 +187,7 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
-// from is a listener whose clients seem to come from a host.
+// from is a listener with clients that seem to come from a host.
 type from struct {
 	net.Listener
 	host string

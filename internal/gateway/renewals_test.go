@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// roaming is a service whose holds another replica can renew. Renewals wait until as many are under way as the test
+// roaming is a service with holds that another replica can renew. Renewals wait until as many are under way as the test
 // wants.
 type roaming struct {
 	keeping

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// unwatched is a driver whose service tells of no changes.
+// unwatched is a driver of a service that reports no changes.
 type unwatched struct{ *memory.Driver }
 
 func (d unwatched) Describe() backend.Description {

@@ -95,7 +95,7 @@ func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
 	})
 }
 
-// A request whose client does not poll again loses its place, or the grant that came meanwhile.
+// If its client does not poll again, a request loses its place, or the grant that came meanwhile.
 func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
@@ -131,7 +131,7 @@ func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	})
 }
 
-// slowRelease is a driver whose releases take until they may go.
+// slowRelease is a driver with releases that wait until the test lets them go.
 type slowRelease struct {
 	*memory.Driver
 	may chan struct{}
@@ -146,7 +146,7 @@ func (d slowRelease) Release(ctx context.Context, g backend.Grant) error {
 	}
 }
 
-// A request that comes too late for a grant gets a new one, never the one that the gateway is releasing.
+// A request that comes too late for a grant gets a new grant, never the grant that the gateway is releasing.
 func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := slowRelease{memory.New(&memory.Options{Clock: backend.GoClock()}), make(chan struct{}, 1)}
@@ -219,7 +219,7 @@ func TestLookWaits(t *testing.T) {
 			t.Fatalf("granted was %+v, and who waits for that sees %d %s", l, got.status, got.text)
 		}
 		if late := time.Since(began); late > lookPause {
-			t.Errorf("it was told after %v", late)
+			t.Errorf("it was notified after %v", late)
 		}
 		held := got.header.Get("ETag")
 		for prefer, want := range map[string]time.Duration{"": 0, "wait=7": 7 * time.Second, "wait=x": 0} {
@@ -498,7 +498,7 @@ func TestAWaitEndsWhenItSaysSo(t *testing.T) {
 	})
 }
 
-// A waiter whose place is cancelled gets CANCELLED, not UNAVAILABLE.
+// A waiter with a cancelled place gets CANCELLED, not UNAVAILABLE.
 func TestACancelledWaitSaysSo(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.granted(d.post(acquireX, acquireOf("a", "")))
@@ -518,7 +518,7 @@ func TestAnOwnerDoesNotWaitForItself(t *testing.T) {
 		l := d.granted(d.post(acquireX, acquireOf("a", `,"requestId":"one"`)))
 		p := d.refuses(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"two"`)), 409, codeHeld)
 		if p["sameOwner"] != true || p["currentOwner"] != "a" {
-			t.Errorf("it is told %v", p)
+			t.Errorf("it gets %v", p)
 		}
 		again := d.granted(d.post(acquireX, acquireOf("a", `,"wait":true,"requestId":"one"`)))
 		if again.LockToken != l.LockToken {

@@ -67,7 +67,7 @@ func load(t *testing.T) graph {
 	}
 }
 
-// drivers are the folders of drivers. Each may link the clients whose import paths have these prefixes.
+// drivers are the folders of drivers. Each may link the clients with these prefixes of import paths.
 var drivers = map[string][]string{
 	"backend/memory": nil,
 	"redis":          {"github.com/redis/"},

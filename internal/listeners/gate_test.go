@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// gated opens a listener whose connections are accepted and kept.
+// gated opens a listener that accepts and keeps connections.
 func gated(t *testing.T, g *Gate, most int, trusted ...netip.Prefix) (dial func() bool, closeOne func()) {
 	t.Helper()
 	plain, err := net.Listen("tcp", "127.0.0.1:0")

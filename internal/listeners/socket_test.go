@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// The socket is the user's alone, replaces one that nobody listens at, and is gone when it is closed.
+// The socket is the user's alone, replaces a socket without a listener, and is gone when it is closed.
 func TestListenUnix(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "socket")

@@ -66,7 +66,7 @@ func checkState(t tester, m *Machine) {
 	checkUsage(t, m)
 }
 
-// badHolders tells which holds must not exist at the same time.
+// badHolders returns the holds that must not exist at the same time.
 func badHolders(holds []*hold) string {
 	for i, a := range holds {
 		for _, b := range holds[:i] {

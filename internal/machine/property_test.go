@@ -211,7 +211,7 @@ type witness struct {
 	m       *Machine
 	holders map[fencing.Token]Event // by the events alone
 	seen    uint64
-	seldom  int // checks the whole state after one in so many commands; 0: after each
+	every   int // checks the whole state after one in so many commands; 0: after each
 	applied int
 }
 
@@ -219,7 +219,7 @@ type witness struct {
 func (w *witness) apply(at int64, c Command) (Result, []Notice) {
 	before := w.m.Freeze()
 	result, notices := w.m.Apply(at, &c)
-	if w.applied++; w.seldom == 0 || w.applied%w.seldom == 0 {
+	if w.applied++; w.every == 0 || w.applied%w.every == 0 {
 		checkState(w.t, w.m)
 	} else if bad := badHolders(sorted(w.m.holds)); bad != "" {
 		w.t.Fatal(bad)
@@ -308,7 +308,7 @@ func (w *witness) checkEvents() {
 	}
 }
 
-// checkAnswer checks that the code tells what happened.
+// checkAnswer checks that the code matches what happened.
 func (w *witness) checkAnswer(before *Frozen, c *Command, r *Result) {
 	changed := w.m.Revision() != before.revision
 	switch r.Code {

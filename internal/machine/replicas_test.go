@@ -80,7 +80,7 @@ func newCluster(t *testing.T, seed uint64) *cluster {
 		t: t, Rand: rand.New(rand.NewPCG(seed, 1)), states: map[int][32]byte{}, expiry: map[SessionID]time.Duration{},
 		frees: map[fencing.Token]free{}, tokens: map[string]uint64{}, leader: noLeader,
 	}
-	c.w = &witness{t: t, m: New(1 << 12), seen: firstRevision, holders: map[fencing.Token]Event{}, seldom: 32}
+	c.w = &witness{t: t, m: New(1 << 12), seen: firstRevision, holders: map[fencing.Token]Event{}, every: 32}
 	c.origin = snapshot(t, c.w.m)
 	c.backup = c.origin
 	for i := range c.replicas {
@@ -301,7 +301,7 @@ func (c *cluster) carryOut(at int64, cmd Command) answer {
 		c.w.checkRepeat(at, cmd, result)
 	}
 
-	ended := 0 // waits, by what others were told
+	ended := 0 // waits, by what others were notified of
 	for _, n := range notices {
 		switch n.Type {
 		case NoticeGranted:

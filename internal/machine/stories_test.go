@@ -138,7 +138,7 @@ func wrap(answers []string) string {
 	return strings.Join(lines, "\n")
 }
 
-// step is one command. Its label tells the answer from others.
+// step is one command. Its label identifies the answer.
 type step struct {
 	label, cmd string
 	args       []datadriven.CmdArg
@@ -417,7 +417,7 @@ func (s *story) ask(question func(*Machine) string) string {
 	answer := question(s.m)
 	for _, m := range s.joined {
 		if other := question(m); other != answer {
-			s.Errorf("one member answers %s, one that began with a snapshot %s", answer, other)
+			s.Errorf("one member answers %s, a member that began with a snapshot %s", answer, other)
 		}
 	}
 	return answer

@@ -102,7 +102,7 @@ func TestListMembersTellsWhoAnswers(t *testing.T) {
 	})
 	gone := c.servers[away].replica.ID()
 	c.stop(away)
-	eventually(t, "all but the one that is stopped are alive", func() bool {
+	eventually(t, "all but the stopped member are alive", func() bool {
 		for _, m := range o.members() {
 			if m.Alive != (m.NodeId != gone) {
 				return false

@@ -125,7 +125,7 @@ func TestRestoredAsAnotherCluster(t *testing.T) {
 	copied := alone(t, Config{DataDir: dir})
 	if name := copied.replica.State.Cluster(); name == s.replica.State.Cluster() || name != about.Cluster ||
 		copied.welcome().ClusterId != name {
-		t.Errorf("the copy is cluster %q, clients are told %q, the original is %q",
+		t.Errorf("the copy is cluster %q, clients get %q, the original is %q",
 			name, copied.welcome().ClusterId, s.replica.State.Cluster())
 	}
 }

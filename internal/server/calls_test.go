@@ -150,11 +150,11 @@ func TestAttachTellsWhatHangsOnTheSession(t *testing.T) {
 		}
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("it tells %v; want %v", got, want)
+		t.Errorf("it returns %v; want %v", got, want)
 	}
 	a.call(&lockpb.Request{Session: other, Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}})
 	if g := b.next().GetGranted(); len(g.GetGrants()) != 1 || g.Grants[0].Name != "taken" {
-		t.Errorf("the one who attached last was told %v", g)
+		t.Errorf("the last connection that attached got %v", g)
 	}
 }
 
@@ -277,7 +277,7 @@ func TestKeepAliveCountsPushes(t *testing.T) {
 	}
 	s.leadership.Load().Forget(machine.SessionID(session).Hidden()) // by a fault
 	if r := b.call(keepAliveOf(session)); codeOf(r) != lockpb.Code_CODE_CONFLICT {
-		t.Errorf("keepalive of a session whose pushes go nowhere: %v", r)
+		t.Errorf("keepalive of a session without a connection for pushes: %v", r)
 	}
 }
 
@@ -328,7 +328,7 @@ func TestSequenceMakesRequestsHarmless(t *testing.T) {
 	late := acquireOf(session, "y", id, true)
 	late.Sequence = 3
 	if r := b.call(late); codeOf(r) != lockpb.Code_CODE_CANCELLED {
-		t.Errorf("an acquire that was given up: %v", r)
+		t.Errorf("an abandoned acquire: %v", r)
 	}
 }
 

@@ -47,7 +47,7 @@ func TestMemberThatDiffersSaysSo(t *testing.T) {
 	for i, s := range c.servers {
 		if differs := s.replica.Status().Differs; (differs != 0) != (i == odd) ||
 			(logged[i].Load() == 1) != (i == odd) {
-			t.Errorf("server %d differs after entry %d and told it %d times; the odd one is %d",
+			t.Errorf("server %d differs after entry %d and reported it %d times; the odd server is %d",
 				i, differs, logged[i].Load(), odd)
 		}
 	}

@@ -66,7 +66,7 @@ func TestStrangersGetNoVote(t *testing.T) {
 		}
 	}
 	c.approve(strangers[0].PeerAddr())
-	eventually(t, "the one that is approved votes", func() bool { votes, _ := c.suffrage(strangers[0]); return votes })
+	eventually(t, "the approved server votes", func() bool { votes, _ := c.suffrage(strangers[0]); return votes })
 	for i, s := range strangers[1:] {
 		if votes, _ := c.suffrage(s); votes {
 			t.Errorf("stranger %d votes", i+1)
@@ -257,7 +257,7 @@ func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
 	}
 }
 
-// A refusal for want of consent also tells the operator so.
+// A refusal for want of consent also notifies the operator.
 func TestAddMemberApproves(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 1, withoutKey)

@@ -20,7 +20,7 @@ import (
 func TestCopiedDirectoryDoesNotStart(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells a copy")
+		t.Skip("only Linux detects a copy")
 	}
 	run := func(c Config) error {
 		c.Log = quiet(t)
@@ -67,7 +67,7 @@ func TestCopiedDirectoryDoesNotStart(t *testing.T) {
 	}
 }
 
-// filesIn tells one state of the files in a directory from another.
+// filesIn returns a text that differs if the files in a directory differ.
 func filesIn(dir string) (string, error) {
 	all := ""
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -42,7 +42,7 @@ var ailments = map[string]struct {
 	"failing fsync": {serverfault.FailingFsync, syscall.EIO},
 }
 
-// A server whose disk refuses a write stops and acknowledges nothing more. After a restart with a working disk it has
+// If its disk refuses a write, a server stops and acknowledges nothing more. After a restart with a working disk it has
 // everything that it acknowledged.
 func TestServerStopsWhenItsDiskRefuses(t *testing.T) {
 	t.Parallel()

@@ -54,12 +54,12 @@ func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
 		t.Error("one leads that does not have what was acknowledged")
 	}
 	c.start(leader)
-	eventually(t, "the one that has it leads", func() bool { return c.servers[leader].Leads() })
+	eventually(t, "the member that has it leads", func() bool { return c.servers[leader].Leads() })
 	if again := x.must(acquireOf(nil, "x", g.RequestId, false)).GetAcquired().GetGrants(); len(again) != 1 ||
 		again[0].Token != g.Token {
 		t.Errorf("the hold with token %d is %v now", g.Token, again)
 	}
-	eventually(t, "the one that lost its data is a member again", func() bool {
+	eventually(t, "the server that lost its data is a member again", func() bool {
 		return c.servers[wiped].replica.Voters() == 3
 	})
 }

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The leader tells as a metric that the cluster is well, and how many voters are behind.
+// The leader exports whether the cluster is well, and how many voters are behind.
 func TestHealthMetric(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, func(c *Config) { calm(c); c.healthEvery = 50 * time.Millisecond })

@@ -216,7 +216,7 @@ func dialRaw(t *testing.T, address string) rawClient {
 func TestFloodOfOneClient(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("only Linux has more than one loopback address without being told")
+		t.Skip("only Linux has more than one loopback address by default")
 	}
 	limits := machine.Limits{Sessions: 40, Holds: 40, Waits: 40, ClientShare: 25}
 	s := alone(t, Config{Listen: "127.0.0.1:0", files: 200, Limits: limits})

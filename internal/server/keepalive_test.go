@@ -12,7 +12,7 @@ func keepAllOf(sessions ...[]byte) *lockpb.Request {
 }
 
 // One keepalive renews all sessions of a client, and says of each why it is not renewed: it ended, or is attached
-// elsewhere. A session whose deadline is in the log is renewed through the log.
+// elsewhere. If its deadline is in the log, a session is renewed through the log.
 func TestOneKeepAliveForAllSessions(t *testing.T) {
 	t.Parallel()
 	const ttl = 20 * time.Second       // of which it is silent for half

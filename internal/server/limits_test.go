@@ -221,7 +221,7 @@ func TestLimitsOfTheLeaderCount(t *testing.T) {
 		eventually(t, "all have the limits of the leader", func() bool {
 			for _, s := range c.servers {
 				if s.replica.State.Machine.Limits() != c.configs[leader].Limits.WithDefaults() {
-					return c.leader() != leader // another leads meanwhile: the next round tells
+					return c.leader() != leader // another leads meanwhile: the next round shows it
 				}
 			}
 			return true

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// Every goroutine of a server ends with it, except for one that waits for raft: at shutdown raft forgets entries on
+// Every goroutine of a server ends with it, unless it waits for raft: at shutdown raft forgets entries on
 // their way to a state machine that hangs, see landing in package replica. Some of these tests make it hang.
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{serverRole: serve})

@@ -67,7 +67,7 @@ func TestMaintenance(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the third is in maintenance", func() bool { return last.maintenance(true) == nil })
-	eventually(t, "the one that was in maintenance leads", c.servers[away].Leads)
+	eventually(t, "the member that was in maintenance leads", c.servers[away].Leads)
 }
 
 // Without it nobody would be served: a member in maintenance leads where no other one can, and hands that over once one

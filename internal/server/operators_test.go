@@ -112,7 +112,7 @@ func TestAdminOverTCP(t *testing.T) {
 	})
 	address := s.AdminAddr()
 	if !strings.HasPrefix(address, "localhost:") {
-		t.Errorf("it tells %s", address)
+		t.Errorf("it returns %s", address)
 	}
 	ask := func(config *tls.Config) error {
 		c := lockpb.NewAdminServiceClient(grpcTo(t, address, credentials.NewTLS(config)))

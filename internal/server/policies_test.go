@@ -84,7 +84,7 @@ func TestMaximumHoldOnTheWire(t *testing.T) {
 	}
 	again := c.call(first).GetAcquired().GetGrants()
 	if len(again) != 1 || again[0].Token != grant[0].Token || time.Duration(again[0].LastNanos) > most-8*step {
-		t.Fatalf("told again: %v", again)
+		t.Fatalf("reported again: %v", again)
 	}
 	holder := c.call(holderOf("a")).GetName().GetHolders()
 	if len(holder) != 1 || time.Duration(holder[0].ExpiresInNanos) > most-8*step {

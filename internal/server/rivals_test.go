@@ -57,8 +57,8 @@ func twoRecoveries(t *testing.T, round int) {
 	}
 	s := alone(t, first)
 	late := start(t, second)
-	refuses(t, "the one that serves", s, second.PeerListen)
-	refuses(t, "the one that was to serve", late, first.PeerListen)
+	refuses(t, "the serving cluster", s, second.PeerListen)
+	refuses(t, "the later cluster", late, first.PeerListen)
 	if late.Leads() {
 		t.Error("the second one serves")
 	}
@@ -71,14 +71,14 @@ func twoRecoveries(t *testing.T, round int) {
 	_, _, err := c.recovered(two, replica.RestoreOptions{})
 	var rival *replica.RivalError
 	if !errors.As(err, &rival) || rival.Address != first.PeerListen {
-		t.Fatalf("recovered beside one that serves: %v", err)
+		t.Fatalf("recovered beside a serving cluster: %v", err)
 	}
 	second, b, err = c.recovered(two, replica.RestoreOptions{Supersede: true})
 	if err != nil || b.Generation.Number != 2 {
 		t.Fatalf("superseded: %v, %v; want generation 2", b.Generation, err)
 	}
 	late = alone(t, second)
-	refuses(t, "the one that is superseded", s, second.PeerListen)
+	refuses(t, "the superseded cluster", s, second.PeerListen)
 	if g := generation.Of(late.welcome().History); g != b.Generation {
 		t.Errorf("it serves as generation %v, want %v", g, b.Generation)
 	}

@@ -30,7 +30,7 @@ allow cert:admin    admin,proxy        ""
 allow cert:gateway  proxy              a
 `
 
-// matrixCallers are the certificates of those who call; the empty one is a client without a certificate.
+// matrixCallers are the certificates of callers; the empty one is a client without a certificate.
 var matrixCallers = []string{"", "acquirer", "reader", "forcer", "peer", "other", "auditor", "admin", "unknown",
 	"gateway"}
 
@@ -99,7 +99,7 @@ func (s *ruledServer) admin(name, at string) lockpb.AdminServiceClient {
 // matrixCell is a caller, and what peer has.
 type matrixCell struct {
 	name    string // of a lock that peer holds
-	free    string // of one that nobody holds
+	free    string // of a free name
 	session []byte // of the caller
 	id      string // of peer's request
 	token   uint64
@@ -189,7 +189,7 @@ func TestRulesMatrix(t *testing.T) {
 			t.Errorf("%s by %q: %v", what, who, r)
 		}
 		if !reads && strings.Contains(r.String(), "somebody") {
-			t.Errorf("%s tells %q who holds what: %v", what, who, r)
+			t.Errorf("%s shows %q who holds what: %v", what, who, r)
 		}
 		if what == "list" && reads != (len(r.GetNames().GetNames()) == 1) {
 			t.Errorf("the list of %q: %v", who, r)
@@ -245,7 +245,7 @@ func TestRulesMatrix(t *testing.T) {
 	}
 }
 
-// At the socket for clients, operators' calls that show all names are for those who may read all of them. At the
+// At the socket for clients, operators' calls that show all names need the right to read all of them. At the
 // listener for operators everything takes the right admin, except at the socket in the data directory.
 func TestRulesOfOperators(t *testing.T) {
 	t.Parallel()
@@ -329,7 +329,7 @@ func TestRulesAreSet(t *testing.T) {
 	}
 }
 
-// As long as a member may not know rules there are none, and who sets some is told.
+// While a member may not support rules, setting them is an error.
 func TestRulesNeedTheirLevel(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{
@@ -353,7 +353,7 @@ func TestRulesFilterWhatIsShown(t *testing.T) {
 		t.Fatal(r)
 	}
 	if r := blind.call(watchOf("", true, 0)); codeOf(r) != lockpb.Code_CODE_DENIED {
-		t.Errorf("a watch by one that reads nothing: %v", r)
+		t.Errorf("a watch by a client that may read nothing: %v", r)
 	}
 	session := blind.open(longTTL)
 	for _, name := range []string{"a/1", "a/2", "a/secret", "a/z", "b"} {

@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// A leader whose state machine stands still sends heartbeats on and on, and is succeeded nevertheless.
+// A leader with a blocked state machine keeps sending heartbeats, but another member replaces it.
 func TestHungLeaderIsSucceeded(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, func(config *Config) { calm(config); config.hangAfter = time.Second })
@@ -42,7 +42,7 @@ func TestHungLeaderIsSucceeded(t *testing.T) {
 	})
 }
 
-// A follower whose state machine stands still could serve nobody as leader, and is not elected.
+// A follower with a blocked state machine could serve nobody as leader, and is not elected.
 func TestHungFollowerIsNotElected(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, func(config *Config) { calm(config); config.hangAfter = time.Second })

@@ -43,7 +43,7 @@ func (c *cluster) keepBack(i int) (back func()) {
 	return keepBack(c.t, c.configs[i].DataDir)
 }
 
-// A member whose disk went back in time begins as a new one, if a member that knows better is up: a follower's, of which
+// A member with a reverted disk begins as a new one, if a member that knows better is up: a follower's, of which
 // the leader knows, and the leader's, of which the followers know.
 func TestDiskThatWentBackIsANewMember(t *testing.T) {
 	t.Parallel()

@@ -88,7 +88,7 @@ func TestWatchOfWhatIsNotKept(t *testing.T) {
 	const kept = 16 << 10 // events
 	var last <-chan *lockpb.Reply
 	for range kept/2 + 1 {
-		c.send(releaseOf(session, "x", id, token)) // the next answer tells the token
+		c.send(releaseOf(session, "x", id, token)) // the next answer has the token
 		id = backend.NewRequestID()
 		last = c.send(acquireOf(session, "x", id, false))
 		token = (<-last).GetAcquired().GetGrants()[0].Token
@@ -98,7 +98,7 @@ func TestWatchOfWhatIsNotKept(t *testing.T) {
 		t.Fatalf("watch: %v", r)
 	}
 	if r := c.call(watchOf("x", false, r.GetError().CompactRevision)); r.GetWatching() == nil {
-		t.Errorf("watch from the revision that was told: %v", r)
+		t.Errorf("watch from the reported revision: %v", r)
 	}
 }
 

@@ -41,8 +41,8 @@ func now() int64 {
 	return t.Nano()
 }
 
-// client has soakLines goroutines acquire names, until it is told to stop. Its arguments are the URL, its number, the
-// folder of the registers and the file of its history.
+// client has soakLines goroutines acquire names, until it gets the order to stop. Its arguments are the URL, its
+// number, the folder of the registers and the file of its history.
 func client(in <-chan string, args []string) int {
 	url, number, registers, file := args[0], args[1], args[2], args[3]
 	out, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -139,7 +139,7 @@ func (m *meeting) serve(side string) string {
 	return m.url
 }
 
-// open starts the clients of a side: one that lives until the end, and one that is replaced whenever it kills itself.
+// open starts the clients of a side: the first lives until the end, the second is replaced whenever it kills itself.
 func (m *meeting) open(side string) {
 	for _, mortal := range []bool{false, true} {
 		m.clients.Go(func() {
@@ -293,8 +293,8 @@ func (m *meeting) await(what string, ok func(*ledger) bool) {
 }
 
 // TestVersions lets clients of the previous release and of this tree contend for the same names on each service, for
-// FENCELOCK_SOAK, five seconds by default: the older ones come first, and then the newer ones. Two of them never hold at a
-// time, tokens rise over both, and no wait hangs; or one side refuses the other's layout with both versions.
+// FENCELOCK_SOAK, five seconds by default: the older ones come first, and then the newer ones. Two of them never hold
+// at a time, tokens rise over both, and no wait hangs; or one side refuses the other's layout with both versions.
 func TestVersions(t *testing.T) {
 	testtier.Only(t)
 	length := 5 * time.Second
@@ -377,7 +377,7 @@ func (m *meeting) judge() {
 				side == olderSide && strings.Contains(text, "cannot cast type record"))
 		})
 		if m.refuses != nil && !named && (side == olderSide || m.first == olderSide) {
-			m.t.Errorf("%s: refused %v, want one that matches %v", side, s.refused, m.refuses)
+			m.t.Errorf("%s: refused %v, want an error that matches %v", side, s.refused, m.refuses)
 		}
 	}
 	m.t.Logf("%d overlaps, %d tokens out of order", len(l.overlaps), len(l.tokens))

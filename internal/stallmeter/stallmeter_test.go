@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asWatched makes the test binary a process that holds a window open until its standard input ends, and tells what the
+// asWatched makes the test binary a process that holds a window open until its standard input ends, and prints what the
 // window lost.
 const asWatched = "FENCELOCK_TEST_STALL_WATCHED"
 

@@ -141,7 +141,7 @@ func (x *tab) colours(scheme string) {
 	}
 }
 
-// text awaits an element whose text contains what is wanted.
+// text awaits an element with a text that contains what is wanted.
 func (x *tab) text(selector, want string) {
 	x.Helper()
 	x.await(selector+" has "+want, fmt.Sprintf("document.querySelector(%q)?.innerText.includes(%q)", selector, want))
@@ -311,7 +311,7 @@ func TestWaiterMovesUp(t *testing.T) {
 	x.done(url)
 }
 
-// A backend without watch, list and queue is shown as far as it tells.
+// A backend without watch, list and queue is shown as far as it answers.
 func TestPageOfABackendThatTellsLess(t *testing.T) {
 	t.Parallel()
 	x := open(t)

@@ -41,9 +41,9 @@ async function attack() {
 }
 </script>`
 
-// A page whose name leads to the gateway after the page was loaded (DNS rebinding) gets no answer but 421: the browser
-// takes both for one origin, so that only the name in Host shows the difference. Where an operator permits the name the
-// same page breaks and takes the lock, which shows that the browser stops nothing of it.
+// A page with a name that resolves to the gateway after the page was loaded (DNS rebinding) gets no answer but 421: the
+// browser takes both for one origin, so that only the name in Host shows the difference. Where an operator permits the
+// name the same page breaks and takes the lock, which shows that the browser stops nothing of it.
 func TestRebinding(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -39,7 +39,7 @@ var (
 
 // New returns an Observer that is registered with reg; nil: unregistered, so that the caller registers it. If reg has
 // one with the same label already, New returns that one, so that several clients share the metrics. The label driver
-// tells them apart.
+// distinguishes them.
 //
 // The error is fencelock.ErrInvalidOption for a Label that is not a valid name for a label, or one of the observer's
 // own. It is reg's if that has other metrics of the same names.

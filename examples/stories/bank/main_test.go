@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// expect tells the story and compares the balances.
+// expect runs the story and compares the balances.
 func expect(t *testing.T, unsafe bool, ann, bob, cat int) {
 	t.Helper()
 	o := &story.Options{Unsafe: unsafe}

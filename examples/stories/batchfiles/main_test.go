@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// expect tells the story, reads all results, and counts how often each file was converted.
+// expect runs the story, reads all results, and counts how often each file was converted.
 func expect(t *testing.T, o *story.Options, times int) (text string) {
 	t.Helper()
 	text = storytest.Tell(t, o, tell)

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/examples/stories/internal/story/storytest"
 )
 
-// expectSent tells the story and compares who sent what.
+// expectSent runs the story and compares who sent what.
 func expectSent(t *testing.T, o *story.Options, want ...string) {
 	t.Helper()
 	storytest.Tell(t, o, tell)

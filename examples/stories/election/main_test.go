@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/examples/stories/internal/story/storytest"
 )
 
-// expect tells the story, which must have the parts in order, and counts the plans that were written.
+// expect runs the story, which must have the parts in order, and counts the plans that were written.
 func expect(t *testing.T, o *story.Options, plans, ofOldLeader int, parts ...string) {
 	t.Helper()
 	storytest.ExpectInOrder(t, storytest.Tell(t, o, tell), parts...)

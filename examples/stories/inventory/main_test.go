@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// expect tells the story and compares what is left and what was sold.
+// expect runs the story and compares the remaining and the sold items.
 func expect(t *testing.T, o *story.Options, left, sold int) {
 	t.Helper()
 	storytest.ExpectInOrder(t, storytest.Tell(t, o, tell), "3 lamps are left", "reserved one", "lamps are sold")

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/examples/stories/internal/story/storytest"
 )
 
-// tellOn tells the story with a database, SQLite if postgres is empty.
+// tellOn runs the story with a database, SQLite if postgres is empty.
 func tellOn(t *testing.T, o *story.Options, postgres string) string {
 	t.Helper()
 	return storytest.Tell(t, o, func(ctx context.Context, s *story.Story) error { return tell(ctx, s, postgres) })

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/golden"
 )
 
-// recorder is a database that writes down what it is told. It knows the resource b, and no space until it is set.
+// recorder is a database that records its statements. It knows the resource b, and no space until it is set.
 type recorder struct {
 	out   *strings.Builder
 	terms string

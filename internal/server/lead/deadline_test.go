@@ -278,8 +278,8 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 	return broken, longest
 }
 
-// However often the leader changes, a session lives for as long as its client was told, and that of a dead one is over
-// after its TTL and one election.
+// However often the leader changes, a session lives for the time that its client expects, and that of a dead one is
+// over after its TTL and one election.
 func TestLeasesAcrossLeaders(t *testing.T) {
 	t.Parallel()
 	var longest, restarted time.Duration

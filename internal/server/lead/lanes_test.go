@@ -16,7 +16,7 @@ type conn struct{ heard int }
 
 func (c *conn) Hear(*Leadership, machine.SessionID, *machine.Notice) { c.heard++ }
 
-// named is a proposal that can be told from others.
+// named is a proposal with a name.
 func named(by Listener, name string) Proposal {
 	return Proposal{Command: machine.Command{Op: machine.OpRelease, Name: name}, By: by, Done: func(Outcome, error) {}}
 }

@@ -119,7 +119,7 @@ func TestEndIsProposedAgainIfThereIsNoRoom(t *testing.T) {
 		time.Sleep(10*time.Second + grace + retryAfter)
 		synctest.Wait()
 		if k.Renew(id, time.Now()) {
-			t.Error("a session whose end is under way is renewed")
+			t.Error("a session is renewed during its end")
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -246,7 +246,7 @@ func TestMaximumHold(t *testing.T) {
 		}
 		k.Bounded("x", 3, 0)
 		time.Sleep(4 * time.Second)
-		k.Bounded("x", held, 10*time.Second) // told again
+		k.Bounded("x", held, 10*time.Second) // reported again
 		if left := k.Last(held, 10*time.Second); left != 6*time.Second {
 			t.Errorf("it lasts for another %v, want 6s", left)
 		}

@@ -240,8 +240,8 @@ func TestDamagedReplicaDoesNotOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, spoil := range map[string]func([]byte){
-		"a name":                              func(text []byte) { text[bytes.Index(text, []byte("name/"))+6] ^= 1 },
-		"the end, of which clients were told": func(text []byte) { text[len(bytes.TrimRight(text, "\x00"))-1] ^= 1 },
+		"a name":                      func(text []byte) { text[bytes.Index(text, []byte("name/"))+6] ^= 1 },
+		"the end, which clients know": func(text []byte) { text[len(bytes.TrimRight(text, "\x00"))-1] ^= 1 },
 	} {
 		text := bytes.Clone(whole)
 		spoil(text)

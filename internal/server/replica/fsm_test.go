@@ -41,7 +41,7 @@ func TestUnknownEntryStopsTheReplica(t *testing.T) {
 			f := NewFSM(newMachine(), func() {}, func(err error) { fatal = err })
 			if err, failed := f.Apply(&raft.Log{Index: 7, Term: 3, Data: entry(3)}).(error); !failed || fatal == nil ||
 				!strings.Contains(fatal.Error(), "log entry 7") {
-				t.Errorf("it is told %v, and stops for %v", err, fatal)
+				t.Errorf("it gets %v, and stops for %v", err, fatal)
 			}
 			if _, err := f.Freeze(); err == nil {
 				t.Error("it makes snapshots still")

@@ -34,7 +34,7 @@ func TestKnownIsKept(t *testing.T) {
 	}
 }
 
-// answering answers AppendEntries, as a follower whose log ends with last.
+// answering answers AppendEntries, as a follower with a log that ends with last.
 type answering struct {
 	transport
 	last uint64
@@ -47,7 +47,7 @@ func (x answering) AppendEntries(
 	return nil
 }
 
-// A follower whose log ends before what it has acknowledged gets no more entries, and the log says so once. A
+// If a follower's log ends before what it has acknowledged, it gets no more entries, and the log says so once. A
 // follower that is merely behind gets entries.
 func TestFollowerThatForgetsGetsNoEntries(t *testing.T) {
 	var log bytes.Buffer
@@ -65,7 +65,7 @@ func TestFollowerThatForgetsGetsNoEntries(t *testing.T) {
 	p.known.note("a", 11)
 	for range 2 {
 		if err := send(); err == nil {
-			t.Error("one that has forgotten an entry is served")
+			t.Error("a follower that has forgotten an entry is served")
 		}
 	}
 	if n := strings.Count(log.String(), "has lost entries"); n != 1 || reconnected != 1 {

@@ -29,17 +29,17 @@ func TestQuorumWithout(t *testing.T) {
 		remove  raft.ServerID
 		refused bool
 	}{
-		"one of three":                 {servers("a", "b", "c"), "abc", "c", false},
-		"the dead one of three":        {servers("a", "b", "c"), "ab", "c", false},
-		"another one of three":         {servers("a", "b", "c"), "ab", "b", true},
-		"one of two":                   {servers("a", "b"), "ab", "b", false},
-		"the dead one of two":          {servers("a", "b"), "a", "b", false},
-		"the last one":                 {servers("a"), "a", "a", true},
-		"one without a vote":           {servers("a", "b", "c"), "ab", "learner", false},
-		"one of five with two dead":    {servers("a", "b", "c", "d", "e"), "abc", "c", true},
-		"a dead one of five":           {servers("a", "b", "c", "d", "e"), "abc", "e", false},
-		"one of four with one dead":    {servers("a", "b", "c", "d"), "abc", "c", false},
-		"the one that is alive of two": {servers("a", "b"), "a", "a", true},
+		"one of three":              {servers("a", "b", "c"), "abc", "c", false},
+		"the dead one of three":     {servers("a", "b", "c"), "ab", "c", false},
+		"another one of three":      {servers("a", "b", "c"), "ab", "b", true},
+		"one of two":                {servers("a", "b"), "ab", "b", false},
+		"the dead one of two":       {servers("a", "b"), "a", "b", false},
+		"the last one":              {servers("a"), "a", "a", true},
+		"one without a vote":        {servers("a", "b", "c"), "ab", "learner", false},
+		"one of five with two dead": {servers("a", "b", "c", "d", "e"), "abc", "c", true},
+		"a dead one of five":        {servers("a", "b", "c", "d", "e"), "abc", "e", false},
+		"one of four with one dead": {servers("a", "b", "c", "d"), "abc", "c", false},
+		"the living one of two":     {servers("a", "b"), "a", "a", true},
 	} {
 		alive := map[raft.ServerID]bool{}
 		for _, id := range c.alive {

@@ -24,8 +24,8 @@ func (f *follower) AppendEntries(
 	return nil
 }
 
-// A leader whose memory and disk go back in time stops before a follower's word counts that has more of its term. One
-// whose follower has more of an earlier term goes on: the follower is about to drop that.
+// If its memory and disk go back in time, a leader stops before it counts a follower that has more of the leader's
+// term. If the follower has more of an earlier term, the leader goes on: the follower is about to drop those entries.
 func TestLeaderThatWentBackStops(t *testing.T) {
 	t.Parallel()
 	var failed error

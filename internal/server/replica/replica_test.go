@@ -99,7 +99,7 @@ func (g *gate) cutTo(to raft.ServerAddress) {
 	g.cut[to] = true
 }
 
-// peer is a replica of a test whose way out can be cut.
+// peer is a replica of a test. Its connections to others can be cut.
 type peer struct {
 	*Replica
 	gate *gate
@@ -289,12 +289,12 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 	}
 	select {
 	case err := <-ours:
-		t.Fatalf("the old leader is told that it leads (%v)", err)
+		t.Fatalf("the old leader is confirmed (%v)", err)
 	default:
 	}
 	old.gate.letGo(false) // now it hears of the new term
 	if err := soon(t, ours); !errors.Is(err, ErrNotLeader) {
-		t.Errorf("the old leader is told %v", err)
+		t.Errorf("the old leader gets %v", err)
 	}
 	for _, answer := range theirs[1:] { // raft cannot be shut down while they are on their way
 		_ = soon(t, answer)

@@ -55,6 +55,6 @@ func TestSnapshotThatWasBeingRemoved(t *testing.T) {
 	}
 	damaged := (*CorruptError)(nil)
 	if _, err := s.check(); !errors.As(err, &damaged) {
-		t.Errorf("without the description of one that counts: %v, want a CorruptError", err)
+		t.Errorf("without the description of a snapshot that counts: %v, want a CorruptError", err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 const TTL = 3 * time.Second
 
 // Want has the readings of the instruments after Run: for a histogram the number of measurements. The first key is the
-// instrument's name, and the second the value of its own label. Missing ones are 0, or not exported.
+// instrument's name, and the second the value of that instrument's label. Missing ones are 0, or not exported.
 var Want = map[[2]string]float64{
 	{"acquire.duration", "acquired"}:  4,
 	{"acquire.duration", "contended"}: 2,
