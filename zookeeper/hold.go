@@ -106,9 +106,10 @@ func (d *Driver) holdAt(path string, token int64) *hold {
 	return nil
 }
 
-// leaving marks the node of an attempt that has ended, so that no other attempt of this client adopts it. It is false if
-// the node is not the attempt's any more: another attempt of the request has adopted it, or the session has ended. h is
-// its hold, or nil if the attempt has not heard of its node. left follows when the node has been removed, or stays.
+// leaving marks the node of an attempt that has ended, so that no other attempt of this client adopts it. It is false
+// if the node is not the attempt's any more: another attempt of the request has adopted it, or the session has ended.
+// h is its hold, or nil if the attempt has not heard of its node. left follows when the node has been removed, or
+// stays.
 func (d *Driver) leaving(path string, h *hold) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -181,11 +181,11 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	return s.remove(ctx, path, anyVersion)
 }
 
-// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. With ours it deletes those
-// on the session of the abandoned attempt only: a node on another one belongs to a repeat of the request. It looks on the session
-// of the abandoned attempt, if that is known: that session's earlier requests have been done, or never will be, so that
-// a node cannot appear after the look. On any other session it could: a creation that a slow server still has would be
-// carried out after the look, and close the name.
+// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. With ours it deletes
+// those on the session of the abandoned attempt only: a node on another one belongs to a repeat of the request. It
+// looks on the session of the abandoned attempt, if that is known: that session's earlier requests have been done, or
+// never will be, so that a node cannot appear after the look. On any other session it could: a creation that a slow
+// server still has would be carried out after the look, and close the name.
 //
 // A hold of ours among the nodes is dropped with its node. Its holder asked for that, and gets no loss.
 func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *leftover, ours bool) error {

@@ -43,6 +43,15 @@ func acquiring(ctx context.Context, t *testing.T, d *zookeeper.Driver, r backend
 	return granted
 }
 
+// isHeld fails unless an attempt by another client finds the name held.
+func isHeld(t *testing.T, name string) {
+	t.Helper()
+	rival := driver(t, sharedServer(t).Addr())
+	if _, err := rival.Acquire(soon(t, 20*time.Second), request(name, false)); !errors.Is(err, backend.ErrHeld) {
+		t.Errorf("an attempt beside the hold = %v, want ErrHeld", err)
+	}
+}
+
 // stays fails unless g is held, by its driver, when all that another client had to do is done.
 func stays(t *testing.T, other, d *zookeeper.Driver, g backend.Grant) {
 	t.Helper()
@@ -52,9 +61,7 @@ func stays(t *testing.T, other, d *zookeeper.Driver, g backend.Grant) {
 	if err := d.Renew(soon(t, 20*time.Second), []backend.Grant{g})[0].Err; err != nil {
 		t.Errorf("renewal of the hold of the repeat = %v", err)
 	}
-	if _, err := driver(t, sharedServer(t).Addr()).Acquire(soon(t, 20*time.Second), request(g.Name, false)); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("an attempt beside the hold of the repeat = %v, want ErrHeld", err)
-	}
+	isHeld(t, g.Name)
 	if err := d.Release(soon(t, 20*time.Second), g); err != nil {
 		t.Errorf("Release = %v", err)
 	}
@@ -70,7 +77,7 @@ func TestEndedAttemptSparesItsRepeat(t *testing.T) {
 		r := request(front.Name, true)
 		a, b := broken(t, r.RequestID)
 		release(t, a, take(t, a, request("wait before", false))) // its session reads nodes as well
-		b.arm("watch another's", replyHeld)                       // it does not hear that its turn has come
+		b.arm("watch another's", replyHeld)                      // it does not hear that its turn has come
 		c, moving := broken(t, r.RequestID)
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
@@ -207,9 +214,7 @@ func TestMoveWithoutAnAnswerIsNoLoss(t *testing.T) {
 				if errors.Is(err, backend.ErrNotHeld) || err == nil {
 					t.Fatalf("renewal without an answer = %v, want a fault", err)
 				}
-				if _, err := driver(t, sharedServer(t).Addr()).Acquire(soon(t, 20*time.Second), request(r.Name, false)); !errors.Is(err, backend.ErrHeld) {
-					t.Errorf("beside the hold = %v, want ErrHeld", err)
-				}
+				isHeld(t, r.Name)
 				if then == "renewed for longer" {
 					g = longer
 				}
