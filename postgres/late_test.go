@@ -34,9 +34,10 @@ func newTwoWays(t *testing.T, server service) *twoWays {
 	}
 	config.MaxConns = 1 // the link has one connection
 	w := &twoWays{server: server, link: link}
-	config.ConnConfig.DialFunc = func(ctx context.Context, network, to string) (net.Conn, error) {
-		if !w.direct.Load() {
-			to = addr
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		to := addr
+		if w.direct.Load() { // also to cancel a statement that was sent over the link
+			to = server.Addr()
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, to)
 	}
