@@ -57,8 +57,9 @@ func (w *twoWays) late(t *testing.T, send func()) (deliver func()) {
 	t.Helper()
 	conn := connect(t, w.server.URL())
 	var linked []int32
-	err := conn.QueryRow(soon(t, time.Minute), `select coalesce(array_agg(pid), '{}') from pg_stat_activity
-		where backend_type = 'client backend' and pid <> pg_backend_pid() and query like '%fencelock.%'`).Scan(&linked)
+	var before *time.Time
+	err := conn.QueryRow(soon(t, time.Minute), `select coalesce(array_agg(pid), '{}'), max(query_start) from pg_stat_activity
+		where backend_type = 'client backend' and pid <> pg_backend_pid() and query like '%fencelock.%'`).Scan(&linked, &before)
 	if err != nil || len(linked) == 0 {
 		t.Fatalf("the driver has the connections %v, %v", linked, err)
 	}
@@ -72,11 +73,12 @@ func (w *twoWays) late(t *testing.T, send func()) (deliver func()) {
 	return func() {
 		t.Helper()
 		w.link.Pass()
-		// The driver has left these connections: the server ends them behind their last statement.
+		// The driver has left these connections: they are idle behind their last statement, or ended.
 		for ctx, n := soon(t, time.Minute), 1; n > 0; time.Sleep(5 * time.Millisecond) {
-			row := conn.QueryRow(ctx, `select count(*) from pg_stat_activity where pid = any ($1)`, linked)
+			row := conn.QueryRow(ctx, `select count(*) from pg_stat_activity
+				where pid = any ($1) and not (state = 'idle' and query_start > $2)`, linked, before)
 			if err := row.Scan(&n); err != nil {
-				t.Fatalf("%d connections are left: %v", n, err)
+				t.Fatalf("%d connections have not carried out their last statement: %v", n, err)
 			}
 		}
 	}
