@@ -11,7 +11,7 @@
 //
 //   - the caller, or the core, repeats the request id and gets the same hold;
 //   - or the call's own end, giveUp, or the core's Release with that id releases it, after waiting for the answer
-//     (answered);
+//     (answered); a statement that is carried out even later is refused (migrations/0008_sets.sql);
 //   - or nobody does: the session is then in doubt, and after its next renewal, which comes about three times per TTL,
 //     sweep ends every hold that no call and no holder of this client knows;
 //   - or the client is gone, and the hold ends with its session.
@@ -25,6 +25,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,8 +51,9 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		return backend.Grant{}, callError("acquire", r.Name, err)
 	}
 	defer d.gate.Leave()
-	defer d.calling(r.RequestID)()
-	g, err := d.acquire(ctx, &r)
+	leave := d.calling(r.RequestID)
+	defer leave()
+	g, err := d.acquire(ctx, &r, leave)
 	if err != nil {
 		return backend.Grant{}, callError("acquire", r.Name, err)
 	}
@@ -76,7 +78,7 @@ func (d *Driver) calling(ids ...string) (done func()) {
 	for _, id := range ids {
 		d.calls[id]++
 	}
-	return func() {
+	return sync.OnceFunc(func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		for _, id := range ids {
@@ -84,7 +86,14 @@ func (d *Driver) calling(ids ...string) (done func()) {
 				delete(d.calls, id)
 			}
 		}
-	}
+	})
+}
+
+// shared reports whether a request has a hold here, or another call that asks for it.
+func (d *Driver) shared(k key) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.holds[k] != nil || d.calls[k.requestID] > 0
 }
 
 // acquire asks until there is a definite answer: the request id makes a repetition the same request. w is entered
@@ -92,10 +101,11 @@ func (d *Driver) calling(ids ...string) (done func()) {
 //
 // sent remembers over all tries whether a request may have been carried out: the error of the last try covers only that
 // try.
-func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant, error) {
+func (d *Driver) acquire(ctx context.Context, r *backend.Request, leave func()) (backend.Grant, error) {
 	var w *waiter
 	if r.Wait {
 		w = d.waitFor(r)
+		w.leave = leave
 		defer w.stop()
 	}
 	// A request may have been carried out without an answer. lapsed: its session ended, and its minimum may go on.
@@ -105,7 +115,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 		if err == nil {
 			lapsed = false
 			var g backend.Grant
-			if g, err = d.tryOne(ctx, r, w); err == nil {
+			if g, err = d.tryOne(ctx, r, w, sent); err == nil {
 				return g, nil
 			}
 		}
@@ -131,13 +141,13 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request) (backend.Grant
 }
 
 // tryOne asks once on a session that lives, and that was proved within the last half of its TTL.
-func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter) (backend.Grant, error) {
+func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter, sent bool) (backend.Grant, error) {
 	s, err := d.join(ctx, r.TTL)
 	if err != nil {
 		return backend.Grant{}, err
 	}
 	defer s.Leave(1)
-	return d.acquireOn(ctx, s, r, w)
+	return d.acquireOn(ctx, s, r, w, sent)
 }
 
 // errLapsed: the session is over, and with it a grant that no caller got.
@@ -158,9 +168,12 @@ func (d *Driver) dropLapsed(ctx context.Context, lapsed bool, rs ...backend.Requ
 }
 
 // acquireOn asks once on session s, and waits for its turn if the request waits. w is nil for an attempt without Wait.
+// sent says that an earlier statement of the call may still be carried out: the server then refuses it from now on.
 // A place in the queue that has gone, because its session ended under it, is errLapsed: the caller then uses another
 // session.
-func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, w *waiter) (backend.Grant, error) {
+func (d *Driver) acquireOn(
+	ctx context.Context, s *session, r *backend.Request, w *waiter, sent bool,
+) (backend.Grant, error) {
 	// From here on the waiter's place is on this session: its end wakes the waiter.
 	if w != nil {
 		w.place(s)
@@ -168,16 +181,19 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 	var a answer
 	err := d.put(ctx, s, []key{{r.Name, r.RequestID}}, func(ctx context.Context) (err error) {
 		args := append(arguments(s, r), r.Wait, r.MinHold.Milliseconds(), d.clockKnown())
-		if r.Wait && len(r.Under) > 0 {
+		switch {
+		case sent:
+			a, err = d.ask(ctx, d.sql.acquireAgain, append(args, slices.Concat([]string{}, r.Under))...)
+		case r.Wait && len(r.Under) > 0:
 			a, err = d.ask(ctx, d.sql.acquireUnder, append(args, r.Under)...)
-		} else {
+		default:
 			a, err = d.acquires.ask(ctx, r.MinHold == 0, args...)
 		}
 		return err
 	})
 	if err != nil {
 		if w != nil && ctx.Err() != nil {
-			return backend.Grant{}, d.giveUp(ctx, r, err)
+			return backend.Grant{}, d.giveUp(ctx, w, err)
 		}
 		return backend.Grant{}, err
 	}
@@ -190,7 +206,7 @@ func (d *Driver) acquireOn(ctx context.Context, s *session, r *backend.Request, 
 			if errors.Is(err, errGone) {
 				return backend.Grant{}, errLapsed // repeat the request
 			}
-			return backend.Grant{}, d.giveUp(ctx, r, err)
+			return backend.Grant{}, d.giveUp(ctx, w, err)
 		}
 		a.queued = true
 	}
@@ -397,17 +413,23 @@ func nonceOf(text string) fencing.Nonce {
 // allows 50 ms (clause C2).
 const giveUpTime = 30 * time.Millisecond
 
-// giveUp releases all that a request may have when its caller has gone: its place in the queue, or the hold that it was
-// granted meanwhile. It first waits for the answer to the request, since a release that overtakes it would find no
-// hold. An outcome that is unknown after giveUpTime is ErrUnknown; the release continues in the background, for
-// callTime at most. cause is the reason for the end of the wait.
-func (d *Driver) giveUp(ctx context.Context, r *backend.Request, cause error) error {
-	done := make(chan error, 1)
+// giveUp releases all that a request may have when its caller has gone: its place in the queue, or the hold that it
+// was granted meanwhile, unless another attempt of the same request has it: of this client, which still asks or was
+// granted it, or of another client. It first waits for the answer to the request, since a release that overtakes it
+// would find no hold. An outcome that is unknown after giveUpTime is ErrUnknown; the release continues in the
+// background, for callTime at most. cause is the reason for the end of the wait.
+func (d *Driver) giveUp(ctx context.Context, w *waiter, cause error) error {
+	done, r := make(chan error, 1), w.r
+	w.leave()
 	d.gate.Go(func(work context.Context) {
 		bounded, cancel := context.WithTimeout(work, callTime)
 		defer cancel()
 		d.answered(bounded, key{r.Name, r.RequestID})
-		_, err := d.ask(bounded, d.sql.release, r.Name, r.RequestID, int64(0), false, d.clockKnown())
+		if d.shared(key{r.Name, r.RequestID}) {
+			done <- nil
+			return
+		}
+		_, err := d.ask(bounded, d.sql.leave, r.Name, r.RequestID, d.id+"-", d.clockKnown())
 		done <- err
 	})
 	// Not bounded by ctx, which has ended.

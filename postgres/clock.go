@@ -58,8 +58,8 @@ func (c *serverClock) read(sent, got backend.Instant, server int64) (jump time.D
 }
 
 // known is the argument of fencelock.seen for a request that leaves after now: since, the least time that the server
-// has if its clock has not jumped since the last reading, and whether it had jumped before. It is empty before any
-// reading.
+// has if its clock has not jumped since the last reading, whether it had jumped before, and the greatest time that the
+// server has at now. It is empty before any reading.
 func (c *serverClock) known(now backend.Instant) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,7 +71,7 @@ func (c *serverClock) known(now backend.Instant) string {
 		jumped = 1
 	}
 	drift := max(0, now.Sub(c.at).Microseconds()) / maxDrift
-	return fmt.Sprint(c.since, int64(now)/1000+c.low-drift, jumped)
+	return fmt.Sprint(c.since, int64(now)/1000+c.low-drift, jumped, int64(now)/1000+c.high+drift+clockSlack)
 }
 
 // clockWas notes a reading of the server's clock that an answer carried.

@@ -132,6 +132,9 @@
 //
 //   - A connection breaks: the call is repeated with the same request id, which makes it the same call. An idle
 //     connection of the pool that ended unnoticed is replaced, since no request was sent on it.
+//   - A statement is carried out late, after its caller has gone: it changes nothing if its request was released by its
+//     id, or has moved to another session meanwhile. Otherwise the client releases what was granted, after its next
+//     renewal of the session.
 //   - The client is cut off: its holds end by its own clock before its session ends on the server. Grants that it did
 //     not receive are released when it returns, or end with the session.
 //   - The client dies: its session's row expires after its TTL, and the next in the queue is granted when a waiter, or

@@ -114,6 +114,7 @@ var states = map[string]meaning{
 	"3F":    {undone: true, never: true}, // no such schema
 	"42":    {undone: true, never: true}, // rights, or a name that is missing
 	"0A000": {undone: true, never: true}, // a feature that is missing
+	"FL005": {undone: true, again: true}, // the statement came after a later decision about its request, raised by acquire
 	"FL413": {undone: true, never: true}, // the guards of the database have two memories, raised by one_memory
 }
 

@@ -20,8 +20,11 @@ func (d *Driver) MoveUnheard(ctx context.Context, g backend.Grant, ttl time.Dura
 		return err
 	}
 	defer to.Leave(1)
+	d.mu.Lock()
+	from := d.holds[key{g.Name, g.RequestID}].session
+	d.mu.Unlock()
 	names, ids, tokens := columns([]backend.Grant{g})
-	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens, d.clockKnown()); err != nil {
+	if err := d.write(ctx, d.sql.move, to.id, from.id, names, ids, tokens, d.clockKnown()); err != nil {
 		return err
 	}
 	to.doubted(context.DeadlineExceeded)

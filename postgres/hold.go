@@ -343,7 +343,7 @@ func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]i
 
 // move brings grants to the session for another TTL, and renews them there. If the answer to the move is lost, the
 // holds may be on either session: the target sweeps unknown holds (doubted), and the next renewal finds them
-// wherever they are.
+// wherever they are. A move that the server carries out late moves no hold that has left its session since.
 func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, at []int) error {
 	d := r.d
 	to, err := d.join(ctx, ttl)
@@ -358,7 +358,7 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 	}
 	names, ids, tokens := columns(some)
 	// Repeating an unanswered move has no effect.
-	if err := d.write(ctx, d.sql.move, to.id, names, ids, tokens, d.clockKnown()); err != nil {
+	if err := d.write(ctx, d.sql.move, to.id, from.id, names, ids, tokens, d.clockKnown()); err != nil {
 		to.doubted(err)
 		return err
 	}

@@ -32,13 +32,15 @@ type queries struct {
 	schema string
 
 	// The verbs. acquire and release do one name and may wait for its row; acquireUnder is acquire for a caller with
-	// holds. acquireFree and releaseFree do several, those with rows that nobody else has locked, and do not wait;
+	// holds, acquireAgain is that after a statement without an answer, and leave releases the request of a call that
+	// has ended. acquireFree and releaseFree do several, those with rows that nobody else has locked, and do not wait;
 	// acquireAll does all or nothing. renew prolongs a
 	// session and compares its holds; move puts holds on another session; begin makes a session; sweep ends unknown
 	// holds; reap ends the sessions of clients that died. poll looks at waits and settle moves their queues on; force
 	// takes a name away.
-	acquire, acquireUnder, acquireFree, acquireAll, release, releaseFree string
-	renew, move, begin, sweep, reap, poll, settle, force                 string
+	acquire, acquireUnder, acquireAgain, acquireFree, acquireAll string
+	release, releaseFree, leave                                  string
+	renew, move, begin, sweep, reap, poll, settle, force         string
 
 	// The read-only statements: look also keeps a name's changes for ten minutes from then on.
 	look, holders, queue, use, list, changes, authors string
@@ -80,6 +82,8 @@ func queriesFor(schema string) queries {
 			nullif($11::bigint, 0) * interval '1 ms')`),
 		acquireUnder: in(`select ` + answerFields + ` from fencelock.acquire(fencelock.seen(` + one + `, $12::text), $10::boolean,
 			nullif($11::bigint, 0) * interval '1 ms', $13::text[])`),
+		acquireAgain: in(`select ` + answerFields + ` from fencelock.acquire_again(fencelock.seen(` + one + `, $12::text),
+			$10::boolean, nullif($11::bigint, 0) * interval '1 ms', $13::text[])`),
 		acquireFree: in(`select coalesce(places, '{}'), coalesce(tokens, '{}'), coalesce(nonces, '{}')::text[], here
 			from fencelock.acquire_free(` +
 			several("i") + `)`),
@@ -87,13 +91,14 @@ func queriesFor(schema string) queries {
 			several(`u.name collate "C"`) + `, $11::text),
 			nullif($10::bigint, 0) * interval '1 ms')`),
 		release: in(`select ` + answerFields + ` from fencelock.release(fencelock.seen($1::text, $5), $2, $3, $4)`),
+		leave:   in(`select ` + answerFields + ` from fencelock.leave(fencelock.seen($1::text, $4), $2, $3)`),
 		releaseFree: in(`select coalesce(places, '{}'), '{}'::bigint[], '{}'::text[], here
 			from fencelock.release_free($1::text[], $2::text[], $3::bigint[])`),
 		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(whys, '{}'),
 				coalesce(bys, '{}'), coalesce(principals, '{}'),
 				coalesce(moved, '{}'), coalesce(sessions, '{}'), here, ` + clockField + `
 			from fencelock.renew(fencelock.seen($1::text, $5), $2::text[], $3::text[], $4::bigint[])`),
-		move:  in(`select fencelock.move(fencelock.seen($1::text, $5), $2::text[], $3::text[], $4::bigint[])`),
+		move:  in(`select fencelock.move(fencelock.seen($1::text, $6), $2, $3::text[], $4::text[], $5::bigint[])`),
 		begin: in(`select fencelock.begin_session($1, $2, $3)`),
 		sweep: in(`select fencelock.sweep(fencelock.seen($1::text, $4), $2::text[], $3)`),
 		reap:  in(`select fencelock.reap() where fencelock.seen(true, $1)`),

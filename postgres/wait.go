@@ -31,6 +31,7 @@ import (
 type waiter struct {
 	d       *Driver
 	r       *backend.Request
+	leave   func()        // ends the call's interest in the request, see calling
 	session *session      // protected by Driver.mu
 	turn    notify.Signal // asks for a look at this one
 }

@@ -110,6 +110,7 @@ type attempt struct {
 	queued  bool   // the name was taken
 	resumed bool   // the node may be an earlier acquire's
 	mine    string // the existing node, if known
+	hold    *hold  // on mine
 
 	// The state of the wait in queue.go and refuse.go between its turns.
 	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
@@ -151,8 +152,9 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		err = a.held // each time by somebody else
 	}
 	if a.mine != "" && !errors.Is(err, errSessionLost) {
-		if h := a.d.releasingAt(a.mine); h != nil { // else the session has ended, and the node with it
-			a.d.removeLater(h.session, a.mine, h)
+		// Unless another attempt of the request has the node, or the session has ended, and the node with it.
+		if a.d.leaving(a.mine, a.hold) {
+			a.d.removeLater(a.hold.session, a.mine, a.hold.version, a.hold)
 		}
 	}
 	if errors.Is(err, backend.ErrHeld) {
@@ -168,13 +170,16 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// removeLater deletes a node that nobody waits for any more, in the background, until it is known to be gone, or disowns
-// it if the server refuses. Its hold, if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its
-// session keeps a user and is not retired with the node still on it.
-func (d *Driver) removeLater(s *session, path string, h *hold) {
+// removeLater deletes a node that nobody waits for any more, and that is marked as leaving, in the background, until it
+// is known to be gone, or disowns it if the server refuses. A node that another client has taken over stays. Its hold,
+// if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is not
+// retired with the node still on it.
+func (d *Driver) removeLater(s *session, path string, version int32, h *hold) {
 	d.background(func() {
-		if forbidden(d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path) })) {
-			d.disown(s, path, h)
+		err := d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path, version) })
+		d.left(path)
+		if forbidden(err) {
+			d.disown(s, path, version, h)
 			return
 		}
 		d.dropHold(h)
@@ -235,8 +240,7 @@ func (a *attempt) since(s *session) backend.Instant {
 // note remembers that a request which changes something left and may have been done, though no answer says so. The next
 // try must then look for its node, and giveUp must answer ErrUnknown.
 func (a *attempt) note(err error) {
-	lost := kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed) || mayBeDone(err)
-	if lost && !errors.Is(err, errNoConnection) {
+	if unanswered(err) {
 		a.unknown = true
 	}
 }
@@ -254,11 +258,11 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 		if err := s.prove(ctx, a.d.clock.Now()); err != nil {
 			return nil, err
 		}
-		queue, err := s.children(ctx, a.dir)
+		own, err := a.own(ctx, s)
 		if err != nil {
 			return nil, err
 		}
-		if own := ofRequest(queue, a.r.RequestID); len(own) > 0 {
+		if len(own) > 0 {
 			return a.resume(ctx, s, own)
 		}
 		a.unknown, a.mine = false, "" // the creation was lost, or the node has gone
@@ -273,6 +277,20 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 		return nil, err
 	}
 	return a.queue(ctx, s, b)
+}
+
+// own returns the nodes of the request, without those that earlier attempts of it are removing.
+func (a *attempt) own(ctx context.Context, s *session) ([]entry, error) {
+	for {
+		queue, err := s.children(ctx, a.dir)
+		if err != nil {
+			return nil, err
+		}
+		own := ofRequest(queue, a.r.RequestID)
+		if waited, err := a.d.awaitLeaving(ctx, own); err != nil || !waited {
+			return own, err
+		}
+	}
 }
 
 // create makes the node, and reads the queue behind it in the same round trip; askBirth in wire.go sends both requests
@@ -330,8 +348,8 @@ func (a *attempt) late(s *session) func(birth, error) {
 		if err != nil {
 			return
 		}
-		if !a.d.known(b.path) {
-			a.d.removeLater(s, b.path, nil)
+		if a.d.leaving(b.path, nil) {
+			a.d.removeLater(s, b.path, b.version, nil)
 		}
 	}
 }
@@ -344,7 +362,7 @@ func (a *attempt) late(s *session) func(birth, error) {
 // changing the node's name would give it a new place in the queue.
 func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, error) {
 	for _, e := range own[1:] {
-		if err := s.remove(ctx, e.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
+		if err := s.remove(ctx, e.path, anyVersion); err != nil && !errors.Is(err, zk.ErrNoNode) {
 			return nil, err
 		}
 	}
@@ -359,32 +377,54 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 	if own[0].Use != kit.UseOf(a.r) {
 		return nil, mismatchError(a.r.Name, held{own[0], node})
 	}
+	version := node.stat.Version
 	if node.stat.EphemeralOwner != s.id {
-		if err := a.d.move(ctx, s, own[0].path, node.value); err != nil {
+		if version, err = a.d.move(ctx, s, own[0].path, node); err != nil {
 			a.note(err)
 			return nil, err
 		}
 	}
-	return a.queue(ctx, s, birth{path: own[0].path})
+	return a.queue(ctx, s, birth{path: own[0].path, version: version})
 }
 
 // move replaces a node by one with the same name, content and token on session s, in one transaction. The sequence
 // number is part of the name and so the place in the queue stays; the token travels in the content, because the new
 // node has its own zxid. Creating first and deleting afterwards is impossible with equal names, and any order in
 // two requests would leave an instant in which a rival finds the name free.
-func (d *Driver) move(ctx context.Context, s *session, path string, v value) error {
+//
+// The new node gets another version than the old one, by writing into it: neither a removal that was sent for the old
+// node, nor another move that comes late, affects the new one. An ACL without the right to write leaves the version 0,
+// and such a removal or move is then only prevented by the look before it.
+func (d *Driver) move(ctx context.Context, s *session, path string, node found) (version int32, err error) {
+	v := node.value
 	v.Format = 1
 	data, err := v.encode()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	err = s.multi(ctx, &zk.DeleteRequest{Path: path, Version: -1},
-		&zk.CreateRequest{Path: path, Data: data, Acl: d.o.ACL, Flags: zk.FlagEphemeral})
-	if errors.Is(err, zk.ErrNoNode) {
-		return errGone
+	ops := []any{
+		&zk.DeleteRequest{Path: path, Version: node.stat.Version},
+		&zk.CreateRequest{Path: path, Data: data, Acl: d.o.ACL, Flags: zk.FlagEphemeral},
 	}
-	return err
+	for range node.stat.Version%movedVersions + 1 {
+		ops = append(ops, &zk.SetDataRequest{Path: path, Data: data, Version: version})
+		version++
+	}
+	err = s.multi(ctx, ops...)
+	if errors.Is(err, zk.ErrNoAuth) {
+		version, err = 0, s.multi(ctx, ops[:2]...)
+	}
+	switch {
+	case errors.Is(err, zk.ErrNoNode):
+		err = errGone
+	case errors.Is(err, zk.ErrBadVersion):
+		err = errStale
+	}
+	return version, err
 }
+
+// movedVersions is the number of versions that nodes have in turn as they move.
+const movedVersions = 7
 
 // held is an entry of a queue with its content.
 type held struct {

@@ -259,13 +259,30 @@ func transaction(c *zk.Conn, ops ...any) error {
 	return err
 }
 
+// anyVersion is the version of a request to delete a node whatever its version is.
+const anyVersion = -1
+
 // remove deletes a node, and repeats that until it has an answer or ctx ends. Repetitions after a lost connection are
 // no danger: no two nodes have one name, since it contains a request's random id and the server's number. A node that
 // is gone at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there
 // was no node at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
-func (s *session) remove(ctx context.Context, path string) error {
+//
+// With a version other than anyVersion it deletes the node of this session only: a repeat of the request takes the node
+// to another session, which gives it another version (move). That one counts as no node. A node that somebody has
+// written into has another version as well, and is looked at.
+func (s *session) remove(ctx context.Context, path string, version int32) error {
 	for sent, n := false, 1; ; n++ {
-		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, -1) })
+		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, version) })
+		if errors.Is(err, zk.ErrBadVersion) {
+			var stat *zk.Stat
+			if stat, err = s.stat(ctx, path); err == nil {
+				if stat != nil && stat.EphemeralOwner == s.id {
+					version = stat.Version
+					continue
+				}
+				err = zk.ErrNoNode
+			}
+		}
 		switch {
 		case sent && errors.Is(err, zk.ErrNoNode):
 			return nil

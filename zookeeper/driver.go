@@ -105,12 +105,13 @@ type Driver struct {
 	ending    sync.WaitGroup             // sessions that are not closed yet
 	severed   context.Context            // ends when Close stops waiting for the servers
 	sever     context.CancelFunc
-	holds     map[string]*hold     // by path: held and waiting nodes
-	unwatched []unwatched          // in the order in which they were made
-	watching  bool                 // a goroutine watches them, see takeUnwatched
-	gone      map[victims][]*hold  // with holders about to be notified
-	leftovers map[string]*leftover // by name and request id
-	failures  map[slot]failure     // of sessions that could not be made just now
+	holds     map[string]*hold         // by path: held and waiting nodes
+	unwatched []unwatched              // in the order in which they were made
+	watching  bool                     // a goroutine watches them, see takeUnwatched
+	gone      map[victims][]*hold      // with holders about to be notified
+	leftovers map[string]*leftover     // by name and request id
+	leavings  map[string]chan struct{} // by path: nodes of ended attempts that are being removed; closed by left
+	failures  map[slot]failure         // of sessions that could not be made just now
 }
 
 var (
@@ -135,7 +136,7 @@ func New(addrs []string, o *Options) *Driver {
 	d := &Driver{
 		gate: kit.NewGate(), dirs: map[string]backend.Instant{},
 		addrs: append([]string(nil), addrs...), o: *o,
-		holds: map[string]*hold{}, leftovers: map[string]*leftover{},
+		holds: map[string]*hold{}, leftovers: map[string]*leftover{}, leavings: map[string]chan struct{}{},
 		gone: map[victims][]*hold{}, failures: map[slot]failure{},
 	}
 	d.o.KeyPrefix = cmp.Or(d.o.KeyPrefix, "/fencelock")

@@ -135,7 +135,7 @@ func (d *Driver) callError(call, name string, err error) error {
 			return a.class
 		}
 		switch {
-		case isOneOf(err, errNoConnection, errSessionLost, errGone, errSpent, zk.ErrInvalidPath, zk.ErrNoServer):
+		case isOneOf(err, errNoConnection, errSessionLost, errGone, errStale, errSpent, zk.ErrInvalidPath, zk.ErrNoServer):
 			return backend.ErrUnavailable
 		case answerOf(err) != nil:
 			return answerOf(err).class
@@ -156,8 +156,14 @@ func transient(err error) bool {
 	a := answerOf(err)
 	return kit.IsContext(err) || a != nil && a.again || isOneOf(err,
 		// Errors that another session, connection, node or server may not have.
-		errSessionLost, errGone, errSpent, errNoConnection, zk.ErrConnectionClosed, zk.ErrNoServer,
+		errSessionLost, errGone, errStale, errSpent, errNoConnection, zk.ErrConnectionClosed, zk.ErrNoServer,
 		backend.ErrUnavailable)
+}
+
+// unanswered reports whether a request that changes something left and may have been done, although no answer says so.
+func unanswered(err error) bool {
+	lost := kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed) || mayBeDone(err)
+	return lost && !errors.Is(err, errNoConnection)
 }
 
 // isOneOf reports whether err is one of some errors.

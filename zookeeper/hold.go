@@ -32,6 +32,7 @@ type hold struct {
 	session *session
 	path    string
 	token   int64
+	version int32         // of the node, for as long as it is the session's and nobody writes into it
 	nonce   fencing.Nonce // Grant.Nonce, of a node that an acquire made or found
 
 	// Closed by goneLocked, under Driver.mu and at most once, when the node was deleted, by whomever, or moved to
@@ -39,24 +40,28 @@ type hold struct {
 	gone chan struct{}
 
 	// Protected by Driver.mu. granted: Acquire or a move has answered with it. releasing: the driver itself removes
-	// the node, so that its end is no loss. lost is Request.Lost.
+	// the node, so that its end is no loss. released: Release was called for it. lost is Request.Lost. moving is the
+	// session to which a move without an answer may have taken the node.
 	granted   bool
 	releasing bool
+	released  bool
 	lost      func(backend.Loss)
+	moving    *session
 	link      int // the connection over which the node was seen last; 0: it has no watch
 	written   int // how often others have written into the node, which uses up its watch
 }
 
 // addHold enters a node and takes over the session's user that the caller has counted. A hold that was there at the
 // same path is replaced, and its session loses that user. If from is given, the node was moved from that hold; the
-// result is nil if from has been released since: nobody would ever drop the new hold.
-func (d *Driver) addHold(s *session, path string, token int64, from *hold) *hold {
-	h := &hold{session: s, path: path, token: token, gone: make(chan struct{})}
+// result is nil if from has been released since: nobody would ever drop the new hold. It is also nil for a node that an
+// earlier attempt is removing.
+func (d *Driver) addHold(s *session, path string, token int64, version int32, from *hold) *hold {
+	h := &hold{session: s, path: path, token: token, version: version, gone: make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old := d.holds[path]
-	// A release has dropped the hold that was being moved.
-	if from != nil && old != from {
+	// A release has dropped the hold that was being moved, or is about to.
+	if from != nil && (old != from || from.released) || d.leavings[path] != nil {
 		return nil
 	}
 	if old != nil {
@@ -101,11 +106,61 @@ func (d *Driver) holdAt(path string, token int64) *hold {
 	return nil
 }
 
-// known reports whether there is a hold on a path.
-func (d *Driver) known(path string) bool {
+// leaving marks the node of an attempt that has ended, so that no other attempt of this client adopts it. It is false
+// if the node is not the attempt's any more: another attempt of the request has adopted it, or the session has ended.
+// h is its hold, or nil if the attempt has not heard of its node. left follows when the node has been removed, or
+// stays.
+func (d *Driver) leaving(path string, h *hold) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.holds[path] != nil
+	if d.holds[path] != h || d.leavings[path] != nil {
+		return false
+	}
+	if h != nil {
+		h.releasing = true
+	}
+	d.leavings[path] = make(chan struct{})
+	return true
+}
+
+// left ends the mark of leaving.
+func (d *Driver) left(path string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	close(d.leavings[path])
+	delete(d.leavings, path)
+}
+
+// leave removes the node of an attempt that is refused, unless another attempt of the request has adopted it.
+func (d *Driver) leave(ctx context.Context, h *hold) error {
+	if !d.leaving(h.path, h) {
+		return nil
+	}
+	defer d.left(h.path)
+	if err := h.session.remove(ctx, h.path, h.version); !errors.Is(err, zk.ErrNoNode) {
+		return err
+	}
+	return nil
+}
+
+// awaitLeaving waits until none of the nodes of a request is being removed by an earlier attempt, and reports whether
+// one was.
+func (d *Driver) awaitLeaving(ctx context.Context, own []entry) (waited bool, err error) {
+	for _, e := range own {
+		d.mu.Lock()
+		leaving := d.leavings[e.path]
+		d.mu.Unlock()
+		if leaving == nil {
+			continue
+		}
+		waited = true
+		select {
+		case <-leaving:
+		case <-ctx.Done():
+			return waited, kit.Ended(ctx)
+		}
+	}
+	return waited, nil
 }
 
 // releasingAt marks the hold on a path, if there is one, as released by the driver itself, and returns it.
@@ -143,6 +198,10 @@ func (d *Driver) forget(s *session) []func(backend.Loss) {
 	var tell []func(backend.Loss)
 	for path, h := range d.holds {
 		if h.session != s {
+			continue
+		}
+		if h.granted && !h.releasing && h.moving != nil {
+			d.goneLocked(h) // it may stand on the other session
 			continue
 		}
 		delete(d.holds, path)
@@ -184,7 +243,17 @@ func (d *Driver) goneLocked(h *hold) {
 		return
 	}
 	close(h.gone)
+	d.goneFromLocked(h)
+}
+
+// goneFromLocked has the holder of a hold notified, whose node has gone from its session. If a move may have taken the
+// node to another session, it looks there first. The caller holds d.mu.
+func (d *Driver) goneFromLocked(h *hold) {
 	if !h.granted || h.releasing || d.ctx.Err() != nil {
+		return
+	}
+	if h.moving != nil {
+		d.background(func() { d.follow(h) })
 		return
 	}
 	// The first victim at a place starts the goroutine that tells all of them.
@@ -257,7 +326,7 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 		if kit.Sleep(ctx, r.TTL/2) != nil {
 			return
 		}
-		remove := func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, l) }
+		remove := func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, l, true) }
 		for forbidden(d.repeat(ctx, remove)) {
 			if kit.Sleep(ctx, r.TTL/4) != nil {
 				return

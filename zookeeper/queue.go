@@ -37,6 +37,9 @@ const (
 // errGone: the node that an acquire stood on was deleted by somebody else.
 var errGone = errors.New("the node of the request is gone")
 
+// errStale: a node was to move to another session, and has changed since it was read.
+var errStale = errors.New("the node of the request has changed")
+
 // queue waits until no entry before the node of b keeps it waiting, and returns its hold. An attempt without Wait is
 // refused instead (see blocked). Of a node that was found, and not made by this try, only the path is known.
 //
@@ -53,8 +56,11 @@ var errGone = errors.New("the node of the request is gone")
 // at, and giveUp finds the node.
 func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error) {
 	// From here on the node is known. The watch finds its hold, which removes the node if we give up.
-	h := a.d.addHold(s, b.path, b.zxid, nil)
-	a.mine = b.path
+	h := a.d.addHold(s, b.path, b.zxid, b.version, nil)
+	if h == nil {
+		return nil, errGone
+	}
+	a.mine, a.hold = b.path, h
 	// A node that was found, not made: read it, for its token and nonce, and watch it in the same request.
 	if b.zxid != 0 {
 		h.nonce = b.nonce
@@ -66,7 +72,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 	defer func() { s.unlisten(a.heard, a.wake) }()
 	nodes := b.queue
 	b.queue = nil // a waiter's memory does not grow with the queue
-	for first := true; ; first = false {
+	for first := true; ; {
 		queue := entriesOf(a.dir, nodes)
 		if nodes == nil {
 			var err error
@@ -77,9 +83,16 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 		nodes = nil
 		// An earlier acquire of the request may have made a node that this one did not know of.
 		if first {
-			if same := ofRequest(queue, a.r.RequestID); len(same) > 1 {
+			same := ofRequest(queue, a.r.RequestID)
+			if waited, err := a.d.awaitLeaving(ctx, same); err != nil {
+				return h, err
+			} else if waited {
+				continue
+			}
+			if len(same) > 1 {
 				return a.merge(ctx, s, h, same)
 			}
+			first = false
 		}
 		at := place(queue, b.path)
 		if at < 0 || h.isGone() {
@@ -123,6 +136,9 @@ func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) 
 	next, err := a.resume(ctx, s, same)
 	if next == nil {
 		s.Leave(1)
+		if errors.Is(err, errGone) {
+			a.mine = "" // both nodes have gone
+		}
 		return h, err
 	}
 	a.d.dropHold(h)

@@ -118,8 +118,7 @@ func (a *attempt) blocked(ctx context.Context, s *session, h *hold, front, block
 			}
 		}
 	}
-	a.d.setReleasing(h)
-	if err := s.remove(ctx, h.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
+	if err := a.d.leave(ctx, h); err != nil {
 		return err
 	}
 	a.mine = ""

@@ -49,7 +49,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	switch {
 	case g.Incarnation == "" && g.Token == 0:
 		// A grant made by Request.Grant: the caller knows the request only.
-		return d.removeRequest(ctx, g.Name, g.RequestID, left)
+		return d.removeRequest(ctx, g.Name, g.RequestID, left, false)
 	case !ok:
 		return &backend.NotHeldError{Name: g.Name}
 	}
@@ -64,12 +64,23 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 // that, the node is disowned. If ctx ends before the answer, the hold stays marked as releasing, and a repeated call
 // finds it.
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
-	d.setReleasing(h)
+	d.mu.Lock()
+	h.releasing, h.released = true, true
+	moving := h.moving
+	d.mu.Unlock()
+	// It may stand on either session.
+	if moving != nil {
+		err := d.releaseAt(ctx, g, h.path, h.token)
+		if err == nil || isOneOf(err, zk.ErrNoNode, backend.ErrNotHeld) {
+			d.dropHold(h)
+		}
+		return err
+	}
 	// The watch has told it: the node was taken away before this release.
 	if h.isGone() {
 		return d.bury(ctx, h, g.Name)
 	}
-	err := h.session.remove(ctx, h.path)
+	err := h.session.remove(ctx, h.path, anyVersion)
 	switch {
 	case err == nil:
 		d.dropHold(h)
@@ -80,7 +91,7 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	}
 	// The node may stand, and the call may be repeated.
 	if err != nil && ctx.Err() == nil {
-		d.disown(h.session, h.path, h)
+		d.disown(h.session, h.path, h.version, h)
 	}
 	return err
 }
@@ -88,16 +99,22 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 // disown forgets a node that the server refused to delete, and its hold, if it has one. The session takes no new holds
 // and ends with the last of the others, since an ephemeral node cannot change its owner and stay the same; until then it
 // deletes the node as soon as the server allows that.
-func (d *Driver) disown(s *session, path string, h *hold) {
+func (d *Driver) disown(s *session, path string, version int32, h *hold) {
 	d.sessions.Abandon(s)
 	d.mu.Lock()
-	s.disowned = append(s.disowned, path)
+	s.disowned = append(s.disowned, disowned{path, version})
 	first := len(s.disowned) == 1
 	d.mu.Unlock()
 	d.dropHold(h)
 	if first {
 		d.background(s.removeDisowned)
 	}
+}
+
+// disowned is a node that the server refused to delete, and the version that it has as long as it is its session's.
+type disowned struct {
+	path    string
+	version int32
 }
 
 // forbidden reports whether the server answered that it does not delete a node that may stand.
@@ -112,21 +129,22 @@ func (s *session) removeDisowned() {
 	d := s.d
 	for kit.Sleep(d.ctx, s.ttl/4) == nil && !s.Ended() {
 		d.mu.Lock()
-		paths := slices.Clone(s.disowned)
+		nodes := slices.Clone(s.disowned)
 		d.mu.Unlock()
-		removed := map[string]bool{}
-		for _, path := range paths {
-			if d.known(path) {
-				removed[path] = true
+		removed := map[disowned]bool{}
+		for _, node := range nodes {
+			if !d.leaving(node.path, nil) {
+				removed[node] = true
 				continue
 			}
 			ctx, cancel := context.WithTimeout(d.ctx, s.ttl/4)
-			err := s.remove(ctx, path)
+			err := s.remove(ctx, node.path, node.version)
 			cancel()
-			removed[path] = err == nil || errors.Is(err, zk.ErrNoNode)
+			d.left(node.path)
+			removed[node] = err == nil || errors.Is(err, zk.ErrNoNode)
 		}
 		d.mu.Lock()
-		s.disowned = slices.DeleteFunc(s.disowned, func(path string) bool { return removed[path] })
+		s.disowned = slices.DeleteFunc(s.disowned, func(node disowned) bool { return removed[node] })
 		left := len(s.disowned)
 		d.mu.Unlock()
 		if left == 0 {
@@ -160,16 +178,17 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	case err != nil:
 		return err
 	}
-	return s.remove(ctx, path)
+	return s.remove(ctx, path, anyVersion)
 }
 
-// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. It looks on the session
-// of the abandoned attempt, if that is known: that session's earlier requests have been done, or never will be, so that
-// a node cannot appear after the look. On any other session it could: a creation that a slow server still has would be
-// carried out after the look, and close the name.
+// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. With ours it deletes
+// those on the session of the abandoned attempt only: a node on another one belongs to a repeat of the request. It
+// looks on the session of the abandoned attempt, if that is known: that session's earlier requests have been done, or
+// never will be, so that a node cannot appear after the look. On any other session it could: a creation that a slow
+// server still has would be carried out after the look, and close the name.
 //
 // A hold of ours among the nodes is dropped with its node. Its holder asked for that, and gets no loss.
-func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *leftover) error {
+func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *leftover, ours bool) error {
 	s, err := d.proven(ctx, left)
 	if err != nil {
 		return err
@@ -182,13 +201,24 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	// Success if anything was deleted.
 	none := zk.ErrNoNode
 	for _, e := range ofRequest(queue, requestID) {
+		version := int32(anyVersion)
+		if ours {
+			stat, err := s.stat(ctx, e.path)
+			switch {
+			case err != nil:
+				return err
+			case stat == nil || stat.EphemeralOwner != s.id:
+				continue
+			}
+			version = stat.Version
+		}
 		h := d.releasingAt(e.path)
-		switch err := s.remove(ctx, e.path); {
+		switch err := s.remove(ctx, e.path, version); {
 		case err == nil:
 			none = nil
 		case !errors.Is(err, zk.ErrNoNode):
 			if h != nil && forbidden(err) {
-				d.disown(h.session, e.path, h)
+				d.disown(h.session, e.path, h.version, h)
 			}
 			return err
 		}

@@ -79,7 +79,12 @@ func (d *Driver) renewOn(
 	// One answer for all: without a proof the state of all of them is unknown.
 	if err := s.proveRenewal(ctx); err != nil {
 		for _, i := range members {
-			if out[i].Err = err; errors.Is(err, errSessionLost) {
+			switch {
+			case !errors.Is(err, errSessionLost):
+				out[i].Err = err
+			case d.maybeMoved(holds[i]):
+				out[i] = d.renewGone(ctx, holds[i], grants[i].Name)
+			default:
 				out[i].Err = &backend.NotHeldError{Name: grants[i].Name, Reason: s.reason()}
 			}
 		}
@@ -98,11 +103,11 @@ func (d *Driver) renewOn(
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
 		switch {
 		case gone:
-			work.Go(func() { out[i] = backend.Renewal{Err: d.bury(ctx, h, grants[i].Name)} })
+			work.Go(func() { out[i] = d.renewGone(ctx, h, grants[i].Name) })
 		case seen != s.linkNumber():
 			work.Go(func() {
 				if err := d.see(ctx, h); errors.Is(err, zk.ErrNoNode) {
-					out[i] = backend.Renewal{Err: d.bury(ctx, h, grants[i].Name)}
+					out[i] = d.renewGone(ctx, h, grants[i].Name)
 				} else if err != nil {
 					out[i] = backend.Renewal{Err: err}
 				}
@@ -187,20 +192,24 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 		h.releasing = true // its node goes with our knowledge
 		d.mu.Unlock()
 	}
+	version := node.stat.Version
 	if node.stat.EphemeralOwner != s.id {
-		if err := d.move(ctx, s, path, node.value); err != nil {
+		if version, err = d.move(ctx, s, path, node); err != nil {
 			if h != nil {
-				d.mu.Lock()
-				h.releasing = releasing
-				d.mu.Unlock()
+				d.notMoved(h, s, releasing, err)
 			}
 			return nil, err
 		}
 	}
 	// The new hold is entered before its watch is set, so that the event finds it.
-	moved := d.addHold(s, path, token, h)
+	moved := d.addHold(s, path, token, version, h)
 	if moved == nil {
-		return nil, errGone
+		// Another call may have found it there.
+		if moved = d.holdAt(path, token); moved == nil || moved.session != s {
+			return nil, errGone
+		}
+		s.Leave(1)
+		return moved, nil
 	}
 	d.grant(moved, lost)
 	err = d.see(ctx, moved)
@@ -208,4 +217,95 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 		d.dropHold(moved)
 	}
 	return moved, err
+}
+
+// notMoved notes that a move of h to a session has failed. If it has no answer, the node may be on either session, and
+// its end on the first one is no loss until follow has looked at the second one.
+func (d *Driver) notMoved(h *hold, to *session, releasing bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h.releasing = releasing || h.released
+	// Also a request that had not left may leave later, see do.
+	if unanswered(err) || errors.Is(err, errNoConnection) {
+		h.moving = to
+	}
+	if h.isGone() && d.holds[h.path] == h {
+		d.goneFromLocked(h) // its watch has fired meanwhile
+	}
+}
+
+// maybeMoved reports whether a move without an answer may have taken a hold to another session.
+func (d *Driver) maybeMoved(h *hold) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return h.moving != nil
+}
+
+// renewGone renews a hold with a node that has gone from its session.
+func (d *Driver) renewGone(ctx context.Context, h *hold, name string) backend.Renewal {
+	next, err := d.found(ctx, h)
+	switch {
+	case err == nil:
+		return backend.Renewal{SentAt: next.session.provedAt(), TTL: next.session.ttl}
+	case isOneOf(err, zk.ErrNoNode, errSessionLost):
+		return backend.Renewal{Err: d.bury(ctx, h, name)}
+	}
+	return backend.Renewal{Err: err}
+}
+
+// follow goes after a hold with a node that has gone from its session while a move of it had no answer: it enters the
+// hold on the other session, or has the holder notified of the loss. It repeats its question until there is an answer.
+func (d *Driver) follow(h *hold) {
+	err := d.repeat(d.ctx, func(ctx context.Context) error {
+		_, err := d.found(ctx, h)
+		return err
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !isOneOf(err, zk.ErrNoNode, errSessionLost) || d.holds[h.path] != h {
+		return
+	}
+	h.moving = nil
+	d.goneFromLocked(h)
+	if h.session.Ended() {
+		delete(d.holds, h.path)
+		d.leftDirLocked(parent(h.path))
+	}
+}
+
+// found returns the hold on the session to which a move without an answer may have taken it. The error is zk.ErrNoNode
+// if its node is not there, and errSessionLost if that session has ended, and its nodes with it.
+func (d *Driver) found(ctx context.Context, h *hold) (*hold, error) {
+	d.mu.Lock()
+	to, lost := h.moving, h.lost
+	d.mu.Unlock()
+	switch {
+	case to == nil:
+		return nil, zk.ErrNoNode
+	case !to.Add(1):
+		return nil, errSessionLost
+	}
+	err := to.prove(ctx, d.clock.Now())
+	var node found
+	if err == nil {
+		node, err = to.get(ctx, h.path, false)
+	}
+	if err == nil && (node.Token != h.token || node.stat.EphemeralOwner != to.id) {
+		err = zk.ErrNoNode
+	}
+	if err != nil {
+		to.Leave(1)
+		return nil, err
+	}
+	next := d.addHold(to, h.path, h.token, node.stat.Version, h)
+	if next == nil {
+		to.Leave(1)
+		// Another call has found it, or it was released.
+		if next = d.holdAt(h.path, h.token); next == nil || next == h {
+			return nil, errGone
+		}
+		return next, nil
+	}
+	d.grant(next, lost)
+	return next, nil
 }

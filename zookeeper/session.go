@@ -59,7 +59,7 @@ type session struct {
 	written atomic.Int64   // requests that left, pings aside
 	zxid    atomic.Int64   // of the last reply; see also Driver.zxid
 
-	disowned []string // paths of nodes that removeDisowned deletes; protected by Driver.mu
+	disowned []disowned // nodes that removeDisowned deletes; protected by Driver.mu
 
 	// Set before shook is closed, and never changed.
 	id  int64

@@ -30,8 +30,7 @@ const (
 
 // stepDown removes an entry that may not hold, and returns errSpent, after which take begins the queue anew.
 func (a *attempt) stepDown(ctx context.Context, s *session, h *hold) error {
-	a.d.setReleasing(h)
-	if err := s.remove(ctx, h.path); err != nil && !errors.Is(err, zk.ErrNoNode) {
+	if err := a.d.leave(ctx, h); err != nil {
 		return err
 	}
 	a.mine, a.spent = "", true

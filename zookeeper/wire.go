@@ -303,10 +303,11 @@ func (w *wire) deliver(number int32, created, queue []byte) {
 
 // birth holds the known facts of a created node.
 type birth struct {
-	path  string
-	zxid  int64         // that created it; 0: not known
-	nonce fencing.Nonce // that it was created with, if zxid is known
-	queue []string      // the nodes of the name, this one among them; nil if they could not be read
+	path    string
+	zxid    int64         // that created it; 0: not known
+	version int32         // see hold.version
+	nonce   fencing.Nonce // that it was created with, if zxid is known
+	queue   []string      // the nodes of the name, this one among them; nil if they could not be read
 }
 
 // readBirth reads the library's path of a created node, which deliver may have written.

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
 // refuseRelease has the victim release its hold while the service refuses releases. The hold ends with its TTL or with
@@ -62,13 +64,33 @@ func (a *attack) refusal(ctx context.Context, begin func(testing.TB, string) fun
 	}
 	allow()
 	most := a.TTL + soon
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	if err := a.finish(ctx); err != nil {
 		return err
 	}
 	if err := a.goOn(ctx, began, true); err != nil {
-		return fmt.Errorf("%v after a refusal: %w", most, err)
+		return a.neverOpens(whole, began, most, fmt.Errorf("%v after a refusal: %w", most, err))
 	}
 	return nil
+}
+
+// neverOpens waits on after a name did not open within most, until the machine has run for most once more. A name
+// that opens then was late, which a busy machine excuses. A name that stays closed is an error that no stall excuses.
+// Without this wait the step would be repeated on a name that nobody gets any more, and fail with another error each
+// time.
+func (a *attack) neverOpens(ctx context.Context, began time.Time, most time.Duration, late error) error {
+	since := time.Now()
+	for ran := time.Duration(0); ran < most; {
+		bounded, cancel := context.WithTimeout(ctx, most-ran)
+		w, from := stallmeter.Begin(), time.Now()
+		err := a.goOn(bounded, began, true)
+		cancel()
+		ran += max(0, time.Since(from)-w.End().Total)
+		if err == nil || ctx.Err() != nil || time.Since(since) > a.plan.Patience {
+			return late
+		}
+	}
+	return stallmeter.Conclusive(fmt.Errorf("%w, and %v later", late, time.Since(since).Round(time.Millisecond)))
 }
