@@ -73,8 +73,13 @@ func TestAuditOfServer(t *testing.T) {
 	if e := find(t, all, "acquire", audit.Denied); e.Name != "else" || e.Rules != "1" || e.Principal != "address:127.0.0.1" {
 		t.Errorf("%+v", e)
 	}
-	e := find(t, all, "get-holder", audit.Denied)
-	if e.Name != "else" || e.Principal != "address:127.0.0.1" || e.Via != "process:" {
+	var via []audit.Event // "run" looks for a holder, too, if its acquire takes long
+	for _, e := range all {
+		if e.Via == "process:" {
+			via = append(via, e)
+		}
+	}
+	if e := find(t, via, "get-holder", audit.Denied); e.Name != "else" || e.Principal != "address:127.0.0.1" {
 		t.Errorf("%+v", e)
 	}
 	for _, event := range []string{"backup", "set-rules"} {
