@@ -99,7 +99,7 @@ func (d *Driver) Ping(ctx context.Context) error {
 	err := d.begin(ctx)
 	if err == nil {
 		defer d.gate.Leave()
-		patient := context.WithValue(ctx, patientKey{}, true) // it may be several round trips to a slow service
+		patient := context.WithValue(ctx, patientKey{}, exchangeTimeout) // it may be several round trips to a slow service
 		_, _, _, err = hedged(patient, d, func(ctx context.Context, _ bool) (struct{}, error) {
 			return struct{}{}, d.service.Ping(ctx)
 		})

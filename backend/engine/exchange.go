@@ -29,7 +29,6 @@ func exchangeUntil[T any](
 			landed()
 			return value, 0, err
 		}
-		c.until = time.Now().Add(timeoutOf(ctx))
 		sent = d.clock.Now()
 		value, err = step(c, again)
 		return value, sent, c.outcome(err, landed)
@@ -85,7 +84,7 @@ func (d *Driver) stepContext(ctx context.Context) (*stepContext, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return &stepContext{ctx, d, d.closingOf(ctx), time.Now().Add(exchangeTimeout)}, nil
+	return &stepContext{ctx, d, d.closingOf(ctx), time.Now().Add(timeoutOf(ctx))}, nil
 }
 
 // outcome returns the error of a prompt step, and calls landed when the step is no longer in progress.
@@ -120,16 +119,28 @@ func (c *stepContext) outcome(err error, landed func()) error {
 
 var errNoAnswer = fmt.Errorf("%w: %w", backend.ErrUnknown, fmt.Errorf("no reply within %v", exchangeTimeout))
 
-// patientKey is the key of a value in the context of an exchange with a caller's deadline for a timeout, if that is
-// longer than exchangeTimeout.
+// patientKey is the key of a value in the context of an exchange that lasts until its caller's deadline, if that is
+// later than exchangeTimeout. The value is the maximum for a caller without a deadline.
 type patientKey struct{}
 
 // timeoutOf returns the maximum duration of an exchange for ctx.
 func timeoutOf(ctx context.Context) time.Duration {
-	if at, ok := ctx.Deadline(); ok && ctx.Value(patientKey{}) != nil {
-		return max(exchangeTimeout, time.Until(at))
+	most, patient := ctx.Value(patientKey{}).(time.Duration)
+	if !patient {
+		return exchangeTimeout
 	}
-	return exchangeTimeout
+	if at, ok := ctx.Deadline(); ok {
+		most = time.Until(at)
+	}
+	return max(exchangeTimeout, most)
+}
+
+// patient returns the context of a release, or of a call that looks, of a Patient service.
+func (d *Driver) patient(ctx context.Context) context.Context {
+	if _, ok := d.service.(Patient); !ok {
+		return ctx
+	}
+	return context.WithValue(ctx, patientKey{}, maxPatience)
 }
 
 // stepContext is the context of a step of a Prompt service: its caller's, with an earlier deadline. It makes no timer:

@@ -28,7 +28,7 @@ func read[T, A any](ctx context.Context, d *Driver, step func(context.Context, T
 		return answer, err
 	}
 	defer d.gate.Leave()
-	answer, _, _, err = hedged(ctx, d, func(ctx context.Context, _ bool) (A, error) { return step(ctx, part) })
+	answer, _, _, err = hedged(d.patient(ctx), d, func(ctx context.Context, _ bool) (A, error) { return step(ctx, part) })
 	return answer, d.readError(ctx, err)
 }
 
@@ -76,7 +76,7 @@ func (d *Driver) force(ctx context.Context, r backend.ForceRequest) error {
 		return err
 	}
 	defer d.gate.Leave()
-	n, _, err := exchange(ctx, d, func(ctx context.Context) (int, error) { return forcer.Force(ctx, r) })
+	n, _, err := exchange(d.patient(ctx), d, func(ctx context.Context) (int, error) { return forcer.Force(ctx, r) })
 	if err == nil && n == 0 {
 		err = &backend.NotHeldError{Name: r.Name}
 	} else if err == nil {

@@ -185,7 +185,7 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 		return err
 	}
 	defer d.gate.Leave()
-	left, err := d.leave(ctx, g, "")
+	left, err := d.leave(d.patient(ctx), g, "")
 	switch {
 	case err != nil:
 		if _, final := d.classOf(err); d.lost() != nil && final {

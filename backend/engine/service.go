@@ -240,6 +240,13 @@ type PromptEnters interface {
 	PromptEnters()
 }
 
+// Patient is for services that notice themselves when they get no answer, and repeat a step over another connection.
+// Leave, Look, Names and Force then last as long as their callers' contexts allow, on a slow service.
+type Patient interface {
+	// Patient is a marker.
+	Patient()
+}
+
 // Unanswered is the error of a step that was sent, and may be carried out later.
 type Unanswered struct {
 	// Err is the cause. nil: the context of the step has ended.
@@ -385,8 +392,11 @@ type Changes interface {
 }
 
 const (
-	// exchangeTimeout is the maximum duration of one exchange, whatever the caller's context allows.
+	// exchangeTimeout is the maximum duration of one exchange, whatever the caller's context allows, unless the service is
+	// Patient.
 	exchangeTimeout = 2 * time.Second
+	// maxPatience is the maximum duration of an exchange with a Patient service for a caller without a deadline.
+	maxPatience = time.Minute
 	// landTimeout is the maximum time after that for which an Unanswered step is awaited. A binding that closes its
 	// connection waits up to 3 s until the service has read it.
 	landTimeout = 2 * exchangeTimeout
