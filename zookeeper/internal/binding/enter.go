@@ -47,10 +47,10 @@ func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 				return w.decide(ctx, queue, *x)
 			}
 		}
-		return w.find(ctx, w.s.raise()) // an Enter may have created another one
+		return w.find(ctx, true) // an Enter may have created another one
 	}
 	if r.Again {
-		return w.find(ctx, w.s.raise())
+		return w.find(ctx, true)
 	}
 	return w.create(ctx)
 }
@@ -64,8 +64,9 @@ func (w *wish) create(ctx context.Context) (engine.Position, error) {
 		if missing {
 			reqs = append(reqs, create(opCreateContainer, w.dir, nil, w.e.o.ACL, flagContainer))
 		}
-		reqs = append(reqs, multi(w.s.fenceAt(),
-			create(opCreate2, w.dir+"/"+nodeName(w.Request)+".", v.encode(), w.e.o.ACL, flagEphemeralInSeq)),
+		fence := w.s.fenceNumber()
+		reqs = append(reqs, multi(w.s.fenced(fence),
+			create(opCreate, w.dir+"/"+nodeName(w.Request)+".", v.encode(), w.e.o.ACL, flagEphemeralInSeq)),
 			children(w.dir))
 		replies, err := w.s.do(ctx, reqs...)
 		if err != nil {
@@ -77,23 +78,21 @@ func (w *wish) create(ctx context.Context) (engine.Position, error) {
 			}
 			replies = replies[1:]
 		}
-		c, failed, err := replies[0].results()
+		done, failed, err := replies[0].results()
 		switch {
 		case err == nil:
 			queue, _, err := replies[1].names()
 			if err != nil {
 				return engine.Position{}, fmt.Errorf("%w: %w", errBroken, err) // the entry stands
 			}
-			x, ok := entryOf(w.dir, path.Base(c.path))
+			x, ok := entryOf(w.dir, path.Base(done.path))
 			if !ok {
-				return engine.Position{}, fmt.Errorf("%w: ZooKeeper has created %s", backend.ErrUnknown, c.path)
+				return engine.Position{}, fmt.Errorf("%w: ZooKeeper has created %s", backend.ErrUnknown, done.path)
 			}
-			v.Token = c.stat.Czxid
+			v.Token = done.zxid
 			return w.enter(ctx, entriesOf(w.dir, queue), own{x, v, 0, w.s.id})
-		case failed == 0 && isOneOf(err, codeNoNode):
-			err = w.s.refence(ctx)
-		case failed == 0 && isOneOf(err, codeBadVersion):
-			err = nil // somebody has raised it meanwhile
+		case failed == 0 && isOneOf(err, codeNoNode): // it was replaced meanwhile
+			err = w.s.advance(ctx, fence)
 		case failed == 1 && isOneOf(err, codeNoNode):
 			if missing { // the root may be missing, too
 				err = w.e.Probe(ctx)
@@ -113,27 +112,23 @@ func (w *wish) create(ctx context.Context) (engine.Position, error) {
 // one counts.
 func (w *wish) enter(ctx context.Context, queue []entry, x own) (engine.Position, error) {
 	if len(ofRequest(queue, w.RequestID)) > 1 {
-		return w.find(ctx, confirmed())
+		return w.find(ctx, false)
 	}
 	return w.decide(ctx, queue, x)
 }
 
-// find looks for the request's entry, behind a request that makes the answer complete. An entry on another session
+// find looks for the request's entry. forbid: first it forbids creations that were sent before, so that the answer is
+// complete. An entry on another session
 // moves to this one. The oldest counts; later ones on this session are deleted, so that the request never stands in
 // its own way.
-func (w *wish) find(ctx context.Context, first request) (engine.Position, error) {
+func (w *wish) find(ctx context.Context, forbid bool) (engine.Position, error) {
 	for range maxWrites {
-		replies, err := w.s.do(ctx, first, children(w.dir))
+		a, err := w.s.readQueue(ctx, w.dir, forbid)
 		if err != nil {
 			return engine.Position{}, err
 		}
-		if first.op == opSetData {
-			if err := w.s.raised(replies[0]); err != nil && !isOneOf(err, codeNoNode) {
-				return engine.Position{}, err
-			}
-		}
-		first = confirmed()
-		names, stat, err := replies[1].names()
+		forbid = false
+		names, stat, err := a.names()
 		if err != nil && !isOneOf(err, codeNoNode) {
 			return engine.Position{}, err
 		}
@@ -264,7 +259,7 @@ func (s *session) moving(x own) (request, own) {
 	moved.owner, moved.version = s.id, x.version%maxMoves+1
 	data := moved.encode()
 	ops := []request{
-		s.fenceAt(), remove(x.path, x.version), create(opCreate, x.path, data, s.e.o.ACL, flagEphemeral),
+		s.fenced(s.fenceNumber()), remove(x.path, x.version), create(opCreate, x.path, data, s.e.o.ACL, flagEphemeral),
 	}
 	for range moved.version {
 		ops = append(ops, setData(x.path, data, anyVersion))

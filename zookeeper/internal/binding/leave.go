@@ -142,23 +142,15 @@ func (l *leaving) leaveRequest(ctx context.Context) (engine.Left, error) {
 	if err != nil {
 		return engine.Left{}, err
 	}
-	first := confirmed()
-	if len(l.Late) > 0 && s == l.s {
-		first = s.raise()
-	}
+	forbid := len(l.Late) > 0 && s == l.s
 	was := false
 	for range maxWrites {
-		replies, err := s.do(ctx, first, children(l.dir))
+		a, err := s.readQueue(ctx, l.dir, forbid)
 		if err != nil {
 			return engine.Left{}, err
 		}
-		if first.op == opSetData {
-			if err := ignore(s.raised(replies[0]), codeNoNode); err != nil {
-				return engine.Left{}, err
-			}
-		}
-		first = confirmed()
-		names, _, err := replies[1].names()
+		forbid = false
+		names, _, err := a.names()
 		if err != nil {
 			return engine.Left{Was: l.sent}, ignore(err, codeNoNode)
 		}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -22,8 +21,8 @@ import (
 // session is an engine.Session: a ZooKeeper session on its own connection. It reconnects until it has ended, and then
 // sends nothing more: requests that were queued on it are not carried out.
 //
-// It makes a node, its fence, and every request that creates an entry checks the version of it. A Leave that has to
-// forbid late creations raises the version.
+// It has a node, its fence, and a request that creates an entry is carried out only while that is there. A step that has
+// to forbid late creations replaces the fence.
 type session struct {
 	e     *service
 	asked time.Duration
@@ -46,7 +45,7 @@ type session struct {
 	why      backend.Reason
 	base     backend.Instant   // the leader has heard of this one
 	touches  []backend.Instant // answered pings since, in order
-	fenced   int32             // the version of the fence
+	fences   int               // the number of the present fence
 	watchers map[string][]*watcher
 	placed   map[string]*hold // the entries of holds, by path
 	fresh    []*hold          // without a watch
@@ -85,11 +84,6 @@ func (s *session) pingEvery() time.Duration { return max(s.e.o.Tick*2/5, 10*time
 
 // silence is the maximum time that answers may be due before another connection is made.
 func (s *session) silence() time.Duration { return min(s.asked/2, 5*time.Second) }
-
-// fence is the path of the session's own node.
-func (s *session) fence() string {
-	return s.e.root + "/session:" + strconv.FormatUint(uint64(s.id), 16)
-}
 
 // newSession starts a session. A spare one ends when it was unused for its timeout.
 func (e *service) newSession(ttl time.Duration, spare bool) *session {
@@ -207,14 +201,10 @@ func (s *session) greeted(l *link, h greeting) error {
 	}
 	reqs := []request{getData(s.e.root, true)}
 	if first && !s.spare {
-		reqs = append(reqs, s.makeFence())
+		reqs = append(reqs, s.makeFence(0))
 	}
 	l.start(&call{then: func(c *call) { s.arrived(l, c) }}, reqs...)
 	return nil
-}
-
-func (s *session) makeFence() request {
-	return create(opCreate, s.fence(), nil, s.e.own, flagEphemeral)
 }
 
 // arrived takes in the answers to the first requests of a connection, and lets callers use it.
@@ -584,39 +574,53 @@ func (s *session) listen(w *watcher, paths []string) (unlisten func()) {
 	}
 }
 
-// fenceAt is the condition of a creation, and sends later ones in vain once the fence has been raised.
-func (s *session) fenceAt() request {
+// fenceNumber returns the number of the present fence.
+func (s *session) fenceNumber() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return check(s.fence(), s.fenced)
+	return s.fences
 }
 
-// raise is the request that forbids all creations that were sent before.
-func (s *session) raise() request { return setData(s.fence(), nil, anyVersion) }
+// fence is the path of a fence.
+func (s *session) fence(n int) string {
+	return fmt.Sprintf("%s/session:%x.%d", s.e.root, uint64(s.id), n)
+}
 
-// raised takes in the answer to raise.
-func (s *session) raised(a reply) error {
-	stat, err := a.stat()
+func (s *session) makeFence(n int) request {
+	return create(opCreate, s.fence(n), nil, s.e.own, flagEphemeral)
+}
+
+// fenced is the first operation of a creation. It fails if the fence was replaced, and shows the zxid.
+func (s *session) fenced(n int) request { return setData(s.fence(n), nil, anyVersion) }
+
+// advance makes the fence after the nth, which is missing.
+func (s *session) advance(ctx context.Context, n int) error {
+	replies, err := s.do(ctx, s.makeFence(n+1))
 	if err != nil {
 		return err
 	}
+	if err := ignore(replies[0].err, codeNodeExists); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fenced = max(s.fenced, stat.Version)
+	s.fences = max(s.fences, n+1)
 	return nil
 }
 
-// refence is called when the fence is missing although the session lives: an operator has deleted it.
-func (s *session) refence(ctx context.Context) error {
-	s.mu.Lock()
-	s.fenced = 0
-	s.mu.Unlock()
-	replies, err := s.do(ctx, s.makeFence())
+// readQueue reads the children of a name, with all that the leader knows. forbid: creations that were sent before, on
+// any connection of the session, are not carried out any more.
+func (s *session) readQueue(ctx context.Context, dir string, forbid bool) (a reply, err error) {
+	n, first := s.fenceNumber(), confirmed()
+	if forbid {
+		first = multi(remove(s.fence(n), anyVersion), s.makeFence(n+1))
+	}
+	replies, err := s.do(ctx, first, children(dir))
 	if err != nil {
-		return err
+		return a, err
 	}
-	if err := replies[0].err; err != nil && !isOneOf(err, codeNodeExists) {
-		return err
+	if _, _, err = replies[0].results(); forbid && (err == nil || isOneOf(err, codeNoNode)) {
+		err = s.advance(ctx, n) // or somebody else has replaced it
 	}
-	return nil
+	return replies[1], ignore(err, codeNoAuth)
 }

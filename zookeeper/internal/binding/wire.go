@@ -21,7 +21,6 @@ const (
 	opGetChildren2    = 12
 	opCheck           = 13
 	opMulti           = 14
-	opCreate2         = 15
 	opCreateContainer = 19
 	opAuth            = 100
 	opClose           = -11
@@ -209,38 +208,36 @@ func (a reply) names() ([]string, zk.Stat, error) {
 	return names, s, r.err
 }
 
-// created is the result of a creation.
-type created struct {
+// done is the result of a transaction: the last created node, and the zxid of the transaction, if it has a setData. The
+// servers report neither the zxid nor the state of a node that a transaction creates.
+type done struct {
 	path string
-	stat zk.Stat
+	zxid int64
 }
 
-// results is the answer to multi: the created node, if one was created, or the error of the operation that failed,
-// with its number.
-func (a reply) results() (c created, failed int, err error) {
+// results is the answer to multi, or the error of the operation that failed, with its number.
+func (a reply) results() (d done, failed int, err error) {
 	if a.err != nil {
-		return c, -1, a.err
+		return d, -1, a.err
 	}
 	r := reader{p: a.body}
 	for n := 0; ; n++ {
-		op, done, _ := r.int(), r.bool(), r.int()
-		if done || r.err != nil {
-			return c, -1, r.err
+		op, end, _ := r.int(), r.bool(), r.int()
+		if end || r.err != nil {
+			return d, -1, r.err
 		}
 		switch op {
-		case opCreate2:
-			c.path, c.stat = string(r.bytes()), r.stat()
 		case opCreate:
-			c.path = string(r.bytes())
+			d.path = string(r.bytes())
 		case opSetData:
-			r.stat()
+			d.zxid = r.stat().Mzxid
 		case opError:
 			if code := code(r.int()); code != 0 && code != codeInconsistent && err == nil {
 				failed, err = n, code
 			}
 		}
 		if err != nil {
-			return c, failed, err
+			return d, failed, err
 		}
 	}
 }
