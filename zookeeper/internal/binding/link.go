@@ -48,6 +48,7 @@ type call struct {
 	replies []reply
 	left    int
 	link    *link
+	sent    backend.Instant // before it was sent
 	err     error
 	done    chan struct{} // has room for one
 	then    func(*call)   // if not nil, is called in place of done, on the goroutine that reads
@@ -73,7 +74,7 @@ func (l *link) start(c *call, reqs ...request) bool {
 	if l.closed {
 		return false
 	}
-	c.link, c.left, c.replies = l, len(reqs), make([]reply, len(reqs))
+	c.link, c.left, c.replies, c.sent = l, len(reqs), make([]reply, len(reqs)), l.s.e.clock.Now()
 	for n, r := range reqs {
 		l.last = l.last%(1<<30) + 1
 		l.put(l.last, r)
@@ -190,6 +191,7 @@ func (l *link) read() error {
 		c := first.call
 		c.replies[first.n] = a
 		if c.left--; c.left == 0 {
+			l.s.touch(l, c.sent)
 			c.end()
 		}
 	}

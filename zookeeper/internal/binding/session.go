@@ -44,7 +44,7 @@ type session struct {
 	misses   int           // dials in a row without a connection
 	why      backend.Reason
 	base     backend.Instant   // the leader has heard of this one
-	touches  []backend.Instant // answered pings since, in order
+	touches  []backend.Instant // when answered messages were sent since, in order
 	fences   int               // the number of the present fence
 	watchers map[string][]*watcher
 	placed   map[string]*hold // the entries of holds, by path
@@ -79,8 +79,8 @@ func sessionOf(s engine.Session) *session {
 	return own
 }
 
-// pingEvery is the pause between two pings. Two of them are less than a tick apart, see Prove.
-func (s *session) pingEvery() time.Duration { return max(s.e.o.Tick*2/5, 10*time.Millisecond) }
+// pingEvery is the pause between two pings: see Prove.
+func (s *session) pingEvery() time.Duration { return max(s.e.o.Tick*3/5, 10*time.Millisecond) }
 
 // silence is the maximum time that answers may be due before another connection is made.
 func (s *session) silence() time.Duration { return min(s.asked/2, 5*time.Second) }
@@ -378,17 +378,17 @@ func (e *service) End(ctx context.Context, own engine.Session) error {
 	}
 }
 
-// touch notes an answered ping.
+// touch notes when an answered message was sent.
 func (s *session) touch(l *link, sent backend.Instant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.link == l {
+	if s.link == l && (len(s.touches) == 0 || sent.Sub(s.touches[len(s.touches)-1]) > s.e.o.Tick/10) {
 		s.touches = append(s.touches[max(0, len(s.touches)-maxTouches):], sent)
 	}
 }
 
-// maxTouches bounds the answered pings that are remembered: a few ticks.
-const maxTouches = 15
+// maxTouches bounds the messages that are remembered, of a few ticks.
+const maxTouches = 30
 
 // Prove is engine.Sessions's. The leader alone ends sessions. It starts a session's time anew when it makes the session,
 // when a client reconnects, and when a server tells it in one of its answers to the leader's pings, twice a tick, that
@@ -398,10 +398,10 @@ const maxTouches = 15
 //
 // So Prove asks with a transaction that changes nothing. A majority must log it, and the leader refuses it for sessions
 // that have ended. When a transaction sent at t is answered, its leader has led until t at least, and everything that
-// the client's server had to tell up to half a tick before t has reached it, on the same stream: a ping that was sent at
-// u ≤ t - tick/2, over the same connection, has started the session's time anew. A later leader starts the time of all
-// sessions anew. The driver's margin is a tick, so u may be a tick before the call. The connection pings every 0.4
-// ticks, so there is such a u.
+// the client's server had to tell up to half a tick before t has reached it, on the same stream: a message that was sent
+// at u ≤ t - tick/2, over the same connection, has started the session's time anew. A later leader starts the time of all
+// sessions anew. The driver's margin is a tick, so u may be a tick before the call. The connection pings every 0.6
+// ticks, so there is such a u, or there will be within a tenth of a tick.
 func (e *service) Prove(ctx context.Context, own engine.Session) error {
 	s, began := sessionOf(own), e.clock.Now()
 	for {
