@@ -230,7 +230,11 @@ var mutants = []mutant{
 	},
 	{
 		what: "a ping has the time of any exchange", file: "exchange.go", test: "TestPingOfASlowService",
-		text: "return max(exchangeTimeout, time.Until(at))", instead: "return min(exchangeTimeout, time.Until(at))",
+		text: "return max(exchangeTimeout, most)", instead: "return min(exchangeTimeout, most)",
+	},
+	{
+		what: "a release of a patient service has the time of any exchange", file: "renew.go", test: "TestPatientService",
+		text: "d.leave(d.patient(ctx), g, \"\")", instead: "d.leave(ctx, g, \"\")",
 	},
 	{
 		what: "each call probes", file: "driver.go", test: "TestProbeIsShared",
