@@ -164,8 +164,8 @@ func TestTooLongRequest(t *testing.T) {
 	r := request("long", true)
 	r.Metadata = map[string]string{"text": strings.Repeat("x", 12<<10)}
 	_, err := d.Acquire(within(t, 30*time.Second), r)
-	if err == nil || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Acquire = %v", err)
+	if !errors.Is(err, backend.ErrMisconfigured) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Acquire = %v, want ErrMisconfigured", err)
 	}
 	acquire(t, d, request("short-again", false))
 }
