@@ -2,6 +2,7 @@ package binding
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -21,6 +22,7 @@ type wish struct {
 	dir     string
 	use     kit.Use
 	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
+	made    bool            // an entry of the request stands, as far as this Enter knows
 }
 
 // own is the entry of a request, as it was read last.
@@ -39,6 +41,17 @@ const maxWrites = 8
 // that of a waiter reads the queue, and then the entry.
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	w := &wish{Entering: r, e: e, s: sessionOf(r.Session), dir: e.dir(r.Name), use: kit.UseOf(r.Request)}
+	p, err := w.run(ctx)
+	if w.made && err != nil && !errors.Is(err, engine.ErrNoSession) {
+		if _, unanswered := err.(*engine.Unanswered); !unanswered {
+			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err) // whatever has failed since
+		}
+	}
+	return p, err
+}
+
+func (w *wish) run(ctx context.Context) (engine.Position, error) {
+	r := w.Entering
 	if r.Place != "" {
 		if p := placeOf(r.Place); p.session == w.s.id {
 			if queue, x, err := w.look(ctx, p.path); err != nil {
@@ -89,7 +102,7 @@ func (w *wish) create(ctx context.Context) (engine.Position, error) {
 			if !ok {
 				return engine.Position{}, fmt.Errorf("%w: ZooKeeper has created %s", backend.ErrUnknown, done.path)
 			}
-			v.Token = done.zxid
+			v.Token, w.made = done.zxid, true
 			return w.enter(ctx, entriesOf(w.dir, queue), own{x, v, 0, w.s.id})
 		case failed == 0 && isOneOf(err, codeNoNode): // it was replaced meanwhile
 			err = w.s.advance(ctx, fence)
@@ -151,6 +164,7 @@ func (w *wish) find(ctx context.Context, forbid bool) (engine.Position, error) {
 			err := &backend.LimitError{Name: w.Name, Kind: x.Use.Kind, Limit: x.Use.Limit, Holder: x.Owner}
 			return engine.Position{}, err
 		}
+		w.made = true
 		var deletes []request
 		for _, later := range found[1:] {
 			if later.owner == w.s.id {
@@ -282,6 +296,7 @@ func (w *wish) decide(ctx context.Context, queue []entry, x own) (engine.Positio
 	for pause := 2 * time.Millisecond; ; pause = min(2*pause, passTime/20) {
 		at := slices.IndexFunc(queue, func(other entry) bool { return other.path == x.path })
 		if at < 0 {
+			w.made = false
 			return engine.Position{}, errGone
 		}
 		front := slices.DeleteFunc(queue[:at:at], func(other entry) bool { return other.spent() || w.foreign[other.path] })
@@ -307,6 +322,7 @@ func (w *wish) decide(ctx context.Context, queue []entry, x own) (engine.Positio
 		case err != nil:
 			return pos, err
 		case own == nil || own.owner != w.s.id || own.Token != x.Token:
+			w.made = false
 			return engine.Position{}, errGone
 		}
 		queue, x = next, *own
@@ -434,6 +450,7 @@ func (w *wish) stepDown(ctx context.Context, x own) error {
 	if err := ignore(replies[0].err, codeNoNode); err != nil {
 		return err
 	}
+	w.made = false
 	stat, err := replies[1].stat()
 	return w.renewDir(ctx, err == nil && stat.NumChildren == 0 && spentCount(stat))
 }
