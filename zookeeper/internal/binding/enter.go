@@ -308,6 +308,9 @@ func (w *wish) decide(ctx context.Context, queue []entry, x own) (engine.Positio
 			return w.held(ctx, pos, x)
 		}
 		again, err := w.blocked(ctx, &pos, front, block, x, w.e.clock.Now() > patience)
+		if err == nil && (pos.Holder != nil || pos.Refused != nil) && x.Attempt == w.Attempt {
+			return w.withdraw(ctx, pos, x)
+		}
 		if err != nil || !again {
 			return pos, err
 		}
@@ -327,6 +330,16 @@ func (w *wish) decide(ctx context.Context, queue []entry, x own) (engine.Positio
 		}
 		queue, x = next, *own
 	}
+}
+
+// withdraw removes the entry of a refused attempt, which then stands in nobody's way. If the server does not delete it,
+// the engine tries later.
+func (w *wish) withdraw(ctx context.Context, pos engine.Position, x own) (engine.Position, error) {
+	replies, err := w.s.do(ctx, remove(x.path, x.version))
+	if err == nil && (replies[0].err == nil || isOneOf(replies[0].err, codeNoNode)) {
+		pos.Placed, pos.Place, w.made = false, "", false
+	}
+	return pos, err
 }
 
 // held is the position of an entry without blockers. If another attempt may have been answered with the entry, or may
