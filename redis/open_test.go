@@ -278,13 +278,16 @@ func TestTimeoutOfASlowServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { link.Close() })
-	link.Delay(fault.Replies, 800*time.Millisecond)
 	excused, err := stallmeter.Fairly(time.Second, func() error { // a read has 3 s
+		link.Delay(fault.Replies, 800*time.Millisecond)
 		d, err := Open(within(t, time.Minute), "redis://"+link.Addr()+"?timeout=30s")
+		link.Delay(fault.Replies, 0)
 		if err != nil {
 			return err
 		}
-		return d.Close(within(t, slack))
+		defer d.Close(within(t, slack))
+		mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, false)))
+		return nil
 	})
 	stallmeter.Report(t, "a first look at a slow server", excused, err)
 }
