@@ -271,8 +271,8 @@ func TestAFleetSpreadsItsRenewals(t *testing.T) {
 	})
 }
 
-// What the service says of one hold reaches its holder within seconds of the renewal, though the answer for another is out
-// and the TTL is an hour.
+// The service's answer for one hold reaches its holder within seconds of the renewal, although the answer for another
+// hold is missing and the TTL is an hour.
 func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}

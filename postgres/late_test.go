@@ -327,7 +327,7 @@ func TestEndedWaitSparesItsRepeat(t *testing.T) {
 		leave()
 		<-first
 		w.link.Pass()
-		closeDriver(t, w.Driver) // waits for what the first wait has left to do
+		closeDriver(t, w.Driver) // waits for the remaining work of the first wait
 		if err := renewed(t, other, g); err != nil {
 			t.Errorf("the hold of the repeat: %v", err)
 		}

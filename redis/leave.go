@@ -53,7 +53,7 @@ func (s *service) Leave(ctx context.Context, l engine.Leaving) (left engine.Left
 	return left, err
 }
 
-// release is the step that ends a hold, whoever waits for it.
+// release is the step that ends a hold, with or without waiters.
 type release struct {
 	code  string
 	keys  redisscript.Keys

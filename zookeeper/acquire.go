@@ -279,7 +279,7 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	return a.queue(ctx, s, b)
 }
 
-// own returns the nodes of the request, without those that earlier attempts of it are removing.
+// own returns the nodes of the request, except nodes that its earlier attempts are removing.
 func (a *attempt) own(ctx context.Context, s *session) ([]entry, error) {
 	for {
 		queue, err := s.children(ctx, a.dir)

@@ -375,7 +375,7 @@ func TestNewTokenSpaceIsReported(t *testing.T) {
 		text := logs.String()
 		named := strings.Contains(text, "node="+chroot+"/fencelock space="+space+"\n")
 		if n := strings.Count(text, "level=WARN"); n != 1 || !named {
-			return fmt.Errorf("%d warnings, want one that names the node and the space %s:\n%s", n, space, text)
+			return fmt.Errorf("%d warnings, want one with the node and the space %s:\n%s", n, space, text)
 		}
 		return nil
 	})

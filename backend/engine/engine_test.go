@@ -674,7 +674,7 @@ func TestProbeIsShared(t *testing.T) {
 func TestGrantedAttemptsAreUsedAgain(t *testing.T) {
 	d, r := engine.New(&promptly{}), request("x")
 	defer closed(t, d)
-	most := 3.0 // the names of attempts, the contexts of steps, and what the service itself needs
+	most := 3.0 // the names of attempts, the contexts of steps, and the needs of the service itself
 	if got := testing.AllocsPerRun(100, func() {
 		g, err := d.Acquire(t.Context(), r)
 		if err == nil {

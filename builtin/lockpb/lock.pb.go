@@ -17,7 +17,8 @@
 //
 // Holds and places in queues hang on a session, which the client names with 128 random bits. A session lives for its
 // TTL and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a
-// session with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
+// session with that TTL. A session id is a secret between client and server: a client that knows it can act for the
+// session.
 //
 // Principals. A session belongs to the principal that opened it. The server knows principals from their connections:
 // cert:NAME shows a certificate with that name, which the server has verified; the empty one shows none. Another
@@ -2482,8 +2483,8 @@ type Release struct {
 	Token     uint64                 `protobuf:"varint,3,opt,name=token,proto3" json:"token,omitempty"`
 	// target, as with CancelWait; it needs a session.
 	Target uint64 `protobuf:"varint,4,opt,name=target,proto3" json:"target,omitempty"`
-	// own: only what hangs on the session of the request, whoever may have taken it over; it needs one. NOT_HELD if that
-	// is nothing.
+	// own: only a hold or place on the session of the request, even if another client has the request id too. It needs a
+	// session. NOT_HELD if there is none.
 	Own           bool `protobuf:"varint,5,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2556,9 +2557,9 @@ func (x *Release) GetOwn() bool {
 
 // Move takes a hold, or a place in queues, over to the session of the request, from whichever it hangs on: to a session
 // with another TTL, or to that of another process that speaks for the same client and knows the request id. Token and
-// ticket stay. With token zero it takes what the request id has; otherwise that hold only. It never makes a hold:
-// NOT_HELD if there is none. Answered with Acquired; sent again it answers the same. A session that loses a hold by it
-// gets Lost with REASON_MOVED.
+// ticket stay. With token zero it takes the hold or place of the request id; otherwise that hold only. It never makes a
+// hold: NOT_HELD if there is none. Answered with Acquired; sent again it answers the same. A session that loses a hold
+// by it gets Lost with REASON_MOVED.
 type Move struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`

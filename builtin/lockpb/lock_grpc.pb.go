@@ -17,7 +17,8 @@
 //
 // Holds and places in queues hang on a session, which the client names with 128 random bits. A session lives for its
 // TTL and is prolonged by requests; when it expires, all that hangs on it ends. A hold that needs another TTL gets a
-// session with that TTL. Whoever knows the id of a session speaks for it: it is a secret between client and server.
+// session with that TTL. A session id is a secret between client and server: a client that knows it can act for the
+// session.
 //
 // Principals. A session belongs to the principal that opened it. The server knows principals from their connections:
 // cert:NAME shows a certificate with that name, which the server has verified; the empty one shows none. Another

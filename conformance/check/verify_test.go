@@ -93,8 +93,8 @@ func (s *story) history() History { return Merge(History{Events: s.events}) }
 // fenced is what most stories are held against.
 var fenced = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * time.Second}
 
-// stories have the kinds of violations that must be found in them, and no others. In those that are illegal
-// the search, on its own, must find no order.
+// stories name the violations that the checker must find in each story, and no others. For an illegal story the search
+// alone must find no order.
 var stories = []struct {
 	name    string
 	rules   Rules

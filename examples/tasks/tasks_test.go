@@ -88,7 +88,7 @@ func correctness(ctx context.Context, client *clientv3.Client, amount int, accou
 func configured(ctx context.Context) error {
 	locks, err := fencelock.Open(ctx, "redis://10.0.0.1:6379", fencelock.Correctness, nil)
 	if errors.Is(err, fencelock.ErrTier) {
-		return err // the message names what the driver lacks
+		return err // the message names the missing capability
 	}
 	return errors.Join(err, locks.Close(ctx))
 }

@@ -49,7 +49,7 @@ type caller struct {
 	err error // why the token of the request is refused
 }
 
-// incoming is a request, and what the gateway finds out about it before its call.
+// incoming is a request, and the facts that the gateway establishes before the call.
 type incoming struct {
 	*http.Request
 	id        string // for the log

@@ -1,4 +1,4 @@
-// Package mutate shows that tests hold what they promise: it breaks one file of a package, and wants a test to fail.
+// Package mutate shows that tests can fail: it breaks one file of a package, and wants a test to fail.
 package mutate
 
 import (

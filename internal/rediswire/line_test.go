@@ -783,7 +783,7 @@ func TestLinePausesWhenConnectionsAreOfNoUse(t *testing.T) {
 		}
 		s.awaitRest(l)
 		if l.mu.Lock(); l.misses != 0 {
-			t.Errorf("%d failed tries after one that has led to an answer", l.misses)
+			t.Errorf("%d failed tries after a try that led to an answer", l.misses)
 		}
 		l.mu.Unlock()
 	}

@@ -15,8 +15,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asWatched makes the test binary a process that holds a window open until its standard input ends, and prints what the
-// window lost.
+// asWatched makes the test binary a process that holds a window open until its standard input ends, and prints the time
+// that the window lost.
 const asWatched = "FENCELOCK_TEST_STALL_WATCHED"
 
 func TestMain(m *testing.M) {
