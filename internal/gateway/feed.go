@@ -10,6 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/poll"
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
@@ -22,6 +23,7 @@ type feed struct {
 	feedKey
 	watched int // how many use it; protected by Gateway.mu
 	cancel  context.CancelFunc
+	began   chan struct{} // closed when the watch stands, as far as the driver tells, or has ended
 
 	mu     sync.Mutex // protects the following fields
 	floor  uint64     // each event of a greater revision is in events, or follows
@@ -58,7 +60,9 @@ func (g *Gateway) feedOf(d backend.Watcher, k feedKey, now uint64) *feed {
 	f := g.feeds[k]
 	if f == nil {
 		ctx, cancel := context.WithCancel(principal.For(g.closing, k.sentFor))
-		f = &feed{feedKey: k, cancel: cancel, floor: anyRevision, news: make(chan struct{})}
+		f = &feed{
+			feedKey: k, cancel: cancel, began: make(chan struct{}), floor: anyRevision, news: make(chan struct{}),
+		}
 		if now != 0 {
 			f.floor = now
 		}
@@ -87,6 +91,14 @@ func (g *Gateway) dropFeed(f *feed) {
 
 // fill watches the name after a revision, or from now on if since is 0, until ctx or the watch ends.
 func (g *Gateway) fill(ctx context.Context, d backend.Watcher, f *feed, since uint64) {
+	began := sync.OnceFunc(func() { close(f.began) })
+	defer began()
+	if p, ok := d.(poll.Watcher); ok {
+		p.Began = began
+		d = p
+	} else {
+		began()
+	}
 	var err error
 	for c, failed := range d.Watch(ctx, f.name, since) {
 		if err = failed; err != nil {
@@ -209,9 +221,10 @@ func (g *Gateway) pause(f *feed) time.Duration {
 
 // follow is a watch of a name after a revision, or from now on if since is 0, that shares the feed of the name. It
 // reads only the events that the feed lacks from the service itself. Between two groups of events it pauses. now is a
-// revision that the service has reached; 0 if the caller knows no revision.
+// revision that the service has reached; 0 if the caller knows no revision. It calls begun when the watch stands: later
+// changes are yielded.
 func (g *Gateway) follow(
-	ctx context.Context, d backend.Watcher, name string, since, now uint64,
+	ctx context.Context, d backend.Watcher, name string, since, now uint64, begun func(),
 ) iter.Seq2[[]*event, error] {
 	return func(yield func([]*event, error) bool) {
 		if now == 0 {
@@ -233,6 +246,12 @@ func (g *Gateway) follow(
 			if at, on = f.after(since); !on || since > now {
 				at, on = w.catchUp(ctx, d)
 			}
+		}
+		select {
+		case <-f.began:
+			begun()
+		case <-ctx.Done():
+			return
 		}
 		for on {
 			b := f.from(at)

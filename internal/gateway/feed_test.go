@@ -247,7 +247,7 @@ func recorded(t *testing.T, test func(r *record, follow func(since uint64, slow 
 			f := &follows{}
 			now := r.revision()
 			all.Go(func() {
-				for events, err := range d.g.follow(ctx, r, "x", since, now) {
+				for events, err := range d.g.follow(ctx, r, "x", since, now, func() {}) {
 					f.mu.Lock()
 					f.err = err
 					for _, e := range events {
@@ -374,7 +374,7 @@ func TestWatchersOfABusyNamePause(t *testing.T) {
 		var groups, got atomic.Int64
 		for range watchers {
 			all.Go(func() {
-				for changes := range d.g.follow(ctx, r, "x", 0, 1) {
+				for changes := range d.g.follow(ctx, r, "x", 0, 1, func() {}) {
 					groups.Add(1)
 					got.Add(int64(len(changes)))
 				}

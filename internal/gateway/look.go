@@ -80,7 +80,7 @@ func (g *Gateway) lookBeyond(ctx context.Context, q *lookQuery) (backend.State, 
 // awaitChange waits for a change of a lock, or for the next poll.
 func (g *Gateway) awaitChange(ctx context.Context, s *backend.State) {
 	if d, ok := backend.As[backend.Watcher](g.driver); ok && g.can(backend.CapWatchReplay) && s.Revision != 0 {
-		for _, err := range g.follow(ctx, d, s.Name, s.Revision, s.Revision) {
+		for _, err := range g.follow(ctx, d, s.Name, s.Revision, s.Revision, func() {}) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
@@ -20,6 +21,59 @@ func (d unwatched) Describe() backend.Description {
 	s := d.Driver.Describe()
 	s.Capabilities &^= backend.CapWatch | backend.CapWatchReplay
 	return s
+}
+
+// slow is a driver of a service that takes a second for a look.
+type slow struct{ *memory.Driver }
+
+func (d slow) Look(ctx context.Context, name string) (backend.State, error) {
+	time.Sleep(time.Second)
+	return d.Driver.Look(ctx, name)
+}
+
+// slowUnwatched is slow, and reports no changes.
+type slowUnwatched struct{ slow }
+
+func (d slowUnwatched) Describe() backend.Description { return unwatched{d.Driver}.Describe() }
+
+// A client that reads the first line of a watch gets all later changes, however slow the service is.
+func TestWatchHasBegunWithItsResponse(t *testing.T) {
+	for name, of := range map[string]func(*memory.Driver) backend.Driver{
+		"notifications": func(d *memory.Driver) backend.Driver { return slow{d} },
+		"polling":       func(d *memory.Driver) backend.Driver { return slowUnwatched{slow{d}} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				driver := memory.New(&memory.Options{Clock: backend.GoClock()})
+				d := newDoor(t, of(driver))
+				defer driver.Close(context.Background())
+				defer d.g.Close(context.Background())
+				ctx, hangUp := context.WithCancel(t.Context())
+				p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
+				r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/locks/x/watch", nil)
+				r.Host = "localhost"
+				go func() {
+					d.g.Handler().ServeHTTP(p, r)
+					close(p.lines)
+				}()
+				if got := <-p.lines; got != ": watching\n\n" {
+					t.Errorf("the first line is %q", got)
+				}
+				d.granted(d.post(acquireX, acquireOf("a", "")))
+				select {
+				case got := <-p.lines:
+					if !strings.Contains(got, "event: acquired\n") {
+						t.Errorf("the first event is %q", got)
+					}
+				case <-time.After(time.Minute):
+					t.Error("the acquire is missing")
+				}
+				hangUp()
+				for range p.lines {
+				}
+			})
+		})
+	}
 }
 
 // A watch in front of a backend without one compares looks, and says that there is no replay.

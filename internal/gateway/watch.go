@@ -122,10 +122,10 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(g.closing, cancel)
 	end := func() { stop(); cancel(); out() }
-	changes := make(chan told)
+	changes, begun := make(chan told), make(chan struct{})
 	go func() {
 		defer close(changes)
-		for events, err := range g.follow(ctx, d, name, since, 0) {
+		for events, err := range g.follow(ctx, d, name, since, 0, func() { close(begun) }) {
 			select {
 			case changes <- told{events, err}:
 			case <-ctx.Done():
@@ -133,23 +133,27 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 			}
 		}
 	}()
-	// An error from the start is a response, not an event.
+	// The response begins when the watch stands. An error from the start is a response, not an event.
 	var first *told
-	head := time.NewTimer(headTime)
-	defer head.Stop()
-	select {
-	case t, open := <-changes:
-		if open && t.err == nil {
-			first = &t
-		} else {
+	var head <-chan time.Time
+	for stands := false; !stands && first == nil; {
+		select {
+		case <-begun:
+			begun, head = nil, time.After(headTime)
+		case t, open := <-changes:
+			if open && t.err == nil {
+				first = &t
+				break
+			}
 			ended := !open || ctx.Err() != nil
 			end()
 			if ended {
-				return nil, problem(codeUnavailable, "the watch ended").retry(comeAgain)
+				return nil, watchEnded()
 			}
 			return nil, problemOf(t.err)
+		case <-head:
+			stands = true
 		}
-	case <-head.C:
 	}
 	r := requestOf(ctx)
 	return &huma.StreamResponse{Body: func(hc huma.Context) {

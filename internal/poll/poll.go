@@ -16,7 +16,11 @@ const every = time.Second
 // Watcher implements backend.Watcher over looks. It has no replay: it begins with the first look, changes have no
 // revision, their time is that of the look, and a hold that begins and ends between two looks is missed. How a hold
 // ended is not known: its end is backend.ChangeReleased.
-type Watcher struct{ backend.Inspector }
+type Watcher struct {
+	backend.Inspector
+	// Began is called after the first look of each watch: changes from then on are reported. It may be nil.
+	Began func()
+}
 
 // holdKey tells holds apart. A driver may know no nonce or no token.
 type holdKey struct {
@@ -36,8 +40,13 @@ func (w Watcher) Watch(ctx context.Context, name string, _ uint64) iter.Seq2[bac
 				yield(backend.Change{}, err)
 				return
 			}
-			if !first && !report(name, before, state.Holders, yield) {
-				return
+			switch {
+			case !first:
+				if !report(name, before, state.Holders, yield) {
+					return
+				}
+			case w.Began != nil:
+				w.Began()
 			}
 			before = state.Holders
 			select {
