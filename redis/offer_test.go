@@ -124,10 +124,10 @@ func TestLiveWaitersBehindADeadOne(t *testing.T) {
 	g := mustAcquire(t, holder, request("n", time.Minute, true))
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	gone := make(chan error, 1)
+	dead, gone := request("n", time.Minute, true), make(chan error, 1)
 	go func() {
-		_, err := vanished.Acquire(ctx, request("n", time.Minute, true))
-		gone <- err
+		_, err := vanished.Acquire(ctx, dead)
+		gone <- releasedIfUnknown(holder, dead, err)
 	}()
 	awaitQueue(t, s.admin(t), "n", 1)
 	var line []<-chan backend.Grant

@@ -165,6 +165,21 @@ func request(name string, ttl time.Duration, wait bool) backend.Request {
 	}
 }
 
+// releasedIfUnknown releases what a failed acquire of r may have left, as its caller has to, and returns err, joined
+// with the error of the release.
+func releasedIfUnknown(d *Driver, r backend.Request, err error) error {
+	if !errors.Is(err, backend.ErrUnknown) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	released := d.Release(ctx, r.Grant())
+	if errors.Is(released, backend.ErrNotHeld) {
+		released = nil
+	}
+	return errors.Join(err, released)
+}
+
 // within is a context for calls that should succeed.
 func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()

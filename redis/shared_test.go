@@ -173,7 +173,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 		w := request("n", time.Minute, true)
 		go func() {
 			_, err := writer.Acquire(ctx, w)
-			gone <- err
+			gone <- releasedIfUnknown(d, w, err)
 		}()
 		awaitWaiters(t, d, "n", 1)
 		reader := inLine(t, d, other, reading(request("n", time.Minute, true)), 2)
@@ -347,7 +347,7 @@ func TestSharesAreIdempotent(t *testing.T) {
 		gone := make(chan error, 1)
 		go func() {
 			_, err := a.Acquire(ctx, r)
-			gone <- err
+			gone <- releasedIfUnknown(a, r, err)
 		}()
 		awaitWaiters(t, a, "n", 1)
 		first := s.open(t)
