@@ -156,7 +156,7 @@ func (s *suite) try(c Clause, first func()) Result {
 			again.Lock()
 			locked = true
 		}
-		stallmeter.Calm(5 * time.Second)
+		stallmeter.Calm(30 * time.Second)
 	}, func() (Result, bool) { return s.attempt(c) })
 }
 
