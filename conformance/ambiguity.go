@@ -206,7 +206,8 @@ func (t *trial) releasedUnanswered(d backend.Driver, link fault.Link, rival back
 	return g, next
 }
 
-// settledTry makes attempts until an answer other than ErrHeld, at most for the time that a release may take.
+// settledTry makes attempts until one returns something other than ErrHeld, at most for the time that a release may
+// take.
 func (t *trial) settledTry(d backend.Driver, name string) (g backend.Grant, err error) {
 	for ctx := t.within(slack); ; pause(ctx, 10*time.Millisecond) {
 		g, err = t.try(d, t.request(name))
