@@ -75,7 +75,7 @@ func closePorts(all []*freeport.Port) {
 	}
 }
 
-// awaitLeader asks all nodes until their answers name a leader of a term after the given one.
+// awaitLeader polls all nodes until their status shows a leader of a term after the given one.
 func awaitLeader[S any](ctx context.Context, after uint64, status func(ctx context.Context, node int) (S, error),
 	leader func(said *[Nodes]S) (node int, term uint64, leads bool),
 ) (node int, term uint64, err error) {
@@ -106,7 +106,7 @@ func (c *cluster) On(act func(*Server, context.Context) error) func(ctx context.
 	return func(ctx context.Context, node int) error { return act(c.nodes[node], ctx) }
 }
 
-// Logs returns the end of each node's log, by the node's name: node0, node1, …
+// Logs returns each node's log, by the node's name: node0, node1, …
 func (c *cluster) Logs(ctx context.Context) map[string]string {
 	logs := map[string]string{}
 	for i, n := range c.nodes {
