@@ -59,7 +59,7 @@ func (b *bench) name() string      { return b.rivals.names[0] }
 func (b *bench) others() []string  { return b.rivals.names[1:] }
 func anybody(int) bool             { return true }
 func except(i int) func(int) bool  { return func(client int) bool { return client != i } }
-func (b *bench) next(node int) int { return (node + 1 + b.n%(b.Nodes-1)) % b.Nodes } // another node, not always the same
+func (b *bench) next(node int) int { return (node + 1 + b.n%(b.Nodes-1)) % b.Nodes } // another node, which varies
 
 // hold makes a client hold the name across the fault.
 func (b *bench) hold(ctx context.Context) (*held, error) {
