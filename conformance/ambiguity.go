@@ -59,11 +59,11 @@ func (t *trial) warm(d backend.Driver) {
 	t.release(d, g, "before the fault")
 }
 
-// unanswered acquires over a broken link, and ends the clause if the driver cannot know its answer. It reports whether
-// the outcome is unknown. An attempt over an open connection always is. A wait may need one more connection first, and
-// had no effect if that could not be opened.
+// unanswered acquires over a broken link, and fails the clause if the driver claims a definite answer. It reports
+// whether the outcome is unknown. The outcome of an attempt over an open connection always is. A wait may need one
+// more connection first, and has no effect if that cannot be opened.
 func (t *trial) unanswered(d backend.Driver, link fault.Link, r backend.Request, how string) bool {
-	r.Fresh = true // or a driver may look first, and be lost before it has asked for the lock
+	r.Fresh = true // otherwise a driver may look first, and be cut off before it requests the lock
 	err := t.sends(link, "acquire with "+how, func(ctx context.Context) error {
 		_, err := d.Acquire(ctx, r)
 		return err
@@ -79,7 +79,7 @@ func (t *trial) unanswered(d backend.Driver, link fault.Link, r backend.Request,
 	case unknown && errors.Is(err, backend.ErrUnavailable):
 		t.Errorf("acquire with %s = %v, which is ErrUnavailable beside ErrUnknown", how, err)
 	case !unknown && !r.Wait:
-		// Whether it came late does not matter: the link has seen the request.
+		// Lateness is no excuse here: the link has seen the request.
 		t.Violatedf("acquire with %s = %v, want ErrUnknown, since the request had left. Request.Fresh is set: a driver "+
 			"that asks first whether the request holds the name is cut off at that question, which it may leave out "+
 			"where Fresh is set", how, err)
@@ -87,8 +87,8 @@ func (t *trial) unanswered(d backend.Driver, link fault.Link, r backend.Request,
 	return unknown
 }
 
-// sends makes a call over a link that will not answer, with a time limit. A limit that ends before the link has seen
-// any byte of the call only shows a busy machine: the call is repeated with a longer one.
+// sends makes a call with a time limit over a link that does not answer. If the limit ends before the link has seen
+// any byte of the call, the machine is busy: sends repeats the call with a longer limit.
 func (t *trial) sends(link fault.Link, what string, call func(context.Context) error) error {
 	for limit := 300 * time.Millisecond; ; limit *= 3 {
 		seen := link.Seen(fault.Requests)
@@ -185,8 +185,8 @@ func lateRequestStrandsNothing(t *trial) {
 	}
 }
 
-// releasedUnanswered releases a hold over a link that drops the reply, and lets rival have the name. The caller stays
-// until rival has it: a service may cancel the request of a caller that leaves.
+// releasedUnanswered releases a hold over a link that drops the reply, and lets rival have the name. The releasing
+// call goes on until rival has it: a service may cancel the request of a caller that leaves.
 func (t *trial) releasedUnanswered(d backend.Driver, link fault.Link, rival backend.Driver) (g, next backend.Grant) {
 	g = t.take(d, t.request(t.name()), "of a free name")
 	link.Drop(fault.Replies)
@@ -206,7 +206,8 @@ func (t *trial) releasedUnanswered(d backend.Driver, link fault.Link, rival back
 	return g, next
 }
 
-// settledTry makes attempts until one is granted, or for as long as a release may take.
+// settledTry makes attempts until one returns something other than ErrHeld, at most for the time that a release may
+// take.
 func (t *trial) settledTry(d backend.Driver, name string) (g backend.Grant, err error) {
 	for ctx := t.within(slack); ; pause(ctx, 10*time.Millisecond) {
 		g, err = t.try(d, t.request(name))
@@ -285,7 +286,7 @@ func resetIsNoContention(t *trial) {
 		if link.Seen(fault.Replies) == seen {
 			t.FatalLatef("the service did not reply")
 		}
-		pause(ctx, 50*time.Millisecond) // the first reply may answer something that comes before the acquire
+		pause(ctx, 50*time.Millisecond) // the first reply may belong to an earlier request of the acquire
 		link.Reset()
 		link.Pass()
 		got := <-done

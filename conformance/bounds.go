@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// many does f for 0 to n−1, several at once.
+// many calls f for 0 to n−1, concurrently.
 func many(n int, f func(i int)) {
 	const workers = 16
 	var all sync.WaitGroup
@@ -28,7 +28,7 @@ func many(n int, f func(i int)) {
 	all.Wait()
 }
 
-// fit returns the TTL nearest to d that the driver takes.
+// fit rounds d down to a TTL that the driver accepts, within MinTTL and MaxTTL.
 func (t *trial) fit(d time.Duration) time.Duration {
 	if step := t.desc.TTLGranularity; step > 0 {
 		d -= d % step
@@ -40,7 +40,7 @@ func (t *trial) fit(d time.Duration) time.Duration {
 	return d
 }
 
-// opensNotBefore asks for a name until it is granted, which it must not be before the end of g.
+// opensNotBefore makes attempts at the name of g until one is granted, which must not be before end.
 func (t *trial) opensNotBefore(rival backend.Driver, g backend.Grant, end backend.Instant) {
 	ctx := t.within(g.TTL + 2*slack)
 	for {
@@ -156,7 +156,7 @@ func oddTTLsAreKept(t *trial) {
 			t.showsRest("HeldError.RetryAfter", held.RetryAfter, g)
 		case t.now() < g.SentAt.Add(t.desc.Validity(g.TTL)):
 			t.Errorf("attempt beside a hold with a TTL of %v = %v, want a *HeldError", ttl, err)
-		case err == nil: // the shortest may be over
+		case err == nil: // the shortest hold may have ended
 			t.release(b, rival, "by the rival")
 			continue
 		}
@@ -173,12 +173,12 @@ func oddTTLsAreKept(t *trial) {
 	}
 }
 
-// showsRest compares a remaining time just shown, if any, with the remaining time of a hold.
+// showsRest compares a shown remaining time, if any, with the actual remaining time of a hold.
 func (t *trial) showsRest(what string, left time.Duration, g backend.Grant) {
 	if left == 0 {
 		return // not known
 	}
-	// Services tell whole seconds, up or down.
+	// Services may round to whole seconds, up or down.
 	least, most := g.SentAt.Add(t.desc.Validity(g.TTL)).Sub(t.now())-time.Second, g.TTL+g.TTL/100+time.Second
 	if left < least || left > most {
 		t.Latef("%s of a hold with a TTL of %v = %v, want between %v and %v", what, g.TTL, left, least, most)
@@ -202,7 +202,7 @@ func textsComeBackWhole(t *trial) {
 	}
 	given := maps.Clone(r.Metadata)
 	g := t.take(a, r, "with texts of the greatest length")
-	for k := range r.Metadata { // a driver keeps no map of the caller's
+	for k := range r.Metadata { // a driver must not keep the caller's map
 		r.Metadata[k] = "changed after the acquire"
 	}
 	if g.Name != r.Name || g.Owner != r.Owner || g.HoldID != r.HoldID || g.RequestID != r.RequestID {
@@ -320,7 +320,7 @@ func waitDoesNotEndEarly(t *trial) {
 			t.Latef("%s did not end with its context", what)
 			continue
 		}
-		// Contexts are timed by another clock than the driver's.
+		// Contexts and the driver use different clocks.
 		if took := w.at.Sub(began); took < long-10*time.Millisecond {
 			t.Errorf("%s ended after %v of %v: %v", what, took, long, w.err)
 		}

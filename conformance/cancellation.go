@@ -37,7 +37,7 @@ var cancellationClauses = []Clause{
 }
 
 // grace bounds the time for which a method may go on after its context ended: the contract says 50 ms, and machines
-// are busy. A method that ignores the context is later by far.
+// are busy. A method that ignores the context is far later.
 const grace = time.Second
 
 func endedContextLeavesNoTrace(t *trial) {
@@ -131,7 +131,7 @@ func cancelRacesWithGrant(t *trial) {
 	g := t.take(a, t.request(name), "of a free name")
 	began := time.Now()
 	for range rounds {
-		if time.Since(began) > 5*slack { // a slow machine has to do with fewer
+		if time.Since(began) > 5*slack { // a slow machine runs fewer rounds
 			break
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -150,14 +150,14 @@ func cancelRacesWithGrant(t *trial) {
 			granted++
 			t.release(b, w.grant, "by the waiter that was granted the lock")
 		case errors.Is(w.err, backend.ErrUnknown):
-			// As the core does then.
+			// The core releases by request then, too.
 			if err := b.Release(t.within(slack), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("release by request after an unknown outcome = %v", err)
 			}
 		case !errors.Is(w.err, context.Canceled):
 			t.Errorf("cancelled waiter = %v, want context.Canceled", w.err)
 		}
-		// A cancelled request may still be on its way, and is removed when it has arrived: now, or behind this hold.
+		// A cancelled request may still be in flight, and is removed once it has arrived: now, or behind this hold.
 		var ok bool
 		if g, ok = t.takenWithin(a, name, promptly, "after a cancel that raced with the grant"); !ok {
 			return
@@ -168,7 +168,7 @@ func cancelRacesWithGrant(t *trial) {
 }
 
 func silenceEndsWithTheContext(t *trial) {
-	// Short TTLs, since delayed messages are delivered in the end.
+	// Short TTLs, since delayed messages still arrive later.
 	for what, call := range map[string]func(ctx context.Context, d backend.Driver, g backend.Grant) error{
 		"Acquire": func(ctx context.Context, d backend.Driver, _ backend.Grant) error {
 			_, err := d.Acquire(ctx, t.brief(t.name()))

@@ -156,7 +156,7 @@ func declarationIsConsistent(t *trial) {
 	if s.Validity(s.MinTTL) <= 0 {
 		t.Errorf("a grant of MinTTL %v is valid for %v: too short to hold anything", s.MinTTL, s.Validity(s.MinTTL))
 	}
-	// It is asked on every acquire.
+	// The core calls Describe on every acquire.
 	began := time.Now()
 	for range 100 {
 		d.Describe()
@@ -220,7 +220,7 @@ func minimumKeepsItClosed(t *trial) {
 		before := t.now()
 		g := t.take(a, r, "with a minimum hold")
 		took := t.now().Sub(before)
-		// The grant may rest on a request that was repeated after it was carried out.
+		// The driver may have repeated the request after the service executed it.
 		if got := g.MinHoldUntil.Sub(before); got < r.MinHold-time.Millisecond || got > r.MinHold+2*slack {
 			t.Latef("MinHoldUntil is %v after the acquire, want about %v", got, r.MinHold)
 		}
@@ -242,8 +242,8 @@ func minimumKeepsItClosed(t *trial) {
 		if err != nil {
 			continue
 		}
-		// The clocks of client and service may differ by that much, as with every lease. A driver may count from the
-		// answer, and the service from the request.
+		// The clocks of client and service may drift by that much, as for every lease. A driver may count from the answer,
+		// and the service from the request.
 		if early := g.MinHoldUntil.Sub(t.now()); early > took+r.MinHold/100+50*time.Millisecond {
 			t.Violatedf("after %s the name opened %v before the minimum", what, early)
 		}

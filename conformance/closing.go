@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock"
 )
 
-// closingClauses say what Close owes when its context has ended, as after a signal.
+// closingClauses cover Close with a context that has ended, as after a signal.
 var closingClauses = []Clause{
 	{
 		ID: "D17", Group: "core", Slug: "close-after-its-context", serial: true, run: closeAfterItsContext,
@@ -17,7 +17,7 @@ var closingClauses = []Clause{
 	},
 }
 
-// closeTime bounds Client.Close after the end of its context.
+// closeTime bounds Client.Close with a context that has ended.
 const closeTime = 1100 * time.Millisecond
 
 func closeAfterItsContext(t *trial) {

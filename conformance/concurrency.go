@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// besideClauses say that no call of a client holds up another one.
+// besideClauses require that no call of a client delays another call.
 var besideClauses = []Clause{
 	{
 		ID: "C6", Group: "cancellation", Slug: "a-wait-holds-nobody-up", run: aWaitHoldsNobodyUp,
@@ -24,8 +24,8 @@ var besideClauses = []Clause{
 	},
 }
 
-// methods returns calls of every method of d that needs no other call. The grant is a living hold of d's; the calls'
-// own holds end with the short TTL.
+// methods returns a call of every method of d that works without other calls. The grant is a valid hold of d; the
+// calls' own holds have the short TTL.
 func (t *trial) methods(d backend.Driver, g backend.Grant) map[string]func(context.Context) error {
 	acquire := func(ctx context.Context, wait bool) (backend.Grant, error) {
 		r := t.brief(t.name())
@@ -117,7 +117,7 @@ func aWaitHoldsNobodyUp(t *trial) {
 	t.release(other, front, "by the holder")
 }
 
-// endWithin reports whether all have ended after d.
+// endWithin reports whether all ends within d.
 func endWithin(all *sync.WaitGroup, d time.Duration) bool {
 	ended := make(chan struct{})
 	go func() {

@@ -18,12 +18,12 @@ import (
 
 // Harness describes one configuration of a driver and its service to the suite.
 type Harness struct {
-	// New returns a new independent client of the service: its own connection, sharing only the service with the
-	// others. The suite closes the driver; close other resources in t.Cleanup, which runs after that.
+	// New returns a new independent client of the service: its own connection, which shares only the service with other
+	// clients. The suite closes the driver; close other resources in t.Cleanup, which runs after that.
 	New func(t testing.TB) backend.Driver
 
-	// Linked returns the same through a link that the suite breaks: through a fault.Proxy, or NetworkLink for the
-	// in-process driver. Nil: the clauses that need it are skipped by name.
+	// Linked returns such a client behind a link that the suite breaks: a fault.Proxy, or NetworkLink for the in-process
+	// driver. Nil: the clauses that need it are skipped by name.
 	Linked func(t testing.TB) (backend.Driver, fault.Link)
 
 	// Server has the operations on the service itself. Clauses that need a nil function are skipped by name.
@@ -33,16 +33,16 @@ type Harness struct {
 	// that are meant to outlive all holds, such as a token counter. Nil: skipped by name.
 	Leftovers func() ([]string, error)
 
-	// Intrude puts foreign entries beside the driver's entries for name, as other programs, or people, might do. Nil:
-	// skipped by name.
+	// Intrude puts foreign entries beside the driver's entries for name, as other programs or people might. Nil: skipped
+	// by name.
 	Intrude func(t testing.TB, name string)
 
-	// Ahead sets the service's count of tokens so far ahead that all that follow are greater than token, and may end
-	// every hold. Nil: the clause about great tokens does not apply, since few services let anybody do that.
+	// Ahead raises the service's token counter so that all later tokens are greater than token, and may end every hold.
+	// Nil: the clause about great tokens does not apply, since few services allow it.
 	Ahead func(t testing.TB, token fencing.Token)
 
-	// Principal is the identity that the service has authenticated for the drivers that New makes: the victims of
-	// ForceRelease get it, and not ForceRequest.Principal. Empty: the service does not authenticate clients.
+	// Principal is the identity that the service has authenticated for the drivers that New makes: ForceRelease reports
+	// it to its victims, instead of ForceRequest.Principal. Empty: the service does not authenticate clients.
 	Principal string
 	// TTL is the short TTL that clauses let pass. Default: the larger of Description.MinTTL and one second.
 	TTL time.Duration
@@ -50,8 +50,8 @@ type Harness struct {
 	longRefusal time.Duration // see RefusesLong
 }
 
-// RefusesLong returns h with a clause U1 that refuses releases for a TTL and two minutes, if is and if everything is to
-// run. A quarter of a TTL is enough otherwise.
+// RefusesLong returns h with a clause U1 that refuses releases for a TTL and two minutes, if is and if all tests run.
+// Otherwise U1 refuses them for a quarter of a TTL.
 func (h Harness) RefusesLong(is bool) Harness {
 	if is && testtier.Wanted() {
 		h.longRefusal = 2 * time.Minute
@@ -66,21 +66,21 @@ type Server struct {
 	Restart func(t testing.TB)
 	// Stop ends the service so that connecting fails; Start restarts it.
 	Stop, Start func(t testing.TB)
-	// Pause freezes the service so that it does not respond; Resume lets it go on.
+	// Pause freezes the service so that it does not respond; Resume continues it.
 	Pause, Resume func(t testing.TB)
-	// RefuseRelease has the service refuse to release holds of one name (or of all), while it renews them: a right that
-	// was revoked. RefuseWrites has it refuse all changes of locks: a read-only database, a password that was
-	// changed. The service answers, with an error. allow ends it.
+	// RefuseRelease has the service refuse to release holds of one name (or of all), while it renews them: a revoked
+	// right. RefuseWrites has it refuse all changes of locks: a read-only database, a changed password. The service
+	// returns an error. allow ends it.
 	RefuseRelease, RefuseWrites func(t testing.TB, name string) (allow func())
 	// Evict deletes the service's entries for the holds of one name, without the driver's knowledge.
 	Evict func(t testing.TB, name string)
 	// EvictWaiter deletes the queue entries of the waiters for one name, but not of its holders, and returns the
 	// number of deleted entries. 0: waiters have no entries, and clause W10 does not apply.
 	EvictWaiter func(t testing.TB, name string) (deleted int)
-	// Wipe deletes everything that the driver keeps in the service, counters and the token space included, as a disk
-	// replacement does.
+	// Wipe deletes everything that the driver keeps in the service, counters and the token space included, as when its
+	// disk is replaced.
 	Wipe func(t testing.TB)
-	// Compact makes the service forget the events of name so far, for watches since an earlier revision.
+	// Compact deletes the past events of name, so that the service cannot replay them to a watch.
 	Compact func(t testing.TB, name string)
 }
 
@@ -94,7 +94,7 @@ type Clause struct {
 	caps   backend.Capabilities // applies only to drivers that declare all of them
 	needs  need
 	serial bool       // not beside other clauses: it breaks the service
-	crowd  bool       // not beside other clauses: they would delay each other, by hundreds of calls, or in timed steps
+	crowd  bool       // not beside other clauses: hundreds of calls, or timed steps, that delay other clauses
 	rounds func() int // its duration in multiples of a usual clause; nil: 1
 	run    func(t *trial)
 }
@@ -163,13 +163,13 @@ func (h *Harness) lacking(n need) string {
 	return ""
 }
 
-// Outcome says how a clause ended.
+// Outcome is how a clause ended.
 type Outcome uint8
 
 const (
-	// Passed: the driver keeps the clause.
+	// Passed: the driver meets the clause.
 	Passed Outcome = iota + 1
-	// Failed: it breaks the clause.
+	// Failed: the driver violates the clause.
 	Failed
 	// Skipped: the harness lacks a function that the clause needs. A failure under FENCELOCK_REQUIRE=all.
 	Skipped
@@ -177,9 +177,9 @@ const (
 	// the reason. A skip: there is no verdict on the driver. A second holder, a wrong answer and a bad token are
 	// failures on any machine.
 	Inconclusive
-	// NotApplicable: the driver does not declare the capability; clause P1 sees that it then refuses.
+	// NotApplicable: the driver does not declare the capability; clause P1 checks that it returns ErrUnsupported.
 	NotApplicable
-	// KnownFailure: it fails, as the table in known.go says.
+	// KnownFailure: the clause fails, as listed in known.go.
 	KnownFailure
 )
 
@@ -211,21 +211,20 @@ func (r Report) Count(o Outcome) int {
 }
 
 // Run tests the driver of h, one subtest for each clause: Test…/<group>/<clause>. A failure prints the clause's number
-// and rule. With FENCELOCK_REQUIRE=all in the environment a clause that has to be skipped fails.
+// and rule. With FENCELOCK_REQUIRE=all in the environment, a skipped clause fails.
 //
-// Clauses run concurrently for any value of -parallel, since most of the time they wait for a lease to end; clauses
-// that break the whole service run alone at the end. Run must not share the service with other tests. The time that go
-// test prints for a clause is the time that the report waited for it, and 0 if it had ended before its turn; its own
-// duration is logged.
+// Clauses run concurrently for any value of -parallel, since they mostly wait for leases to end; clauses that break
+// the whole service run alone at the end. Run must not share the service with other tests. The time that go test
+// prints for a clause is only the time that the report waited for it; the clause logs its own duration.
 //
-// With -short the clauses that break the service are left out: the others take a few seconds.
+// With -short, Run skips the clauses that break the service; the others take a few seconds.
 //
 // A clause that is late during a stall of the machine is repeated, at most twice, when the others have ended: see
 // Inconclusive. Run fails if more than one in a hundred of the clauses that ran are inconclusive, and at least two:
 // the machine is too busy then.
 //
-// With groups, such as "exclusion", it runs their clauses only: for further configurations of a driver that runs all
-// clauses in one.
+// With groups, such as "exclusion", Run runs only their clauses: for further configurations of a driver that runs all
+// clauses in one configuration.
 func Run(t *testing.T, h Harness, groups ...string) {
 	t.Helper()
 	clauses := inGroups(t, groups)
@@ -259,7 +258,7 @@ func inGroups(tb testing.TB, groups []string) []Clause {
 	return slices.DeleteFunc(all, func(c Clause) bool { return !slices.Contains(groups, c.Group) })
 }
 
-// run makes a subtest of each clause, and says what came of them.
+// run runs a subtest for each clause, and reports the results.
 func run(t *testing.T, clauses []Clause, try func(*testing.T, Clause) Result) {
 	t.Helper()
 	var report Report
@@ -286,7 +285,7 @@ func run(t *testing.T, clauses []Clause, try func(*testing.T, Clause) Result) {
 	tellAll(t, report)
 }
 
-// tellAll says what came of all clauses, and fails t if too few of them have a verdict.
+// tellAll logs a summary, and fails t if too many clauses are inconclusive.
 func tellAll(t testing.TB, report Report) {
 	t.Helper()
 	t.Logf("%d clauses passed, %d failed, %d inconclusive, %d skipped, %d not applicable", report.Count(Passed),
@@ -338,7 +337,7 @@ func tell(t testing.TB, r Result) {
 }
 
 // Check tests the driver of h and returns the findings, without failing tb: for tests that expect failures, and for
-// tables. With only, it runs just the clauses with these numbers; an unknown number fails tb.
+// tables. With only, Check runs only the clauses with these numbers; an unknown number fails tb.
 func Check(tb testing.TB, h Harness, only ...string) Report {
 	tb.Helper()
 	s := newSuite(tb, h, chosen(tb, only))
@@ -351,7 +350,7 @@ func Check(tb testing.TB, h Harness, only ...string) Report {
 	return report
 }
 
-// chosen returns the clauses with the numbers, or all clauses.
+// chosen returns the clauses with the numbers in only, or all clauses.
 func chosen(tb testing.TB, only []string) []Clause {
 	tb.Helper()
 	if len(only) == 0 {

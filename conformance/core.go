@@ -79,8 +79,8 @@ func lostBeforeARivalHolds(t *trial) {
 	rival := t.client()
 	var all sync.WaitGroup
 	for _, dir := range []fault.Direction{fault.Requests, fault.Replies, fault.Both} {
-		// Err reads the clock itself and is exact. The context ends by a timer, which a busy machine may fire later
-		// than the margin that every lease has: it is looked at where the caller asked for more.
+		// Err reads the clock itself and is exact. The context ends by a timer, which a busy machine may fire after the
+		// margin that every lease has: the clause checks the context only with a larger margin.
 		for _, margin := range []time.Duration{0, t.ttl / 3} {
 			d, link := t.linked()
 			c := t.core(d, func(o *fencelock.Options) { o.StopEarly = margin })
@@ -89,7 +89,7 @@ func lostBeforeARivalHolds(t *trial) {
 				t.Fatalf("Acquire = %v", err)
 			}
 			all.Go(func() {
-				pause(t.Context(), t.ttl/3) // into the renewals
+				pause(t.Context(), t.ttl/3) // until renewals run
 				seen := link.Seen(fault.Requests)
 				link.Hold(dir)
 				r := t.request(lease.Name())
@@ -226,7 +226,7 @@ func leaseIsRenewed(t *trial) {
 	if err := extended.Extend(ctx, t.long()); err != nil {
 		t.Errorf("Extend = %v", err)
 	}
-	if t.long() < 3*ttl { // the driver takes no TTL that outlives the clause
+	if t.long() < 3*ttl { // the driver accepts no TTL that outlives the clause
 		t.lostWith(extended, t.long()+slack, "after Extend and without renewal")
 		delete(leases, "extended")
 	}
@@ -256,7 +256,8 @@ func faultIsNoLoss(t *trial) {
 	}
 	ctx := t.within(3*ttl + slack)
 	for _, fail := range []func(){link.Refuse, func() { link.Hold(fault.Both) }, link.Reset} {
-		// A renewal is due a third of the TTL after the last proof: each fault meets one, and ends before the deadline.
+		// A renewal is due a third of the TTL after the last proof: each fault disturbs a renewal, and ends before the
+		// deadline.
 		pause(ctx, ttl/6)
 		fail()
 		pause(ctx, ttl/3)
@@ -315,10 +316,10 @@ func unknownIsCleanedUp(t *trial) {
 		}
 		link.Pass()
 		if how == "its request late" {
-			// Let it arrive, so that there is something to clean up.
+			// Let the request arrive, so that the core has a hold to clean up.
 			pause(t.Context(), 50*time.Millisecond)
 		}
-		// The clean-up retries with growing pauses, and each try may hang on the fault.
+		// The cleanup retries with growing pauses, and each attempt may hang on the fault.
 		if !t.opensWithin(rival, name, 5*slack, "after an acquire with "+how) {
 			return
 		}

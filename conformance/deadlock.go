@@ -30,7 +30,7 @@ var deadlockClauses = []Clause{
 	},
 }
 
-// under returns r, made under the holds.
+// under returns r as a request made under the holds.
 func under(r backend.Request, holds ...backend.Grant) backend.Request {
 	for _, g := range holds {
 		r.Under = append(r.Under, g.RequestID)
@@ -64,7 +64,7 @@ func cycleIsRefused(t *trial) {
 			cycle.Cycle[1].Owner != "owner of "+names[0] || cycle.Cycle[1].Holds != names[0] {
 			t.Errorf("the cycle of %d is reported as: %v", n, err)
 		}
-		// The refused one releases its hold, and the others get their turn one after the other.
+		// The refused client releases its hold, and the waiters are granted one after the other.
 		t.release(drivers[n-1], grants[n-1], "by the refused")
 		for i := n - 2; i >= 0; i-- {
 			got := t.got(waiters[i], t.ttl+slack, "after the refusal")
@@ -82,7 +82,7 @@ func noFalseAlarm(t *trial) {
 	gz := t.take(a, t.request(t.name()), "of a free name")
 	ctx, cancel := context.WithCancel(t.within(10 * slack))
 	defer cancel()
-	// Work under another hold of a's client waits for y, and work without a hold too. This is no cycle with b's wait for
+	// Two requests of a's client wait for y, under another hold and under no hold. They form no cycle with b's wait for
 	// x.
 	w := t.wait(ctx, a, under(t.request(y), gz))
 	t.queued(b, y, 1)
@@ -106,7 +106,7 @@ func noFalseAlarm(t *trial) {
 	siblings(t, a, gz)
 }
 
-// siblings lets two requests under one hold want the same name, one after the other.
+// siblings makes two requests for the same name under one hold, one after the other.
 func siblings(t *trial, d backend.Driver, hold backend.Grant) {
 	name := t.name()
 	first := t.take(d, under(t.request(name), hold), "of a free name")
@@ -163,7 +163,7 @@ func cycleOfSimultaneousRequests(t *trial) {
 				if err == nil {
 					err = d.Release(ctx, g)
 				}
-				errs <- errors.Join(err, d.Release(ctx, held[i])) // its turn has come, or it is refused
+				errs <- errors.Join(err, d.Release(ctx, held[i])) // granted or refused
 			})
 		}
 		refused := 0

@@ -15,10 +15,11 @@
 //		})
 //	}
 //
-// New alone runs the clauses without faults. Each further field of Harness adds clauses; clauses that cannot run are
-// skipped by name, and with FENCELOCK_REQUIRE=all in the environment, as in CI, a skip is a failure. A capability
-// that the driver declares is always tested; any other capability must answer backend.ErrUnsupported (clause P1). Run
-// every public constructor and configuration of a driver, not only the default: faults often affect only one of them.
+// New alone runs the clauses without faults. Each further field of Harness adds clauses; Run skips by name the
+// clauses that it cannot run; with FENCELOCK_REQUIRE=all in the environment, as in CI, a skip is a failure. A
+// capability that the driver declares is always tested; any other capability must answer backend.ErrUnsupported
+// (clause P1). Run every public constructor and configuration of a driver, not only the default: faults often affect
+// only one of them.
 //
 // # Reading a failure
 //
@@ -52,8 +53,8 @@
 // have the same nonce. A repeated request gets its earlier hold. No hold is granted while a valid hold excludes it, and
 // no hold is renewed after a rival was granted the name. Look and List show each hold as it was granted.
 //
-// Choose Harness.TTL so that the service does some hundred acquires in it even on a busy machine: clauses hold
-// hundreds of locks, and leases of up to three times that TTL. A driver that supports a single TTL is tested with it.
+// Choose Harness.TTL long enough for some hundred acquires even on a busy machine: clauses hold hundreds of locks,
+// and leases of up to three times that TTL. A driver that supports a single TTL is tested with it.
 //
 // Clauses that act on the whole service, or count goroutines, run alone at the end.
 //

@@ -15,7 +15,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Features of the library over any driver: elections, several names at once, a delay after a loss.
+// electionClauses cover features of the library over any driver: elections, several names at once, a delay after a
+// loss.
 var electionClauses = []Clause{
 	{
 		ID: "D10", Group: "core", Slug: "one-leader-at-a-time", needs: needLink, run: oneLeaderAtATime,
@@ -34,8 +35,8 @@ var electionClauses = []Clause{
 	},
 }
 
-// electionSize returns the number of candidates and of leaders that are cut off: 8 and 3, or with a number in
-// FENCELOCK_KILLS twice as many candidates as kills.
+// electionSize returns the number of candidates and of leaders that are cut off: 8 and 3, or the number in
+// FENCELOCK_KILLS, and twice as many candidates.
 func electionSize() (candidates, kills int) {
 	if kills, _ = strconv.Atoi(os.Getenv("FENCELOCK_KILLS")); kills < 1 {
 		return 8, 3
@@ -59,7 +60,7 @@ func oneLeaderAtATime(t *trial) {
 		all.Go(func() {
 			err := c.Lead(ctx, name, func(ctx context.Context, lease *fencelock.Lease) error {
 				mu.Lock()
-				// A goroutine may be told late on a busy machine; Err reads the clock and knows.
+				// On a busy machine a lease's context may end late; Err reads the clock and is exact.
 				for other := range leading {
 					if other.Err() == nil {
 						t.Violatedf("two leaders believe in themselves; the first until %v from now",
@@ -91,7 +92,7 @@ func oneLeaderAtATime(t *trial) {
 		select {
 		case leader := <-terms:
 			if cut != nil {
-				cut.Pass() // the former leader is a candidate once more
+				cut.Pass() // the former leader is a candidate again
 			}
 			if cut = leader; kill < kills {
 				leader.Drop(fault.Both)

@@ -56,7 +56,7 @@ func errorsNameTheCall(t *trial) {
 	t.release(a, g, "by the holder")
 }
 
-// answers are the classes of which an error has exactly one.
+// answers are the error classes; each error has exactly one.
 var answers = map[string]error{
 	"ErrHeld": backend.ErrHeld, "ErrNotHeld": backend.ErrNotHeld, "ErrUnavailable": backend.ErrUnavailable,
 	"ErrUnsupported": backend.ErrUnsupported, "ErrClosed": backend.ErrClosed,
@@ -94,7 +94,7 @@ func answersAreDistinct(t *trial) {
 	}
 	r := t.request(name)
 	r.Wait = true
-	_, err = b.Acquire(t.within(time.Second), r) // in which every server of a healthy service answers
+	_, err = b.Acquire(t.within(time.Second), r) // long enough for every server of a healthy service to answer
 	t.only(err, "context.DeadlineExceeded", "waiter past its deadline")
 	err = b.Release(t.within(slack), t.request(name).Grant())
 	t.only(err, "ErrNotHeld", "release of a request that does not hold")
@@ -162,7 +162,7 @@ func closedAnswersClosed(t *trial) {
 	}
 	t.release(a, g, "by a holder of another driver")
 	t.opensWithin(a, name, promptly, "after the waiter's driver was closed")
-	// The hold of the closed driver is not released by Close; give it back for it.
+	// Close does not release the driver's hold; a releases it.
 	if err := a.Release(t.within(slack), h); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("release of the closed driver's hold = %v", err)
 	}

@@ -39,7 +39,7 @@ func oneHolderAtATime(t *trial) {
 		drivers[i] = t.client()
 	}
 	ctx, moved := t.whileMoving(10 * slack)
-	enough := time.Now().Add(2 * slack) // on a slow machine one turn each has to do
+	enough := time.Now().Add(2 * slack) // on a slow machine one round each suffices
 	var unprotected, entered, inside atomic.Int64
 	var all sync.WaitGroup
 	for i := range contenders {
@@ -88,10 +88,11 @@ func attemptFindsItHeld(t *trial) {
 	t.mustBeFree(b, name, "after the release")
 }
 
-// belief is the time during which a holder thinks it holds.
+// belief is the time in which a holder considers its hold valid.
 type belief struct{ from, to backend.Instant }
 
-// life is a driver that can die. Without a link it dies by silence, which does for a driver without a session.
+// life is a driver that can die. Without a link its death is that it makes no more calls, which suffices for a driver
+// without a session.
 type life struct {
 	driver backend.Driver
 	link   fault.Link

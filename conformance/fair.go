@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
-// fairly runs attempt as stall.FairlyAfter says. A clause that never had a fair attempt is inconclusive.
+// fairly runs attempt with stallmeter.FairlyAfter. A clause that never had a fair attempt is inconclusive.
 func fairly(slack time.Duration, before func(), attempt func() (r Result, verdict bool)) (r Result) {
 	excused, err := stallmeter.FairlyAfter(slack, before, func() error {
 		var verdict bool

@@ -45,7 +45,7 @@ var fencingClauses = []Clause{
 	},
 }
 
-// tokens checks that tokens grow.
+// tokens checks that tokens increase.
 type tokens struct {
 	t    *trial
 	last fencing.Token
@@ -125,7 +125,7 @@ func increasesInTheOrderOfGrants(t *trial) {
 	name := t.name()
 	ctx := t.within(20 * slack)
 	var all sync.WaitGroup
-	var mu sync.Mutex // the lock should make it superfluous; the race detector does not know that
+	var mu sync.Mutex // superfluous under the lock, but the race detector needs it
 	var seen []fencing.Token
 	for range contenders {
 		d := t.client()

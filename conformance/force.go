@@ -87,7 +87,7 @@ func forceReleaseNamesOneHold(t *trial) {
 	}
 }
 
-// endsOneOfThree has a ForceRelease end the second of three holds of one name.
+// endsOneOfThree force-releases the second of three holds of one name.
 func (t *trial) endsOneOfThree(a, b backend.Driver, with func(string) backend.Request, what backend.Capabilities) {
 	name := t.name()
 	var grants []backend.Grant
@@ -150,7 +150,8 @@ func forceReleaseTellsTheVictim(t *trial) {
 	}
 }
 
-// Rounds are few on a real service; each has the release and the force-release meet at another distance.
+// spareRounds is small, since a real service is slow. The release and the ForceRelease race with other timing in each
+// round.
 const spareRounds = 12
 
 func forceReleaseSparesTheSuccessor(t *trial) {

@@ -2,15 +2,15 @@ package conformance
 
 import "slices"
 
-// Known is one pair of the table of known failures.
+// Known is one entry of the table of known failures.
 type Known struct {
 	Clause string // Clause.ID
 	Driver string // Description.Name
 	Why    string // the gap, and the plan to close it
 }
 
-// KnownToFail returns the pairs of a clause and a driver that are known to fail. The suite prints each pair that it
-// runs. A pair that passes is a failure, until it is removed from the table.
+// KnownToFail returns the pairs of a clause and a driver that are known to fail. The suite logs each of them that it
+// runs. If such a clause passes, it counts as failed until its pair is removed from the table.
 func KnownToFail() []Known { return slices.Clone(knownToFail) }
 
 var knownToFail = []Known{
@@ -22,8 +22,9 @@ var knownToFail = []Known{
 	{"U5", "builtin", refusesNobody},
 }
 
-// refusesNobody: a certificate or a key admits a client to every operation, and limits bound acquires only. A hook would
-// be a proxy that speaks the protocol and answers in the server's place.
+// The bundled server cannot be configured to refuse a release: a certificate or a key admits a client to every
+// operation, and limits bound acquires only. A test would need a proxy that speaks the protocol and answers for the
+// server.
 const refusesNobody = "the bundled server refuses no release of a client that it knows"
 
 // knownPair returns the entry of the table for a clause and a driver, or nil.
@@ -35,7 +36,7 @@ func knownPair(clause, driver string) *Known {
 	return &knownToFail[i]
 }
 
-// judged holds the result of a clause against the table.
+// judged applies the table of known failures to the result of a clause.
 func (r Result) judged(driver string) Result {
 	k := knownPair(r.Clause.ID, driver)
 	switch {

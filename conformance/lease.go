@@ -64,7 +64,7 @@ var leaseClauses = []Clause{
 	},
 }
 
-// silent takes name with the short TTL on a client, and then makes its link swallow all bytes.
+// silent takes name with the short TTL on a client, and then makes its link drop all bytes.
 func (t *trial) silent(name string) (backend.Driver, fault.Link, backend.Grant) {
 	d, link := t.linked()
 	g := t.take(d, t.brief(name), "of a free name")
@@ -104,7 +104,7 @@ func silentHolderLosesIt(t *trial) {
 
 func renewalProlongs(t *trial) {
 	a, b := t.client(), t.client()
-	// Where the machine stood still for a TTL, the hold was not renewed in time, and the attempt proves no failure.
+	// If the machine stalled for a TTL, the hold was not renewed in time, and the round proves no failure.
 	for range 3 {
 		if t.outlivesItsTTL(a, b) {
 			return
@@ -113,8 +113,8 @@ func renewalProlongs(t *trial) {
 	t.Latef("a renewal every quarter of %v did not get through within the TTL, three times", t.ttl)
 }
 
-// outlivesItsTTL renews a hold for more than three of its TTLs. It is false if a renewal took so long that the hold may
-// have ended rightly.
+// outlivesItsTTL renews a hold for more than three of its TTLs. It returns false if a renewal took so long that the
+// hold may rightly have ended.
 func (t *trial) outlivesItsTTL(a, b backend.Driver) bool {
 	name := t.name()
 	g := t.take(a, t.brief(name), "of a free name")
@@ -146,20 +146,20 @@ func (t *trial) outlivesItsTTL(a, b backend.Driver) bool {
 	return true
 }
 
-// gone lets a silent holder's lease end, and heals its link.
+// gone waits until a silent holder's lease has ended, and heals its link.
 func (t *trial) gone(link fault.Link, g backend.Grant, rival backend.Driver) bool {
 	ok := t.opensWithin(rival, g.Name, g.TTL+slack, "after the holder went silent")
 	link.Pass()
 	return ok
 }
 
-// renewSettled renews until the answer says something definite.
+// renewSettled renews until the outcome is known.
 func (t *trial) renewSettled(d backend.Driver, g backend.Grant) error {
 	return t.settled(func(ctx context.Context) error { return t.renewIn(ctx, d, g).Err })
 }
 
-// notHeld reports whether err is ErrNotHeld, for a call with a grant that is over or never was. A stall ends holds and
-// revives none, so success of the call is a violation.
+// notHeld reports whether err is ErrNotHeld, for a call with a grant that has ended or never existed. A stall ends
+// holds but revives none, so success of the call is a violation.
 func (t *trial) notHeld(err error, format string, args ...any) bool {
 	call := fmt.Sprintf(format, args...)
 	switch {
@@ -173,7 +173,7 @@ func (t *trial) notHeld(err error, format string, args ...any) bool {
 	return false
 }
 
-// releaseSettled releases until the answer says something definite.
+// releaseSettled releases until the outcome is known.
 func (t *trial) releaseSettled(d backend.Driver, g backend.Grant) error {
 	return t.settled(func(ctx context.Context) error { return d.Release(ctx, g) })
 }
@@ -241,7 +241,7 @@ func validityCountsFromSending(t *trial) {
 	link.Delay(fault.Both, slow)
 	r := t.request(t.name())
 	g := t.take(d, r, "over a slow link")
-	// What came back was on its way for one delay, and what asked for it for another, after SentAt.
+	// After SentAt, the request took one delay, and the reply another.
 	if age := t.now().Sub(g.SentAt); age < 2*slow {
 		t.Errorf("SentAt of the grant is %v old over a link that takes %v: it was read after sending", age, 2*slow)
 	}
@@ -295,7 +295,7 @@ func renewalsShareRoundTrips(t *trial) {
 	for i := range grants {
 		grants[i] = t.take(d, t.request(t.name()), "of a free name")
 	}
-	for _, r := range d.Renew(t.within(slack), grants) { // opens the driver's session or connection for it
+	for _, r := range d.Renew(t.within(slack), grants) { // opens the driver's session or connection
 		if r.Err != nil {
 			t.Fatalf("renewal = %v", r.Err)
 		}
@@ -307,7 +307,7 @@ func renewalsShareRoundTrips(t *trial) {
 			t.Errorf("renewal over a slow link = %v", r.Err)
 		}
 	}
-	// A quarter of what one round trip each takes leaves much room for machines that are busy.
+	// Separate round trips take four times as long, so that this leaves much room on a busy machine.
 	if took, most := time.Since(began), n*2*slow/4; took > most {
 		t.Latef("renewing %d grants over a link of %v took %v, want less than %v", n, 2*slow, took, most)
 	}

@@ -12,12 +12,12 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// ledger keeps the grants of the drivers of one clause, and compares every further answer with them. Its findings are
-// failures on any machine, however slow: two holders that believe in their grants at once, tokens out of order, a
-// repeated nonce, a SentAt that nobody can have read in time.
+// ledger keeps the grants of all drivers in one clause, and checks every later answer against them. Its findings are
+// failures on any machine, however slow: two holds valid at the same time, tokens out of order, a repeated nonce, an
+// impossible SentAt.
 //
-// It judges by the drivers' answers, on the drivers' clock. Where somebody may have ended a hold meanwhile (a
-// release of its request, an eviction, a restart) the ledger believes that it has ended.
+// It uses the drivers' answers and the drivers' clock. If a hold may have ended meanwhile (by a release of its
+// request, an eviction, a restart), the ledger assumes that it has.
 type ledger struct {
 	mu     sync.Mutex // protects the following fields
 	holds  map[string][]*hold
@@ -25,29 +25,29 @@ type ledger struct {
 	shows  map[string][]*hold // by HoldID
 	ends   map[string]int     // the step of the last attempt to end the holds of a request, of a name or of all
 	doubt  map[string]bool    // requests with a release that may still arrive
-	ran    bool               // a hold has run out
-	step   int                // counts what happens here: in simulated time much has one instant
+	ran    bool               // a hold has expired
+	step   int                // counts events, many of which share one instant in simulated time
 }
 
-// hold is one hold, as its driver has told of it.
+// hold is one hold, as its driver granted and renewed it.
 type hold struct {
 	backend.Grant
 	metadata map[string]string
 	minimum  bool
 	longest  time.Duration // of its TTLs
 	at       int           // the step at which it was granted
-	over     bool          // somebody may have ended it
+	over     bool          // it may have ended before its TTL
 	released bool          // its release was confirmed
 	rival    int           // the step at which a rival was granted the name, or 0
 }
 
-// believed is the end of the holder's belief.
+// believed returns the end of the hold's validity.
 func (h *hold) believed(t *trial) backend.Instant { return h.SentAt.Add(t.desc.Validity(h.TTL)) }
 
-// lives reports whether the holder still believes at an instant.
+// lives reports whether the hold is still valid at an instant.
 func (h *hold) lives(t *trial, at backend.Instant) bool { return !h.over && at < h.believed(t) }
 
-// everything is the key of what ends all holds.
+// everything is the key in ends for actions that end all holds.
 const everything = "\x00"
 
 func (l *ledger) init() {
@@ -57,20 +57,20 @@ func (l *ledger) init() {
 	}
 }
 
-// next returns the number of one more step.
+// next starts a step and returns its number.
 func (l *ledger) next() int {
 	l.step++
 	return l.step
 }
 
-// begins returns the step of a call.
+// begins returns the step at which a call begins.
 func (l *ledger) begins() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.next()
 }
 
-// end notes that what name and request say may end now: the holds of one request, of a name, or all.
+// end records that holds may end now: those of one request, of one name, or all.
 func (l *ledger) end(t *trial, name, request string) {
 	now := t.now()
 	l.mu.Lock()
@@ -90,13 +90,13 @@ func (l *ledger) end(t *trial, name, request string) {
 	}
 }
 
-// stop ends the belief in a hold.
+// stop marks a hold as ended.
 func (l *ledger) stop(h *hold, now backend.Instant) {
 	l.ran = l.ran || !h.over && now >= h.SentAt.Add(h.TTL)
 	h.over = true
 }
 
-// released notes that a release was confirmed.
+// released records a confirmed release.
 func (l *ledger) released(g backend.Grant) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +107,7 @@ func (l *ledger) released(g backend.Grant) {
 	}
 }
 
-// lost judges a loss that the driver pushes. A loss does not say which hold of a request it means.
+// lost checks a loss that the driver reports. A report names the request, but not which of its holds was lost.
 func (l *ledger) lost(t *trial, name, request string) {
 	l.mu.Lock()
 	holds, released := 0, 0
@@ -126,13 +126,13 @@ func (l *ledger) lost(t *trial, name, request string) {
 	l.end(t, name, request)
 }
 
-// ending is end before and after a call that may end something.
+// ending calls end before, and done calls it after, a call that may end holds.
 func (t *trial) ending(name, request string) (done func()) {
 	t.ledger.end(t, name, request)
 	return func() { t.ledger.end(t, name, request) }
 }
 
-// requestOf returns the request of the hold that has the nonce.
+// requestOf returns the request of the hold with the nonce.
 func (l *ledger) requestOf(n fencing.Nonce) (request string, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +143,7 @@ func (l *ledger) requestOf(n fencing.Nonce) (request string, found bool) {
 	return h.RequestID, true
 }
 
-// doubtful notes that a release of a request may arrive at any time.
+// doubtful records that a release of a request may arrive at any time.
 func (l *ledger) doubtful(name, request string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,15 +151,15 @@ func (l *ledger) doubtful(name, request string) {
 	l.doubt[name+"\x00"+request] = true
 }
 
-// forget makes the count of tokens begin anew.
+// forget drops all holds: after a wipe, tokens may start again.
 func (l *ledger) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.holds)
 }
 
-// ranOut reports whether a hold of the clause has ended by its TTL: a failure of the clause may then be the
-// consequence of the clause's late steps.
+// ranOut reports whether a hold of the clause has expired: a late step may then have caused the failure of the
+// clause.
 func (l *ledger) ranOut(now backend.Instant) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,7 +173,7 @@ func (l *ledger) ranOut(now backend.Instant) bool {
 	return l.ran
 }
 
-// granted judges one grant.
+// granted checks one grant.
 func (l *ledger) granted(t *trial, r backend.Request, g backend.Grant, when asking) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,7 +217,7 @@ func misstated(r backend.Request, g backend.Grant) string {
 	return ""
 }
 
-// stamped describes the fault of an answer's validity.
+// stamped describes what is wrong with an answer's SentAt or TTL.
 func (l *ledger) stamped(
 	t *trial, what string, sent backend.Instant, ttl, least, most time.Duration, when asking,
 ) string {
@@ -238,7 +238,7 @@ func (l *ledger) stamped(
 	return ""
 }
 
-// numbered describes the fault of a grant's token and nonce, without other grants.
+// numbered describes what is wrong with a grant's token or nonce by itself.
 func numbered(t *trial, g backend.Grant) string {
 	fences := t.desc.Capabilities.Has(backend.CapFencing)
 	switch {
@@ -253,7 +253,7 @@ func numbered(t *trial, g backend.Grant) string {
 	return ""
 }
 
-// repeated returns the hold that the request has already, or nil. That must be the same hold.
+// repeated returns the hold that the request already has, or nil. The grant must be of the same hold.
 func (l *ledger) repeated(t *trial, r backend.Request, g backend.Grant, when asking) *hold {
 	for _, h := range l.holds[r.Name] {
 		if h.RequestID != r.RequestID {
@@ -274,7 +274,7 @@ func (l *ledger) repeated(t *trial, r backend.Request, g backend.Grant, when ask
 	return nil
 }
 
-// first judges the numbers of a new hold.
+// first checks the token and the nonce of a new hold.
 func (l *ledger) first(t *trial, g backend.Grant, when asking) {
 	if other := l.nonces[g.Nonce]; other != nil {
 		t.Violatedf("the hold of %q has the nonce %v, which an earlier hold of %q has had", g.Name, g.Nonce, other.Name)
@@ -290,7 +290,7 @@ func (l *ledger) first(t *trial, g backend.Grant, when asking) {
 	}
 }
 
-// mayHaveEnded reports whether somebody tried to end the hold since an instant.
+// mayHaveEnded reports whether a call or an outage may have ended the hold since a step.
 func (l *ledger) mayHaveEnded(g backend.Grant, since int) bool {
 	of := g.Name + "\x00"
 	for _, key := range []string{everything, of, of + g.RequestID} {
@@ -301,7 +301,7 @@ func (l *ledger) mayHaveEnded(g backend.Grant, since int) bool {
 	return l.doubt[of+g.RequestID]
 }
 
-// alone judges a grant against the holders that at its return still believe in a conflicting hold.
+// alone checks a grant against the conflicting holds that are still valid when it returns.
 func (l *ledger) alone(t *trial, h *hold, when asking) {
 	if !h.lives(t, when.to) {
 		return
@@ -336,7 +336,7 @@ func (l *ledger) alone(t *trial, h *hold, when asking) {
 // below reports whether a path lies below another.
 func below(path, other string) bool { return strings.HasPrefix(path, other+"/") }
 
-// renewed judges one renewal.
+// renewed checks one renewal.
 func (l *ledger) renewed(t *trial, g backend.Grant, r backend.Renewal, when asking) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -372,13 +372,13 @@ func (l *ledger) renewed(t *trial, g backend.Grant, r backend.Renewal, when aski
 	}
 }
 
-// shown judges what people see of a name.
+// shown checks an inspected state of a name.
 func (l *ledger) shown(t *trial, s backend.State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, who := range s.Holders {
 		holds := l.shows[who.HoldID]
-		if len(holds) != 1 || holds[0].Name != s.Name { // not one of ours, or of several
+		if len(holds) != 1 || holds[0].Name != s.Name { // not a hold of this clause, or ambiguous
 			continue
 		}
 		if wrong := disguised(t, who, holds[0]); wrong != "" {
@@ -387,7 +387,7 @@ func (l *ledger) shown(t *trial, s backend.State) {
 	}
 }
 
-// disguised tells what of a holder is not shown as it is.
+// disguised describes a field of a shown holder that differs from its hold.
 func disguised(t *trial, who backend.Holder, h *hold) string {
 	switch {
 	case who.Owner != h.Owner:

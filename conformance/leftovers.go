@@ -29,7 +29,7 @@ var leftoverClauses = []Clause{
 	},
 }
 
-// use exercises d: hold, wait unsuccessfully, wait successfully, renew, release.
+// use exercises d: it acquires, waits unsuccessfully, waits successfully, renews and releases.
 func (t *trial) use(d, other backend.Driver) {
 	name := t.name()
 	g := t.take(d, t.request(name), "of a free name")
@@ -41,7 +41,7 @@ func (t *trial) use(d, other backend.Driver) {
 			r := t.request(name)
 			r.Wait = true
 			got, err := other.Acquire(ctx, r)
-			if errors.Is(err, backend.ErrUnknown) { // a slow answer: the core releases the request, too
+			if errors.Is(err, backend.ErrUnknown) { // a slow answer: the core would release the request, too
 				_ = other.Release(t.within(slack), r.Grant())
 			} else if err == nil {
 				t.release(other, got, "by a waiter")
@@ -70,7 +70,7 @@ func goroutinesEndWithClose(t *trial) {
 	})
 }
 
-// noneLeft lets use make two drivers do something and close them, and finds their goroutines that run on.
+// noneLeft runs use, which closes two drivers after some calls, and reports goroutines of theirs that still run.
 func (t *trial) noneLeft(use func(a, b backend.Driver)) {
 	mine := t.name()
 	pprof.Do(t.Context(), pprof.Labels(goroutineLabel, mine), func(context.Context) {
@@ -119,7 +119,7 @@ func goroutinesDoNotPileUp(t *trial) {
 	})
 }
 
-// countGoroutines counts the goroutines of some stacks; each stack says how many goroutines have it.
+// countGoroutines counts the goroutines of some stacks; each stack begins with its number of goroutines.
 func countGoroutines(stacks []string) (n int) {
 	for _, s := range stacks {
 		for line := range strings.Lines(s) {
@@ -133,8 +133,8 @@ func countGoroutines(stacks []string) (n int) {
 	return n
 }
 
-// goroutineLabel marks the goroutines that a driver starts, directly or not: a label is inherited. The goroutines of
-// the harness, a proxy's and an operator's client's, come and go meanwhile, without a label.
+// goroutineLabel marks the goroutines that a driver starts, directly or not: goroutines inherit labels. Goroutines of
+// the harness, such as those of a proxy or an operator's client, come and go without this label.
 const goroutineLabel = "fencelock-conformance"
 
 // goroutinesOf returns the stacks of all goroutines with the label value mine.
@@ -155,8 +155,8 @@ func goroutinesOf(t *trial, mine string) (stacks []string) {
 func serviceKeepsNothing(t *trial) {
 	a, b := t.client(), t.client()
 	t.use(a, b)
-	// Clauses before have let holders go silent: their entries end with the short TTL. Entries of holders that were not
-	// released at all end with the long one, and must not exist.
+	// Earlier clauses have left silent holders: their entries end with the short TTL. Entries of unreleased holds end
+	// with the long TTL, and must not exist.
 	patience := t.within(3*t.ttl + 2*slack)
 	var left []string
 	for {

@@ -15,7 +15,7 @@ type contender struct {
 	w      *waiter
 }
 
-// oneAfterTheOther wants both to be granted the name, the second only after the first has released it.
+// oneAfterTheOther checks that both are granted the name, the second only after the first has released it.
 func (t *trial) oneAfterTheOther(both []contender, when string) {
 	bound := 3*t.ttl + 3*slack
 	first, second := both[0], both[1]
@@ -96,7 +96,7 @@ func grantsOutliveARestart(t *trial) {
 	}
 	take()
 	pause(t.Context(), t.ttl/2)
-	take() // the last of them a moment before
+	take() // the last ones just before the restart
 	t.h.Server.Restart(t)
 	t.recovers(rival, "a restart")
 	ctx := t.within(max(t.ttl, promptly))
@@ -122,7 +122,7 @@ func grantsOutliveARestart(t *trial) {
 	}
 }
 
-// ways of an acquire to be over, for goroutinesDoNotPileUp.
+// acquires makes n acquires of each kind for goroutinesDoNotPileUp: granted, refused, and cancelled while waiting.
 func (t *trial) acquires(d backend.Driver, held string, n int) {
 	many(n, func(int) {
 		g, err := t.try(d, t.request(t.name()))

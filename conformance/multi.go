@@ -38,8 +38,7 @@ var multiClauses = []Clause{
 	},
 }
 
-// all calls AcquireAll. A driver that does not do this set answers ErrUnsupported, which only a waiting set may be
-// told.
+// all calls AcquireAll. A driver may return ErrUnsupported only for a set that waits.
 func (t *trial) all(ctx context.Context, d backend.Driver, rs []backend.Request, wait bool) ([]backend.Grant, error) {
 	m, _ := backend.As[backend.MultiAcquirer](d)
 	rs = slices.Clone(rs)
@@ -49,7 +48,7 @@ func (t *trial) all(ctx context.Context, d backend.Driver, rs []backend.Request,
 	return m.AcquireAll(ctx, rs)
 }
 
-// three returns requests for three names, not in order.
+// three returns requests for three names, out of order.
 func (t *trial) three() []backend.Request {
 	rs := make([]backend.Request, 3)
 	base := t.name()
@@ -128,7 +127,7 @@ func waitsWithoutKeeping(t *trial) {
 	out := <-first
 	if errors.Is(out.err, backend.ErrUnsupported) {
 		t.release(a, held, "by the holder")
-		return // it does only what can be had at once
+		return // the driver acquires sets only without waiting
 	}
 	if !errors.Is(out.err, context.Canceled) {
 		t.Errorf("AcquireAll that gave up = %v, want the context's error", out.err)

@@ -12,7 +12,7 @@ func NetworkLink(d *memory.Driver) fault.Link { return networkLink{d.Network()} 
 
 type networkLink struct{ net *memory.Network }
 
-// direction translates: the two types have the same bits, in the same order.
+// direction converts d to the type of package memory.
 func direction(d fault.Direction) memory.Direction {
 	var out memory.Direction
 	if d&fault.Requests != 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// nonceClauses say what backend.Grant.Nonce owes to guards and to ForceRelease: it names one hold and no other.
+// nonceClauses cover the obligation of backend.Grant.Nonce to guards and to ForceRelease: it names exactly one hold.
 var nonceClauses = []Clause{
 	{
 		ID: "O10", Group: "ownership", Slug: "every-hold-has-its-nonce", run: everyHoldHasItsNonce,
@@ -118,7 +118,7 @@ func nonceIsKeptAndShown(t *trial) {
 	}
 }
 
-// shows looks at the name of g, which nobody else holds, and wants the nonce of g.
+// shows checks that Look and List show the nonce of g, the only hold of its name.
 func (t *trial) shows(d backend.Driver, g backend.Grant, when string) {
 	inspector, _ := backend.As[backend.Inspector](d)
 	state, err := inspector.Look(t.within(slack), g.Name)

@@ -12,16 +12,15 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// noted is a driver of a clause. It keeps a list of the calls that are under way, and checks in every clause the
-// contract's rules for every answer: see ledger.
+// noted is a driver of a clause. It records the calls in flight, and checks every answer against the rules of the
+// contract: see ledger.
 type noted struct {
 	backend.Driver
 	t    *trial
 	link *notedLink // nil: no link
 }
 
-// note wraps d. The wrapper offers the same optional interfaces as d: each is a separate layer, which is there if d has
-// it.
+// note wraps d. The wrapper offers the same optional interfaces as d: one layer for each interface of d.
 func (t *trial) note(d backend.Driver, link *notedLink) backend.Driver {
 	w := &noted{Driver: d, t: t, link: link}
 	if m, ok := backend.As[backend.MultiAcquirer](d); ok {
@@ -64,7 +63,7 @@ func (w *noted) Acquire(ctx context.Context, r backend.Request) (backend.Grant, 
 	return g, err
 }
 
-// learn notes the driver's reports of the end of a hold.
+// learn makes the ledger record the driver's reports of lost holds.
 func (w *noted) learn(r *backend.Request) {
 	if lost, id := r.Lost, r.RequestID; lost != nil {
 		name := r.Name
@@ -115,13 +114,13 @@ func (w *noted) Close(ctx context.Context) error {
 	return w.Driver.Close(ctx)
 }
 
-// asking is the time of a call.
+// asking records when a call began and ended.
 type asking struct {
 	w         *noted
 	step      int // of the ledger, at its beginning
 	to        backend.Instant
 	delay     time.Duration // the delay that the link always adds to a request and its answer
-	delayedAt int64         // how often the link was changed before
+	delayedAt int64         // number of changes of the link before the call
 }
 
 func (w *noted) asking() asking {
@@ -132,7 +131,7 @@ func (w *noted) asking() asking {
 	return a
 }
 
-// answered ends the time of the call.
+// answered records the end of the call.
 func (a asking) answered() asking {
 	a.to = a.w.t.now()
 	if a.w.link != nil {
@@ -143,7 +142,7 @@ func (a asking) answered() asking {
 	return a
 }
 
-// notedLink is a link that knows by how much it delays.
+// notedLink is a link that records its delay.
 type notedLink struct {
 	fault.Link
 	both    atomic.Int64 // a request and its answer
@@ -174,7 +173,7 @@ func (l *notedLink) Pass() {
 	l.Link.Pass()
 }
 
-// notedFencing is a noted driver with the promise of the driver inside.
+// notedFencing is a noted driver with the promise of the wrapped driver.
 type notedFencing struct {
 	*noted
 	promise backend.FencingDriver
@@ -264,7 +263,7 @@ type notedForce struct {
 
 func (f *notedForce) Unwrap() backend.Driver { return f.Driver }
 
-// A call with a nonce may end only the hold that has it: any other missing hold is a violation.
+// ForceRelease with a nonce may end only the hold with that nonce: if another hold ends, the ledger reports it.
 func (f *notedForce) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
 	defer f.t.during(ctx, "ForceRelease", r.Name)()
 	request, any := "", true

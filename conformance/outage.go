@@ -62,7 +62,7 @@ func (t *trial) recovers(d backend.Driver, after string) {
 	}
 }
 
-// failsInTime makes each call once, which must fail within its context without a claim about the lock.
+// failsInTime makes each call once; each must fail within its context, without a claim about the lock.
 func (t *trial) failsInTime(d backend.Driver, held backend.Grant, while string) {
 	const bound = 400 * time.Millisecond
 	acquire := func(ctx context.Context) error { _, err := d.Acquire(ctx, t.brief(t.name())); return err }
@@ -199,7 +199,7 @@ func wipedService(t *trial) {
 	if w.err == nil {
 		t.release(b, w.grant, "by the waiter")
 	}
-	// The deletion may be no more than an eviction. A new client sees whether the service has a memory.
+	// The service may keep counters elsewhere, so that the deletion is only an eviction. A new client shows which.
 	fresh := t.client()
 	var g backend.Grant
 	if err := t.settled(func(ctx context.Context) (err error) {
@@ -229,7 +229,7 @@ func wipedService(t *trial) {
 	t.recovers(t.client(), "everything was deleted, from a new client")
 }
 
-// refuses checks the answer that a client from before a wipe got to an acquire after it.
+// refuses checks an acquire after a wipe by a client from before the wipe.
 func (t *trial) refuses(must bool, who string, g backend.Grant, err error) {
 	var lost *backend.HistoryError
 	switch {

@@ -86,13 +86,13 @@ func requestIDsCompareWhole(t *trial) {
 		r := t.request(t.name())
 		r.RequestID = id
 		g := t.take(a, r, "of a free name")
-		if t.comparesWhole(b, g, what, other) { // otherwise the hold may be over
+		if t.comparesWhole(b, g, what, other) { // otherwise the hold may have ended
 			t.release(a, g, "by the holder")
 		}
 	}
 }
 
-// comparesWhole tries to move a hold with another id, until that works.
+// comparesWhole makes each call on a hold with another request id, and reports whether all of them are refused.
 func (t *trial) comparesWhole(d backend.Driver, g backend.Grant, what, id string) bool {
 	other := t.request(g.Name)
 	other.RequestID = id
@@ -107,7 +107,7 @@ func (t *trial) comparesWhole(d backend.Driver, g backend.Grant, what, id string
 	if !t.notHeld(d.Release(t.within(slack), forged), "release of the grant with %s", what) {
 		return false
 	}
-	// Last: a refused acquire may leave something that a release with its id removes.
+	// The acquire comes last: if refused, it may leave an entry that a release with its id removes.
 	if _, err := t.try(d, other); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("acquire with %s = %v, want ErrHeld", what, err)
 		return false
@@ -196,7 +196,7 @@ func ownerDecidesNothing(t *trial) {
 			t.Errorf("acquire by another request of the same owner = %v, want ErrHeld", err)
 		}
 	}
-	// The text may be long and need not be ASCII.
+	// The owner may be long and need not be ASCII.
 	odd := t.request(t.name())
 	odd.Owner = "host:1 {a} \"q\" 世界/"
 	for len(odd.Owner) < backend.MaxOwnerBytes {

@@ -214,8 +214,8 @@ func permitTokensAreMarked(t *trial) {
 	}
 }
 
-// AsPermits returns h with every exclusive request made one for n of limit permits, where 2n > limit: a mutex all the
-// same, which owes every clause that does not ask for fencing. It is for running the suite through that kind too.
+// AsPermits returns h with every exclusive request made one for n of limit permits, where 2n > limit: still a mutex,
+// which must meet every clause that does not need fencing. It runs the suite over that kind, too.
 func AsPermits(h Harness, n, limit int) Harness {
 	wrap := func(d backend.Driver) backend.Driver { return &asPermits{Driver: d, n: n, limit: limit} }
 	inner := h
@@ -265,7 +265,7 @@ func (d *asPermits) Acquire(ctx context.Context, r backend.Request) (backend.Gra
 func (d *asPermits) below(g backend.Grant) backend.Grant {
 	g.Kind, g.Permits, g.Limit = backend.KindPermits, d.n, d.limit
 	if token, incarnation, ok := strings.Cut(g.Incarnation, " "); ok {
-		g.Token, _ = fencing.ParseToken(token) // as it was written here
+		g.Token, _ = fencing.ParseToken(token) // written by Acquire
 		g.Incarnation = incarnation
 	}
 	return g

@@ -13,8 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// recorder is the testing.TB that clauses and harness functions get: it takes down failures instead of failing the
-// test.
+// recorder is the testing.TB of clauses and harness functions: it records failures instead of failing the test.
 type recorder struct {
 	testing.TB
 
@@ -23,13 +22,13 @@ type recorder struct {
 	verdict  bool // a failure that no stall of the machine explains
 	logs     []string
 	skipped  string
-	foreign  bool // skipped because it does not apply
+	foreign  bool // skipped as not applicable
 	ended    bool
 	cleanups []func()
 
-	behind atomic.Bool // a step of the clause came too late for what follows
+	behind atomic.Bool // a step came too late for the rest of the clause
 
-	// ranOut reports whether a hold of the clause has ended by its TTL. Nil: no hold has.
+	// ranOut reports whether a hold of the clause has expired. Nil: no hold has.
 	ranOut func() bool
 
 	ctx    context.Context
@@ -54,7 +53,7 @@ func (r *recorder) catch() {
 	}
 }
 
-// cleanup runs what Cleanup collected, last first.
+// cleanup runs the functions passed to Cleanup, last first.
 func (r *recorder) cleanup() {
 	r.cancel()
 	for {
@@ -103,15 +102,15 @@ func (r *recorder) Context() context.Context { return r.ctx }
 // Helper implements testing.TB.
 func (r *recorder) Helper() {}
 
-// Errorf implements testing.TB. A clause repeats itself in loops; the first messages tell enough.
+// Errorf implements testing.TB. It keeps only the first messages, since clauses fail in loops.
 //
-// The first failure of a clause decides whether a busy machine may be the reason, for the others may be its
-// consequences. It may be if the failure shows a call that got no answer in time, or the end of a hold that has run out.
+// Only the first failure of a clause decides whether a busy machine may be the reason, since it may cause the others.
+// A busy machine may be the reason for a call without an answer in time, or for the end of an expired hold.
 func (r *recorder) Errorf(format string, args ...any) {
 	r.fail(r.late(args), format, args...)
 }
 
-// Latef is Errorf for what came later than it should have, or too late for the clause to show anything.
+// Latef is Errorf for a late step, or for one that is too late for the clause to show anything.
 func (r *recorder) Latef(format string, args ...any) { r.fail(true, format, args...) }
 
 // FatalLatef is Latef, and ends the clause.
@@ -142,7 +141,7 @@ func (r *recorder) fail(late bool, format string, args ...any) {
 func (r *recorder) late(args []any) bool {
 	for _, arg := range args {
 		switch err, is := arg.(error); {
-		case arg == nil: // the nil error of an attempt that should have found a hold, or a rival of one
+		case arg == nil: // the nil error of an attempt that should have found a hold, or of a rival of a hold
 		case !is:
 			continue
 		case vague(err):
@@ -157,8 +156,8 @@ func (r *recorder) late(args []any) bool {
 	return false
 }
 
-// lapsed reports whether arg is an error by which the service says that time ended the hold: renewals of the hold, or of
-// its session, did not arrive in time.
+// lapsed reports whether arg is the service's error for an expired hold: renewals of the hold, or of its session, did
+// not arrive in time.
 func lapsed(arg any) bool {
 	err, _ := arg.(error)
 	gone, is := errors.AsType[*backend.NotHeldError](err)

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// refusalClauses say what becomes of holds while the service answers, and refuses.
+// refusalClauses cover holds while the service answers requests with refusals.
 var refusalClauses = []Clause{
 	{
 		ID: "U1", Group: "refusals", Slug: "refused-release-abandons", needs: needRefuseRelease, serial: true,
@@ -42,7 +42,7 @@ var refusalClauses = []Clause{
 	},
 }
 
-// refuse begins a refusal, and returns what ends it. What ends it runs at the end of the clause in any case.
+// refuse begins a refusal, and returns the function that ends it, which also runs at the end of the clause.
 func (t *trial) refuse(how func(testing.TB, string) func(), name string) (allow func()) {
 	end := how(t, name)
 	ended := false
@@ -56,7 +56,7 @@ func (t *trial) refuse(how func(testing.TB, string) func(), name string) (allow 
 	return allow
 }
 
-// refused checks the answer to a call that the service refuses: an error, but not that the hold is gone.
+// refused checks the answer to a call that the service refuses: an error, but not ErrNotHeld.
 func (t *trial) refused(call string, err error) {
 	switch {
 	case err == nil:
@@ -66,7 +66,8 @@ func (t *trial) refused(call string, err error) {
 	}
 }
 
-// abandons has a release refused, and renews another hold all the time. writes: renewals are refused as well.
+// abandons has the service refuse a release, and keeps renewing another hold. With writes, the service refuses
+// renewals too.
 func (t *trial) abandons(how func(testing.TB, string) func(), writes bool) {
 	a, rival := t.client(), t.client()
 	left, kept := t.brief(t.name()), t.brief(t.name())
@@ -80,7 +81,7 @@ func (t *trial) abandons(how func(testing.TB, string) func(), writes bool) {
 		refusal = t.ttl + long
 	}
 	for end := t.now().Add(refusal); t.now() < end; {
-		pause(t.within(slack), t.ttl/10) // at once, a renewal may have no time to add, and write nothing
+		pause(t.within(slack), t.ttl/10) // an immediate renewal may have no time to add, and write nothing
 		renewal := t.renew(a, stays)
 		if writes {
 			t.refused("Renew", renewal.Err)
@@ -112,7 +113,7 @@ func (t *trial) abandons(how func(testing.TB, string) func(), writes bool) {
 	}
 }
 
-// outlives makes the client's connection to a service stand, so that the refusal does not meet its first call.
+// outlives opens the client's connection to the service, so that its first call comes before the refusal.
 func (t *trial) outlives(d backend.Driver) { t.mustBeFree(d, t.name(), "before the refusal") }
 
 func healthIsNoCondition(t *trial) {
@@ -120,7 +121,7 @@ func healthIsNoCondition(t *trial) {
 	g := t.take(a, t.brief(t.name()), "of a free name")
 	allow := t.refuse(t.h.Server.RefuseWrites, g.Name)
 	if pinger, ok := backend.As[backend.Pinger](a); ok {
-		_ = pinger.Ping(t.within(ample)) // it may find the service unfit
+		_ = pinger.Ping(t.within(ample)) // it may report the service as unhealthy
 	}
 	allow()
 	if renewal := t.renew(a, g); renewal.Err != nil {
@@ -131,7 +132,7 @@ func healthIsNoCondition(t *trial) {
 	}
 }
 
-// refusal is the narrowest refusal of releases that the harness has.
+// refusal returns the harness's narrowest way to refuse releases.
 func (t *trial) refusal() func(testing.TB, string) func() {
 	if t.h.Server.RefuseRelease != nil {
 		return t.h.Server.RefuseRelease
@@ -168,7 +169,7 @@ func refusedLeavingIsRepeated(t *trial) {
 		t.Errorf("release by the holder after the refusal = %v, want nil", err)
 	}
 	t.opensWithin(rival, r.Name, t.ttl+slack, "the leaving of a waiter that was refused")
-	_ = other.Release(t.within(ample)) // renewals may have been refused as well
+	_ = other.Release(t.within(ample)) // the service may have refused renewals, too
 }
 
 func refusedReleaseIsRepeated(t *trial) {

@@ -35,7 +35,7 @@ var identityClauses = []Clause{
 	},
 }
 
-// recording notes a driver's acquire requests.
+// recording records a driver's acquire requests.
 type recording struct {
 	backend.Driver
 
@@ -171,7 +171,7 @@ func releaseEndsWithItsContext(t *trial) {
 	}
 }
 
-// late grants what has ended already.
+// late returns grants that have already ended.
 type late struct {
 	recording
 }
@@ -231,7 +231,7 @@ func attemptsHaveKeysOfTheirOwn(t *trial) {
 			t.Errorf("HoldID = %q, want %q, which every client makes of that id", r.HoldID, backend.HoldID(id))
 		}
 	}
-	// The first attempt's requests may come late.
+	// Requests of earlier attempts may arrive late.
 	for _, r := range asked[:len(asked)-1] {
 		if err := d.Release(t.within(slack), r.Grant()); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("a release of an earlier attempt that comes late = %v, want ErrNotHeld", err)

@@ -57,14 +57,14 @@ func listIsLiteralAndWhole(t *trial) {
 	lister, _ := backend.As[backend.Lister](d)
 	base := t.name()
 	const n = 230
-	names := map[string][]string{base + "/many/": nil} // by the prefix that finds them
+	names := map[string][]string{base + "/many/": nil} // by the prefix that lists them
 	for i := range n {
 		names[base+"/many/"] = append(names[base+"/many/"], fmt.Sprintf("%s/many/%03d", base, i))
 	}
 	for i, c := range []string{"_", "%", "*", "?", "[ab]", "\\", "\\%", ".", ".*", "{a,b}", "$", "^"} {
 		prefix := fmt.Sprintf("%s/%d/a%s", base, i, c)
 		names[prefix] = []string{prefix + "b"}
-		// What each of them matches elsewhere.
+		// Names that the prefix would match as a pattern.
 		names["-"+prefix] = []string{
 			fmt.Sprintf("%s/%d/axb", base, i), fmt.Sprintf("%s/%d/axxb", base, i), fmt.Sprintf("%s/%d/aab", base, i),
 			fmt.Sprintf("%s/%d/ab", base, i),
@@ -121,7 +121,7 @@ func pingTells(t *trial) {
 	}
 }
 
-// greatClauses are about numbers that take a service years to reach.
+// greatClauses are about tokens that a service takes years to reach.
 var greatClauses = []Clause{
 	{
 		ID: "F8", Group: "fencing", Slug: "great-tokens", caps: backend.CapFencing, serial: true, run: greatTokens,
@@ -139,12 +139,12 @@ func greatTokens(t *trial) {
 		inspector, shows := backend.As[backend.Inspector](d)
 		k := tokens{t: t, last: least}
 		name := t.name()
-		var kept []backend.Grant // one more each time, so that tokens are even and odd
+		var kept []backend.Grant // one more each round, so that tokens are even and odd
 		for range 4 {
 			g := t.take(d, t.request(name), "after the count was set ahead")
 			k.next(g, "a count set ahead")
 			if shows && t.desc.Capabilities.Has(backend.CapInspect) {
-				_, _ = inspector.Look(t.within(slack), name) // the ledger judges it
+				_, _ = inspector.Look(t.within(slack), name) // the ledger checks the result
 			}
 			t.release(d, g, "with a great token")
 			kept = append(kept, t.take(d, t.request(t.name()), "of another name"))

@@ -126,7 +126,7 @@ func waitingWriterStopsReaders(t *trial) {
 	if reader.ended(200 * time.Millisecond) {
 		t.Errorf("a reader was answered %v while a writer waited", reader.err)
 	}
-	cancel() // the writer gives up
+	cancel() // the writer leaves the queue
 	<-w.done
 	second := t.got(reader, t.ttl+slack, "after the writer gave up")
 	t.release(a, second, "by the second reader")
@@ -146,8 +146,8 @@ func waitingWriterStopsReaders(t *trial) {
 	t.release(a, t.got(late, t.ttl+slack, "after the writer"), "by the late reader")
 }
 
-// stream keeps a name busy with overlapping holds of others, until stop is called. It returns once each had its first,
-// or after a while.
+// stream keeps a name busy with overlapping holds of new clients, until stop is called. It returns once each client
+// has had its first hold, or after slack.
 func (t *trial) stream(name string, clients int, request func(string) backend.Request) (stop func()) {
 	ctx, cancel := context.WithCancel(t.within(20 * slack))
 	var all sync.WaitGroup
@@ -168,7 +168,7 @@ func (t *trial) stream(name string, clients int, request func(string) backend.Re
 					}
 					break
 				}
-				pause(ctx, 5*time.Millisecond+rand.N(time.Millisecond)) // never in step with the others
+				pause(ctx, 5*time.Millisecond+rand.N(time.Millisecond)) // out of step with the others
 				t.release(d, g, "by one of a stream")
 			}
 		})
@@ -288,7 +288,7 @@ func sharedTokensAreMarked(t *trial) {
 	}
 }
 
-// eachHoldIsItsOwn is for kinds of which several are held at once.
+// eachHoldIsItsOwn is the clause for kinds with several holders at once.
 func eachHoldIsItsOwn(t *trial, request func(string) backend.Request) {
 	a, b := t.client(), t.client()
 	name := t.name()

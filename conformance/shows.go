@@ -7,7 +7,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// These clauses compare Description.Shows with the results of inspections: declared fields are set, and other fields
+// showsClauses compare Description.Shows with the results of inspections: declared fields are set, and other fields
 // are zero.
 var showsClauses = []Clause{
 	{
@@ -52,7 +52,7 @@ func (t *trial) dated(what string, declared bool, at time.Time) {
 	}
 }
 
-// filled compares the fields of the one holder of a name, and of the name.
+// filled compares the fields of a name, and of its only holder.
 func (t *trial) filled(call string, f backend.StateFields, s backend.State, g backend.Grant, waiters int) {
 	if len(s.Holders) != 1 {
 		t.Fatalf("%s = %+v, want one holder", call, s)
@@ -71,7 +71,7 @@ func (t *trial) filled(call string, f backend.StateFields, s backend.State, g ba
 	}
 }
 
-// line compares the queue of a name with the requests that wait, in their order.
+// line compares the queue of a name with the waiting requests, in their order.
 func (t *trial) line(f backend.StateFields, s backend.State, rs ...backend.Request) {
 	if !f.Queue {
 		if len(s.Queue) > 0 || f.QueueSince {
@@ -121,7 +121,7 @@ func lookShows(t *trial) {
 	}
 }
 
-// listed returns the one name that a list has.
+// listed returns the only name in a list.
 func (t *trial) listed(d backend.Driver, name string) backend.State {
 	lister, _ := backend.As[backend.Lister](d)
 	var all []backend.State
@@ -222,7 +222,7 @@ func changeShows(t *trial) {
 	ended := of(backend.ChangeForceReleased)
 	t.dated("Time of a forced release", shows.ChangeTime, ended.Time)
 	t.declares("By", shows.ChangeAuthor, ended.By != "")
-	// A service may know the principal better than the caller, or not know that of a client in its own process.
+	// A service may know the caller's principal itself, or may have none for a client in its own process.
 	if !shows.ChangeAuthor && ended.Principal != "" {
 		t.Errorf("Principal is %q, and the author is not declared", ended.Principal)
 	}

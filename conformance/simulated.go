@@ -11,16 +11,17 @@ import (
 	"time"
 )
 
-// RunSimulated is Run in simulated time, where a TTL passes at once: for a driver without a service outside this
-// process, such as backend/memory, or one over a service that a test plays. The driver's clock must be backend.GoClock.
-// Each clause has its own bubble of testing/synctest and its own harness, made in that bubble. A goroutine that
-// outlives its clause, or that blocks where simulated time cannot pass, on a mutex for example, fails the clause.
+// RunSimulated is Run in simulated time, where a TTL passes immediately: for a driver without a service outside this
+// process, such as backend/memory, or a driver over a service that the test simulates. The driver's clock must be
+// backend.GoClock. Each clause has its own bubble of testing/synctest and its own harness, made in that bubble. A
+// goroutine that outlives its clause, or that blocks where simulated time cannot pass, on a mutex for example, fails
+// the clause.
 func RunSimulated(t *testing.T, harness func(t testing.TB) Harness) {
 	t.Helper()
 	run(t, Clauses(), func(t *testing.T, c Clause) Result { return simulate(t, harness, c, stuckAfter) })
 }
 
-// CheckSimulated is to Check what RunSimulated is to Run.
+// CheckSimulated is Check in simulated time, as RunSimulated is Run.
 func CheckSimulated(t *testing.T, harness func(t testing.TB) Harness, only ...string) Report {
 	t.Helper()
 	var report Report
@@ -36,13 +37,13 @@ const stuckAfter = 10 * time.Second
 // bubble runs one clause in simulated time.
 type bubble struct {
 	clause Clause
-	suite  atomic.Pointer[suite] // nil until the harness is there
+	suite  atomic.Pointer[suite] // nil until the harness is made
 	id     atomic.Pointer[string]
 	done   chan struct{}
 	result Result // valid after done
 }
 
-// simulate runs one clause. It does not wait for a stuck clause: blocked goroutines stay behind.
+// simulate runs one clause. It does not wait for a stuck clause: blocked goroutines are left behind.
 func simulate(t *testing.T, harness func(testing.TB) Harness, c Clause, patience time.Duration) Result {
 	t.Helper()
 	b := &bubble{clause: c, done: make(chan struct{})}
@@ -50,7 +51,7 @@ func simulate(t *testing.T, harness func(testing.TB) Harness, c Clause, patience
 	const step = 50 * time.Millisecond
 	tick := time.NewTicker(step)
 	defer tick.Stop()
-	// Ticks count, and not time: a process that the machine did not run has not stood still.
+	// Count ticks, and not time: a process that the machine did not run is not stuck.
 	for moves, still := int64(0), time.Duration(0); still < patience; still += step {
 		select {
 		case <-b.done:
@@ -68,7 +69,7 @@ func (b *bubble) run(t *testing.T, harness func(testing.TB) Harness) {
 	defer close(b.done)
 	b.result = Result{Clause: b.clause, Outcome: Failed, Messages: []string{"the harness failed"}}
 	defer func() {
-		if p := recover(); p != nil { // of package synctest, after the clause
+		if p := recover(); p != nil { // a panic of package synctest, after the clause
 			if b.result.Outcome != Failed {
 				b.result.Messages = nil
 			}
@@ -86,7 +87,7 @@ func (b *bubble) run(t *testing.T, harness func(testing.TB) Harness) {
 	})
 }
 
-// stuck is the result of a clause that stands still.
+// stuck is the result of a clause that is stuck.
 func (b *bubble) stuck(patience time.Duration) Result {
 	calls := "no call has begun"
 	if s := b.suite.Load(); s != nil {
@@ -100,10 +101,10 @@ func (b *bubble) stuck(patience time.Duration) Result {
 // header is the first line of a goroutine's stack: its state, and the number of its bubble.
 var header = regexp.MustCompile(`^goroutine \d+ .*\[(.*), synctest bubble (\d+)\]:`)
 
-// durable marks stacks of goroutines that only others of the bubble, or its clock, can wake.
+// durable marks stacks of goroutines that only other goroutines of the bubble, or its clock, can wake.
 const durable = "(durable)"
 
-// learn takes down the number of the bubble that runs it.
+// learn records the number of the calling goroutine's bubble.
 func (b *bubble) learn() {
 	line := make([]byte, 200)
 	if m := header.FindSubmatch(line[:runtime.Stack(line, false)]); m != nil {

@@ -26,7 +26,7 @@ type suite struct {
 
 	simulated bool                  // runs in a bubble of testing/synctest
 	moves     atomic.Int64          // calls to drivers that began or ended
-	current   atomic.Pointer[trial] // the one of a simulated clause
+	current   atomic.Pointer[trial] // the trial of a simulated clause
 }
 
 // oneCase is a clause in one run.
@@ -38,13 +38,13 @@ type oneCase struct {
 	result Result // valid after done
 }
 
-// seats bounds how many clauses make their first attempt side by side, in all suites of the process. Mostly they wait.
-// More than four for each processor starve a server: of PostgreSQL on two cores, nearly all first attempts failed with 16
-// of them beside the other tests of its package, and the repetitions, one at a time, took longer than the suite.
+// seats bounds the concurrent first attempts, which mostly wait, in all suites of the process. More than four for
+// each processor starve a server: with 16, beside other tests, nearly all first attempts failed for PostgreSQL on two
+// cores, and the repetitions, one at a time, took longer than the suite.
 var seats = make(chan struct{}, max(8, 4*runtime.GOMAXPROCS(0)))
 
-// again is held by a clause during its retry: one at a time, and when all others of its suite have been tried, since
-// most of what keeps a machine busy is the suite.
+// again is held by a clause during its retries: one at a time, after the first attempts of its suite, since the suite
+// is the main load on the machine.
 var again sync.Mutex
 
 func newSuite(tb testing.TB, h Harness, clauses []Clause) *suite {
@@ -69,7 +69,7 @@ func newSuite(tb testing.TB, h Harness, clauses []Clause) *suite {
 	return s
 }
 
-// describe asks a driver for its Description, after a probe if it has one, since a probe may change the answer.
+// describe asks a driver for its Description, after a Ping if it has one, since Ping may change the answer.
 func (s *suite) describe() {
 	rec := newRecorder(s.tb)
 	defer rec.cleanup()
@@ -98,7 +98,7 @@ func (s *suite) startParallel(chosen func(*Clause) bool) {
 	}
 }
 
-// result returns the outcome of c, and runs it now unless it runs ahead.
+// result returns the outcome of c. It runs c now, unless c already runs in parallel.
 func (s *suite) result(c *oneCase) Result {
 	if c.clause.serial || c.clause.crowd {
 		s.parallel.Wait()
@@ -174,7 +174,7 @@ func (s *suite) attempt(c Clause) (r Result, verdict bool) {
 		defer rec.catch()
 		c.run(t)
 	}()
-	// A driver that ignores contexts must not hang the suite; its goroutines stay behind in that case.
+	// A driver that ignores contexts must not hang the suite; in that case its goroutines are left running.
 	rounds := 1
 	if c.rounds != nil {
 		rounds = max(c.rounds(), 1)
@@ -200,8 +200,8 @@ func (s *suite) underWay() string {
 	return "no call has begun"
 }
 
-// selected reports whether -test.run may want the test of that name. It only decides which clauses start early,
-// so it need not be exact: a clause that it misses, as behind a | that is in no brackets, runs when its turn comes.
+// selected reports whether -test.run may select the test of that name. It only decides which clauses start early, so
+// it need not be exact: a clause that it misses, such as after a | outside brackets, runs when its turn comes.
 func selected(name string) bool {
 	parts := strings.Split(name, "/")
 	if f := flag.Lookup("test.run"); f != nil && f.Value.String() != "" {

@@ -73,7 +73,7 @@ func efficiencyCarriesNoToken(t *trial) {
 	}
 }
 
-// silentWrapper keeps the wrapped driver reachable, and makes no promise.
+// silentWrapper keeps the wrapped driver reachable but makes no promise.
 type silentWrapper struct{ backend.Driver }
 
 func (w silentWrapper) Unwrap() backend.Driver { return w.Driver }
@@ -97,5 +97,5 @@ func promiseIsNotInherited(t *trial) {
 	}
 }
 
-// embedding has every method of the embedded driver, the promise included, and may have changed any of them.
+// embedding has every method of the embedded driver, the promise included, and could have overridden any of them.
 type embedding struct{ backend.FencingDriver }

@@ -24,7 +24,7 @@ type trial struct {
 	h       *Harness
 	desc    backend.Description
 	clause  Clause
-	ttl     time.Duration // short: clauses let it pass
+	ttl     time.Duration // short: clauses wait for its end
 	links   []fault.Link
 	named   atomic.Int32
 	fencing bool // core makes clients of the correctness tier
@@ -33,7 +33,7 @@ type trial struct {
 	moves   *atomic.Int64 // of the suite
 }
 
-// calls are the calls of a clause that are under way, so that a stuck one can be named.
+// calls are the calls of a clause in flight, so that a report can name a stuck call.
 type calls struct {
 	mu   sync.Mutex // protects the following field
 	open map[*call]struct{}
@@ -41,11 +41,11 @@ type calls struct {
 
 type call struct {
 	what  string
-	began time.Time // in the time of the clause
+	began time.Time // on the clock of the clause
 	ctx   context.Context
 }
 
-// during notes a call until done is called.
+// during records a call until done is called.
 func (t *trial) during(ctx context.Context, what, name string) (done func()) {
 	t.moves.Add(1)
 	c := &call{what: fmt.Sprintf("%s %q", what, name), began: time.Now(), ctx: ctx}
@@ -63,7 +63,7 @@ func (t *trial) during(ctx context.Context, what, name string) (done func()) {
 	}
 }
 
-// underWay describes the calls that have not ended. Outside the bubble of a simulated clause nobody knows their age.
+// underWay describes the calls that have not ended. It omits their ages outside the bubble of a simulated clause.
 func (t *trial) underWay() string {
 	t.calls.mu.Lock()
 	defer t.calls.mu.Unlock()
@@ -85,11 +85,11 @@ func (t *trial) underWay() string {
 	return strings.Join(all, "; ")
 }
 
-// slack is the allowance of a busy machine for an immediate step.
+// slack bounds an immediate step on a busy machine.
 const slack = 3 * time.Second
 
-// ample bounds a call with a duration that the clause does not test: the first one of a client connects, on a machine
-// that runs many clauses at once.
+// ample bounds a call whose duration the clause does not test: the first call of a client connects, on a machine that
+// runs many clauses at once.
 const ample = 6 * slack
 
 // promptly bounds immediate steps. It is far above a healthy driver's time and far below long.
@@ -107,7 +107,7 @@ func (t *trial) long() time.Duration {
 	return d
 }
 
-// times returns n short TTLs, or as many as the driver takes.
+// times returns n short TTLs, or MaxTTL if that is shorter.
 func (t *trial) times(n int) time.Duration {
 	d := time.Duration(n) * t.ttl
 	if t.desc.MaxTTL > 0 {
@@ -116,14 +116,14 @@ func (t *trial) times(n int) time.Duration {
 	return d
 }
 
-// client returns one more driver.
+// client returns a new driver.
 func (t *trial) client() backend.Driver {
 	d := t.note(t.h.New(t), nil)
 	t.Cleanup(func() { t.close(d) })
 	return d
 }
 
-// linked returns one more driver behind a link that can be broken.
+// linked returns a new driver behind a link that the clause can break.
 func (t *trial) linked() (backend.Driver, fault.Link) {
 	inner, of := t.h.Linked(t)
 	link := &notedLink{Link: of}
@@ -136,7 +136,7 @@ func (t *trial) linked() (backend.Driver, fault.Link) {
 	return d, link
 }
 
-// noting returns a copy of h that notes what may end holds behind their drivers.
+// noting returns a copy of h whose functions record in the ledger that they may end holds.
 func (t *trial) noting(h Harness) *Harness {
 	all := func(do func(testing.TB)) func(testing.TB) {
 		if do == nil {
@@ -170,7 +170,7 @@ func (t *trial) noting(h Harness) *Harness {
 	return &h
 }
 
-// heal passes every link again, so that no call hangs on them while the clause cleans up.
+// heal opens every link again, so that no call hangs while the clause cleans up.
 func (t *trial) heal() {
 	for _, link := range t.links {
 		link.Pass()
@@ -194,7 +194,7 @@ func (t *trial) name() string {
 	return fmt.Sprintf("conformance/%s/%s-%d", t.clause.Slug, backend.NewRequestID()[:12], t.named.Add(1))
 }
 
-// request returns a fresh request for name with a TTL that does not end meanwhile.
+// request returns a fresh request for name with a TTL that outlasts the clause.
 func (t *trial) request(name string) backend.Request {
 	id := backend.NewRequestID()
 	return backend.Request{
@@ -216,8 +216,8 @@ func (t *trial) within(d time.Duration) context.Context {
 	return ctx
 }
 
-// whileMoving returns a context that ends when moved has not been called for d, or with the clause: work of which
-// nobody knows how long a busy machine takes for it is hung when it stands still.
+// whileMoving returns a context that ends when moved has not been called for d, or with the clause: work of unknown
+// duration is stuck when it makes no progress.
 func (t *trial) whileMoving(d time.Duration) (ctx context.Context, moved func()) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	timer := time.AfterFunc(d, func() { cancel(fmt.Errorf("nothing moved for %v", d)) })
@@ -244,7 +244,7 @@ func (t *trial) take(d backend.Driver, r backend.Request, when string) backend.G
 	return g
 }
 
-// takeShort is take for a TTL so short that a busy machine may use it up before the answer is there: it retries.
+// takeShort is take for a TTL that may end before the answer on a busy machine: it retries.
 func (t *trial) takeShort(d backend.Driver, r backend.Request, when string) backend.Grant {
 	for ctx := t.within(10 * slack); ; {
 		g, err := t.try(d, r)
@@ -259,7 +259,7 @@ func (t *trial) takeShort(d backend.Driver, r backend.Request, when string) back
 	}
 }
 
-// release must succeed.
+// release releases g, which must succeed.
 func (t *trial) release(d backend.Driver, g backend.Grant, when string) {
 	ctx := t.within(ample)
 	if err := d.Release(ctx, g); err != nil {
@@ -267,7 +267,7 @@ func (t *trial) release(d backend.Driver, g backend.Grant, when string) {
 	}
 }
 
-// renew prolongs one grant.
+// renew renews one grant.
 func (t *trial) renew(d backend.Driver, g backend.Grant) backend.Renewal {
 	return t.renewIn(t.within(2*slack), d, g)
 }
@@ -281,7 +281,7 @@ func (t *trial) renewIn(ctx context.Context, d backend.Driver, g backend.Grant) 
 	return renewals[0]
 }
 
-// mustBeHeld makes an attempt of somebody else that must find name held.
+// mustBeHeld makes an attempt with another request, which must find name held.
 func (t *trial) mustBeHeld(d backend.Driver, name, when string) bool {
 	g, err := t.try(d, t.brief(name))
 	if errors.Is(err, backend.ErrHeld) {
@@ -294,7 +294,7 @@ func (t *trial) mustBeHeld(d backend.Driver, name, when string) bool {
 	return false
 }
 
-// mustBeFree makes an attempt that must succeed, and gives the lock back.
+// mustBeFree makes an attempt that must succeed, and releases the lock.
 func (t *trial) mustBeFree(d backend.Driver, name, when string) bool {
 	g, err := t.try(d, t.request(name))
 	if err != nil {
@@ -305,7 +305,7 @@ func (t *trial) mustBeFree(d backend.Driver, name, when string) bool {
 	return true
 }
 
-// opensWithin waits for name for at most d and gives the lock back.
+// opensWithin waits for name for at most d and releases the lock.
 func (t *trial) opensWithin(driver backend.Driver, name string, d time.Duration, when string) bool {
 	g, ok := t.takenWithin(driver, name, d, when)
 	if ok {
@@ -329,7 +329,7 @@ func (t *trial) takenWithin(driver backend.Driver, name string, d time.Duration,
 	return g, true
 }
 
-// settled repeats f until its error says something definite about the lock.
+// settled repeats f until the outcome is known.
 func (t *trial) settled(f func(ctx context.Context) error) error {
 	ctx := t.within(3 * slack)
 	for {
@@ -347,7 +347,7 @@ func vague(err error) bool {
 		errors.Is(err, context.DeadlineExceeded)
 }
 
-// pause lets time pass: for clauses in which time itself is the matter.
+// pause lets time pass: for clauses that test timing.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -369,7 +369,7 @@ type waiter struct {
 	at    backend.Instant // when Acquire returned
 }
 
-// wait starts to wait for r. The clause waits for its end.
+// wait starts to wait for r. The end of the clause waits for the acquire.
 func (t *trial) wait(ctx context.Context, d backend.Driver, r backend.Request) *waiter {
 	r.Wait = true
 	w := &waiter{done: make(chan struct{})}
@@ -405,7 +405,8 @@ func (t *trial) got(w *waiter, d time.Duration, when string) backend.Grant {
 	return w.grant
 }
 
-// queued waits until n requests wait for name, as far as the driver tells; otherwise for as long as it should take.
+// queued waits until n requests wait for name, if the driver shows waiters; otherwise for the time that queueing
+// should take.
 func (t *trial) queued(d backend.Driver, name string, n int) {
 	inspector, ok := backend.As[backend.Inspector](d)
 	bound := 400 * time.Millisecond

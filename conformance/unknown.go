@@ -42,7 +42,7 @@ func lateRequestBesideALivingHold(t *trial) {
 	rival := t.client()
 	t.warm(d)
 	kept := t.brief(t.name())
-	kept.TTL = t.times(3) // outlives the silence
+	kept.TTL = t.times(3) // outlasts the held-back request
 	hold := t.take(d, kept, "of a free name")
 	late := t.request(t.name())
 	late.TTL = kept.TTL
@@ -67,7 +67,7 @@ func lateRequestBesideALivingHold(t *trial) {
 	}
 }
 
-// closeClauses are about what outlives Close.
+// closeClauses are about goroutines that outlive Close.
 var closeClauses = []Clause{
 	{
 		ID: "K4", Group: "leftovers", Slug: "goroutines-end-after-a-short-close", serial: true,

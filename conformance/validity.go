@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// sentClauses say for every way to a grant and to a proof of it from when the validity counts.
+// sentClauses state, for every kind of grant and renewal, the start of its validity.
 var sentClauses = []Clause{
 	{
 		ID: "L13", Group: "lease", Slug: "every-validity-counts-from-sending", needs: needLink,
@@ -28,7 +28,8 @@ var sentClauses = []Clause{
 	},
 }
 
-// everyValidityCountsFromSending takes every way over a slow link. The ledger judges the answers.
+// everyValidityCountsFromSending makes every kind of grant and renewal over a slow link. The ledger checks the
+// answers.
 func everyValidityCountsFromSending(t *trial) {
 	d, link := t.linked()
 	other := t.client()
@@ -39,7 +40,7 @@ func everyValidityCountsFromSending(t *trial) {
 	kept := t.request(t.name())
 	kept.TTL = t.times(2)
 	hold := t.take(d, kept, "over a slow link")
-	// A session's keepalive comes on its own schedule: some of these renewals follow its answer immediately.
+	// A session's keepalive comes on its own schedule: some of these renewals immediately follow its answer.
 	for end := t.now().Add(kept.TTL); t.now() < end; pause(t.Context(), slow/4) {
 		if r := t.renew(d, hold); r.Err != nil {
 			t.Fatalf("renewal over a slow link = %v", r.Err)
@@ -79,10 +80,10 @@ func everyValidityCountsFromSending(t *trial) {
 	t.release(d, r.Grant(), "of a hold after a reconnection")
 }
 
-// aProofIsDatedByItsRequest holds answers back while a renewal is under way. What proves the hold has left by then, or a
-// driver asks something else first, which not every one of its renewals can.
+// aProofIsDatedByItsRequest holds replies back during a renewal. By then the proof has been sent, unless the driver
+// sends another request first, which it cannot do in all of its renewals.
 func aProofIsDatedByItsRequest(t *trial) {
-	const enough, most = 8, 16 // a busy machine makes a driver ask twice several times in a row
+	const enough, most = 8, 16 // on a busy machine a driver may send two requests, several times in a row
 	d, link := t.linked()
 	t.warm(d)
 	r := t.request(t.name())
@@ -91,7 +92,7 @@ func aProofIsDatedByItsRequest(t *trial) {
 	kept := min(250*time.Millisecond, r.TTL/6)
 	proofs := 0
 	for range most {
-		pause(t.Context(), r.TTL/4) // so that an earlier proof will not do
+		pause(t.Context(), r.TTL/4) // so that an earlier proof is too old
 		held := t.now()
 		link.Hold(fault.Replies)
 		answer := make(chan backend.Renewal, 1)
@@ -118,7 +119,7 @@ func aProofIsDatedByItsRequest(t *trial) {
 	_ = t.releaseSettled(d, hold)
 }
 
-// kinds returns how to ask for each kind of hold, beside the exclusive one, that the driver declares.
+// kinds returns functions that turn a request into one of each other kind that the driver declares.
 func (t *trial) kinds() (all []func(*backend.Request)) {
 	for _, k := range []struct {
 		cap backend.Capabilities

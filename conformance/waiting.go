@@ -85,7 +85,7 @@ func releaseWakesAWaiter(t *trial) {
 	}
 	slices.Sort(took)
 	slices.Sort(alone)
-	// A slow round is the machine's fault, and on a busy one all rounds are slow, uncontended acquires included.
+	// A slow round may be the machine's fault, and on a busy machine all rounds are slow, uncontended acquires included.
 	polling := b.Describe().Polling
 	if median, most := took[rounds/2], polling+max(50*time.Millisecond, 5*alone[rounds/2]); median > most {
 		t.Latef("the median of %d hand-overs took %v, want less than %v", rounds, median, most)
@@ -140,7 +140,7 @@ func attemptsDoNotBarge(t *trial) {
 		barger, err := t.try(a, t.request(name))
 		if err == nil {
 			select {
-			case <-w.done: // it had its turn already: released it has not, so two hold
+			case <-w.done: // the waiter was granted and has not released: two holders
 				t.Violatedf("an attempt was granted while the waiter held")
 			default:
 				t.Errorf("an attempt right after the release overtook a waiter")
@@ -198,7 +198,7 @@ func releaseWakesNoHerd(t *trial) {
 				}
 			}
 		}
-		// Some may have polled just now; a herd stirs all of them, every time.
+		// A few waiters may have polled just now; a herd wakes all of them, in every round.
 		calm = calm || 2*stirred <= waiting
 		last = stirred
 		if winner < 0 {

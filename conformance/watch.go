@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// These clauses belong to the group capabilities and stand apart because they share what follows here.
+// watchClauses belong to the group capabilities. They have a file of their own for the types below.
 var watchClauses = []Clause{
 	{
 		ID: "P9", Group: "capabilities", Slug: "watch-tells-in-order", caps: backend.CapWatch, run: watchTellsInOrder,
@@ -46,11 +46,11 @@ var watchClauses = []Clause{
 type watched struct {
 	t      *trial
 	events chan backend.Change
-	end    chan error // one value: what came last
+	end    chan error // one value: the last error
 	cancel context.CancelFunc
 }
 
-// watch starts to watch name. The clause waits for its end.
+// watch starts to watch name. The end of the clause waits for the watch.
 func (t *trial) watch(d backend.Driver, name string, since uint64) *watched {
 	watcher, _ := backend.As[backend.Watcher](d)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -72,7 +72,7 @@ func (t *trial) watch(d backend.Driver, name string, since uint64) *watched {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		// A watch that ignores its context ends with the driver, which is closed after this.
+		// A watch that ignores its context ends when its driver is closed, after this.
 		select {
 		case <-gone:
 		case <-time.After(slack):
@@ -81,7 +81,7 @@ func (t *trial) watch(d backend.Driver, name string, since uint64) *watched {
 	return w
 }
 
-// await returns what pick finds among the events that come within d, or ends the clause.
+// await returns the first event within d that pick accepts, or ends the clause.
 func (w *watched) await(d time.Duration, what string, pick func(backend.Change) bool) backend.Change {
 	patience := time.NewTimer(d)
 	defer patience.Stop()
@@ -100,7 +100,7 @@ func (w *watched) await(d time.Duration, what string, pick func(backend.Change) 
 	}
 }
 
-// next returns the n events that come next within d each, or ends the clause.
+// next returns the next n events, each of which must come within d, or ends the clause.
 func (w *watched) next(n int, d time.Duration) []backend.Change {
 	var all []backend.Change
 	for i := range n {
@@ -109,7 +109,7 @@ func (w *watched) next(n int, d time.Duration) []backend.Change {
 	return all
 }
 
-// ended returns the error that came last, or ends the clause without one within d.
+// ended returns the last error of the watch, or ends the clause if the watch goes on after d.
 func (w *watched) ended(d time.Duration, when string) error {
 	patience := time.NewTimer(d)
 	defer patience.Stop()
@@ -123,7 +123,7 @@ func (w *watched) ended(d time.Duration, when string) error {
 }
 
 // follow starts to watch name from now on, and returns after the first event: a watch does not announce its beginning.
-// Events of a passer-by may still come; others' events follow.
+// Events of the passer-by may still arrive before other events.
 func (t *trial) follow(d, passerBy backend.Driver, name string) *watched {
 	w := t.watch(d, name, 0)
 	patience := t.within(2 * slack)
@@ -153,7 +153,7 @@ func (s *story) add(g backend.Grant, end backend.ChangeType) {
 // events returns the number of events.
 func (s *story) events() int { return 2 * len(s.grants) }
 
-// check compares: one event for each grant, one for each end, one hold after the other.
+// check compares the events: one for each grant and one for each end, hold after hold.
 func (s *story) check(t *trial, got []backend.Change) {
 	var last uint64
 	for i, e := range got {
@@ -171,7 +171,7 @@ func (s *story) check(t *trial, got []backend.Change) {
 	}
 }
 
-// live through n holds of name that pass from hand to hand, and some of names beside it.
+// live makes n successive holds of name, and some of similar names, and returns the expected events of name.
 func (t *trial) live(d backend.Driver, name string, n int) *story {
 	s := &story{}
 	for i := range n {
@@ -192,7 +192,7 @@ func watchTellsInOrder(t *trial) {
 	name := t.name()
 	w := t.follow(b, a, name)
 	s := t.live(a, name, 5)
-	// A hold that passes to a waiter: its end comes before the grant that it made possible.
+	// A hold passes to a waiter: its end comes before the waiter's grant.
 	r, heir := t.request(name), t.request(name)
 	r.Owner, heir.Owner = "first", "heir"
 	g := t.take(a, r, "of a free name")
@@ -218,7 +218,7 @@ func watchReplaysWithoutAGap(t *trial) {
 	s := t.live(a, name, 4)
 	w := t.watch(b, name, info.Revision)
 	got := w.next(4, slack)
-	later := t.live(a, name, 4) // replayed and new events join
+	later := t.live(a, name, 4) // replayed and new events meet
 	s.grants, s.ends = append(s.grants, later.grants...), append(s.ends, later.ends...)
 	got = append(got, w.next(s.events()-4, slack)...)
 	s.check(t, got)
@@ -299,7 +299,7 @@ func watchEnds(t *trial) {
 		t.Errorf("the end of a watch whose context had ended before = %v, want the context's error", last)
 	}
 
-	// A watch that is left is over, and does not obstruct the next.
+	// A loop that breaks ends its watch, and does not obstruct the next watch.
 	live := t.within(4 * slack)
 	n := 0
 	busy := t.busy(live, a, name)
@@ -327,7 +327,7 @@ func watchEnds(t *trial) {
 	}
 }
 
-// busy takes and releases name repeatedly until its result is called.
+// busy acquires and releases name repeatedly until stop, its result, is called.
 func (t *trial) busy(ctx context.Context, d backend.Driver, name string) func() {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

@@ -17,16 +17,15 @@
 //		})
 //	}
 //
-// The leases are those of package fencelock, and the service is that of package backend/memory: FIFO queues, fencing
-// tokens, TTLs, and lost answers. So tests meet the same errors as programs in production. A test can cause these
-// faults:
+// The leases come from package fencelock, and the service from package backend/memory: FIFO queues, fencing tokens,
+// TTLs, and lost answers. So tests see the same errors as programs in production. A test can cause these faults:
 //
 //   - Expire, Evict, Steal: the lease of a name ends, by its TTL, by a deletion, or because another contender has the
 //     name.
 //   - Contender.Cut, Refuse, Delay and Heal: the network of one contender.
 //   - Service.Store: Pause, Stop, Restart and Wipe of the service.
 //
-// It works in real time too; then a test has to wait for its TTLs. All contenders, and the service, measure with
+// The package works in real time too; then a test has to wait for its TTLs. All contenders, and the service, use
 // backend.GoClock, which package testing/synctest simulates. A Service and its contenders are safe for concurrent
 // use.
 package locktest
@@ -49,11 +48,11 @@ type Service struct {
 	options fencelock.Options
 
 	mu    sync.Mutex // protects the following field
-	thief *Contender // takes what Steal takes
+	thief *Contender // takes the locks for Steal
 }
 
-// New returns a service without holds. Contenders are made with o; nil is the defaults. Everything is closed when tb
-// ends, or, under testing/synctest, the bubble's test.
+// New returns a service without holds. Contenders use o; nil means the defaults. The contenders and the service are
+// closed when tb ends, or, under testing/synctest, the bubble's test.
 func New(tb testing.TB, o *fencelock.Options) *Service {
 	s := &Service{tb: tb, store: memory.NewStore(&memory.Options{Clock: backend.GoClock()})}
 	if o != nil {
@@ -91,11 +90,11 @@ func (s *Service) Contender() *Contender {
 	return &Contender{Client: c, network: d.Network()}
 }
 
-// Cut makes the network swallow everything, in both directions, as a partition does. Calls wait until their contexts
-// end; a lease is lost at its deadline.
+// Cut drops all messages in both directions, as a partition does. Calls wait until their contexts end; a lease is
+// lost at its deadline.
 func (c *Contender) Cut() { c.network.Drop(memory.Both) }
 
-// Refuse breaks the connection and refuses others, as a crashed server does. Calls answer fencelock.ErrUnavailable.
+// Refuse breaks the connection and refuses others, as a crashed server does. Calls return fencelock.ErrUnavailable.
 func (c *Contender) Refuse() { c.network.Refuse() }
 
 // Delay makes each message take d, in either direction.
@@ -110,7 +109,7 @@ func (c *Contender) Heal() { c.network.Pass() }
 func (s *Service) Expire(name string) bool { return s.store.Expire(s.full(name)) }
 
 // Evict deletes the hold of name, as a server that runs out of memory or a careless operator does: its lease is lost
-// with fencelock.ReasonEvicted, and the first who waits gets the name. It reports whether somebody held it.
+// with fencelock.ReasonEvicted, and the first waiter gets the name. It reports whether the name was held.
 func (s *Service) Evict(name string) bool { return s.store.Evict(s.full(name)) }
 
 func (s *Service) full(name string) string {
@@ -120,9 +119,9 @@ func (s *Service) full(name string) string {
 	return s.options.Namespace + ":" + name
 }
 
-// Steal takes name for the test, with a greater token, from its holder: that lease is lost as by Expire. The lease that
-// it returns is the test's to release, and is released when the test ends otherwise. If somebody waits for the name,
-// who then comes first, the test fails at once.
+// Steal takes name for the test, with a greater token, from its holder: that lease is lost as by Expire. The test may
+// release the returned lease; otherwise it is released when the test ends. Steal fails the test if a client waits for
+// the name, since that client comes first.
 func (s *Service) Steal(name string) *fencelock.Lease {
 	s.tb.Helper()
 	s.mu.Lock()

@@ -23,7 +23,7 @@ func nightly(ctx context.Context, locks fencelock.Locker) error {
 	})
 }
 
-// simulated runs f in simulated time, while c's nightly work is under way. The work must end with the reason.
+// simulated runs f in simulated time, while c runs nightly. The work must end with the reason.
 func simulated(
 	t *testing.T, reason fencelock.Reason, f func(t *testing.T, s *locktest.Service, c *locktest.Contender),
 ) {
@@ -42,7 +42,7 @@ func simulated(
 	})
 }
 
-// The example of the package comment.
+// TestStopsWithoutItsLock is the example of the package comment.
 func TestStopsWithoutItsLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // time is simulated: a TTL of 30 s passes at once
 		service := locktest.New(t, nil)

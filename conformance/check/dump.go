@@ -15,7 +15,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The limits of Dump: time for each search, pictures, and violations printed with the events around them.
+// The limits of Dump: the time for each search, the number of pictures, and the number of violations with the events
+// around them.
 const (
 	pictureTime = 5 * time.Second
 	pictures    = 3
@@ -23,9 +24,9 @@ const (
 	around      = 30 // events before and after a violation
 )
 
-// Dump writes the data for understanding a failure into dir, which it makes if need be: history.jsonl, which
-// ReadHistory reads; report.txt for people, with the seed; and for up to three names with violations a picture of the
-// search, search-1.html and so on. It takes seconds.
+// Dump writes the data about a failure into dir, which it creates if necessary: history.jsonl, which ReadHistory
+// reads; report.txt for people, with the seed; and for up to three names with violations a picture of the search,
+// search-1.html and so on. It takes seconds.
 func (p Report) Dump(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("dump: %w", err)
@@ -96,7 +97,7 @@ func (p Report) near(v Violation) []Event {
 	return all[max(0, at-around):min(len(all), at+around)]
 }
 
-// picture draws the parts of the history in which something is wrong.
+// picture draws the parts of the history with violations.
 func (p Report) picture(dir string) error {
 	r := gather(p.History, p.Rules)
 	drawn := 0
@@ -139,7 +140,7 @@ func (r *run) worst(n *name, v Violation) (*part, porcupine.LinearizationInfo) {
 	return there, info
 }
 
-// Text returns the first violations, one per line, for the message of a test that fails because of them.
+// Text returns the first violations, one per line, for a test's failure message.
 func (p Report) Text() string {
 	var lines []string
 	for _, v := range p.Violations[:min(len(p.Violations), told)] {

@@ -20,24 +20,24 @@ const (
 	OpAcquire Op = "acquire" // waits
 	OpTry     Op = "try"     // one attempt
 	OpRelease Op = "release"
-	OpAsk     Op = "ask"   // who holds the name?
-	OpForce   Op = "force" // the name is taken away from its holders by force: force-released, deleted, flushed
+	OpAsk     Op = "ask"   // inspects the holders of the name
+	OpForce   Op = "force" // ends the holds of the name by force: force-released, deleted, flushed
 )
 
-// Type says what an event tells.
+// Type is the type of an event.
 type Type string
 
 // The types of events.
 const (
-	// TypeCall: a call begins. It may be its last event.
+	// TypeCall: a call begins. This may be the last event of the call.
 	TypeCall Type = "call"
 	// TypeReturn: the call with the same Client and ID has returned.
 	TypeReturn Type = "return"
 	// TypeRenewed: the service has confirmed a renewal of the hold.
 	TypeRenewed Type = "renewed"
-	// TypeEnd: the holder believes no longer, for another reason than its release.
+	// TypeEnd: the hold is no longer valid, for a reason other than its release.
 	TypeEnd Type = "end"
-	// TypeKilled: a client was killed. Its open calls stay unknown, its holds unreleased.
+	// TypeKilled: a client was killed. The outcome of its open calls stays unknown, and its holds stay unreleased.
 	TypeKilled Type = "killed"
 	// TypeFault and TypeHealed: a fault began, all faults are over. They belong to no client.
 	TypeFault  Type = "fault"
@@ -49,23 +49,23 @@ type Outcome string
 
 // The outcomes.
 const (
-	// OK: it was done.
+	// OK: the service executed the call.
 	OK Outcome = "ok"
-	// Refused: it was not done, and is not going to be.
+	// Refused: the service did not execute the call, and never will.
 	Refused Outcome = "refused"
-	// Unknown: it may have been done, or may be done later.
+	// Unknown: the service may have executed the call, or may execute it later.
 	Unknown Outcome = "unknown"
-	// Gone: a release found that the hold was over. So does a repetition after a lost answer.
+	// Gone: the hold had ended before the release, or the release repeats one with a lost answer.
 	Gone Outcome = "gone"
 )
 
-// Event is one line of a history. Which fields are set depends on Type.
+// Event is one line of a history. Type determines the other fields.
 type Event struct {
 	Type Type            `json:"type"`
-	At   backend.Instant `json:"at"` // when it happened, in nanoseconds of the clock that the whole history shares
+	At   backend.Instant `json:"at"` // in nanoseconds of the clock of the whole history
 
-	// Client is the caller, unique among all processes. ID is the number of the call, unique among those of the client.
-	// For TypeRenewed and TypeEnd, ID is that of the acquire that was granted.
+	// Client is the caller, unique among all processes. ID is the number of the call, unique for the client. For
+	// TypeRenewed and TypeEnd, ID is that of the granted acquire.
 	Client string `json:"client,omitempty"`
 	ID     uint64 `json:"id,omitempty"`
 
@@ -85,22 +85,22 @@ type Event struct {
 	Permits int           `json:"permits,omitempty"`
 	Limit   int           `json:"limit,omitempty"`
 	Token   fencing.Token `json:"token,omitzero"`
-	Request string        `json:"request,omitempty"` // identity of the hold: two acquires with one are the same hold
+	Request string        `json:"request,omitempty"` // identity of the hold: acquires with equal ones have one hold
 
-	// Of an acquire's return with OK, TypeRenewed and TypeEnd: the last promise of the service, and until when its
-	// holder believes in it. Zero: there was no promise, or the belief has no end.
+	// Of an acquire's return with OK, TypeRenewed and TypeEnd: the last confirmation of the service, and the deadline of
+	// the holder. Zero: no confirmation, or no deadline.
 	SentAt   backend.Instant `json:"sent_at,omitempty"`
 	TTL      time.Duration   `json:"ttl,omitempty"`
 	Deadline backend.Instant `json:"deadline,omitempty"`
 
-	// Why the belief ended (a backend.Reason), or which fault began.
+	// Why is the reason of the end (a backend.Reason), or the fault that began.
 	Why string `json:"why,omitempty"`
 
-	// Seen are the tokens that an OpAsk was shown.
+	// Seen are the tokens in the answer to an OpAsk.
 	Seen []fencing.Token `json:"seen,omitempty"`
 }
 
-// UnmarshalJSON refuses unknown fields: a misspelt one would be left out of every check.
+// UnmarshalJSON refuses unknown fields: no check would use a misspelt field.
 func (e *Event) UnmarshalJSON(line []byte) error {
 	type plain Event
 	read := struct {
@@ -120,10 +120,10 @@ func (e *Event) UnmarshalJSON(line []byte) error {
 	return nil
 }
 
-// number is a token as other programs may write it: a string or a number.
+// number is a token in JSON, a string or a number.
 type number fencing.Token
 
-// UnmarshalJSON reads either.
+// UnmarshalJSON accepts both.
 func (n *number) UnmarshalJSON(b []byte) error {
 	t, err := fencing.ParseToken(strings.Trim(string(b), `"`))
 	*n = number(t)
@@ -148,7 +148,7 @@ func (e Event) unknown() string {
 	return ""
 }
 
-// kinds are the words for kinds of holds.
+// kinds maps words to kinds of holds.
 var kinds = map[string]backend.Kind{
 	"":                             backend.KindExclusive,
 	backend.KindExclusive.String(): backend.KindExclusive,
@@ -156,7 +156,7 @@ var kinds = map[string]backend.Kind{
 	backend.KindPermits.String():   backend.KindPermits,
 }
 
-// String returns one line for people, with the instant as the history has it.
+// String returns one line for people, with the instant of the history.
 func (e Event) String() string { return e.since(0) }
 
 // since is String with instants counted from start.
@@ -183,7 +183,7 @@ func (e Event) since(start backend.Instant) string {
 	return fmt.Sprintf("%v %s #%d%s %s", at, who, e.ID, e.until(start), e.Why)
 }
 
-// until tells the deadline, if there is one.
+// until returns the deadline as text, or "".
 func (e Event) until(start backend.Instant) string {
 	if e.Deadline == 0 {
 		return ""

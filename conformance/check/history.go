@@ -11,14 +11,14 @@ import (
 	"slices"
 )
 
-// History is the record of the clients: events in the order of their instants; those of one client in the order in
-// which they were recorded.
+// History has the events of the clients in the order of their instants, and for each client in the order of
+// recording.
 type History struct {
 	Events []Event
 }
 
-// ReadHistory reads the output of a Recorder's Options.Writer, or of History.Write. A truncated last line, as it
-// is when the writer was killed, is left out.
+// ReadHistory reads the output of a Recorder's Options.Writer, or of History.Write. It ignores a truncated last line,
+// from a killed writer.
 func ReadHistory(r io.Reader) (History, error) {
 	var h History
 	in := bufio.NewReader(r)
@@ -53,7 +53,7 @@ func (h History) Write(w io.Writer) error {
 	return nil
 }
 
-// Merge returns one history of all, which must share the clock and have different clients.
+// Merge merges histories, which must share the clock and have different clients.
 func Merge(histories ...History) History {
 	var all History
 	for _, h := range histories {

@@ -17,8 +17,8 @@ type Locker struct {
 	locks  fencelock.Locker
 }
 
-// Wrap returns a Locker that records all calls under the name of the client. Leases that were acquired through l itself
-// are not recorded.
+// Wrap returns a Locker that records all calls under the name of the client. It does not record leases that are
+// acquired directly through l.
 func (r *Recorder) Wrap(client string, l fencelock.Locker) *Locker {
 	return &Locker{r: r, client: client, locks: l}
 }
@@ -47,7 +47,7 @@ func (l *Locker) acquire(
 	return l.r.held(call, lease), nil
 }
 
-// outcome of an acquire that failed.
+// outcome returns the outcome of a failed acquire.
 func outcome(err error) Outcome {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return Unknown // an abandoned wait may have been granted during its cancellation
@@ -64,7 +64,7 @@ func outcome(err error) Outcome {
 	return Unknown
 }
 
-// Held is a recorded lease. It is safe for concurrent use. Its release has to go through it.
+// Held is a recorded lease. It is safe for concurrent use. It must be released with its own Release.
 type Held struct {
 	r      *Recorder
 	lease  *fencelock.Lease
@@ -72,8 +72,8 @@ type Held struct {
 	unhook func() bool
 }
 
-// held records the grant, and its end when it comes. The holder of the name in this process is looked at first: the end
-// of its belief is when its lease says so, and not when the goroutine ran that records it.
+// held records the grant, and later its end. It first records the end of earlier holds of the name in this process:
+// the lease determines their end, and not the delay of the goroutine that records it.
 func (r *Recorder) held(call *Call, lease *fencelock.Lease) *Held {
 	at := r.Now()
 	r.settle(call.e.Name, at)
@@ -86,7 +86,7 @@ func (r *Recorder) held(call *Call, lease *fencelock.Lease) *Held {
 	return h
 }
 
-// settle ends what has ended among the holds of name, as of at.
+// settle records at as the end of holds of name whose leases have ended.
 func (r *Recorder) settle(name string, at backend.Instant) {
 	r.mu.Lock()
 	open := slices.Clone(r.open[name])
@@ -101,7 +101,7 @@ func (r *Recorder) settle(name string, at backend.Instant) {
 // Lease returns the lease.
 func (h *Held) Lease() *fencelock.Lease { return h.lease }
 
-// grant returns the present basis of the lease.
+// grant returns the current grant of the lease.
 func (h *Held) grant() Grant {
 	g := h.lease.Grant()
 	return Grant{
@@ -110,8 +110,8 @@ func (h *Held) grant() Grant {
 	}
 }
 
-// deadline returns the lease's. It tells a time.Time: the clocks are read several times, and the reading that was
-// disturbed least counts.
+// deadline returns the lease's deadline as an instant. The conversion from a time.Time reads two clocks: deadline
+// uses the fastest of several conversions.
 func (h *Held) deadline() backend.Instant {
 	var best backend.Instant
 	shortest := backend.Instant(-1)
@@ -125,8 +125,8 @@ func (h *Held) deadline() backend.Instant {
 	return best
 }
 
-// Renewed records the present basis of the lease. Without it a history knows of renewals only when the hold ends; a
-// process that may be killed calls it now and then.
+// Renewed records the current grant of the lease. Otherwise a history has renewals only from the end of the hold; a
+// process that may be killed calls Renewed regularly.
 func (h *Held) Renewed() {
 	if g := h.grant(); h.lease.Err() == nil {
 		h.hold.Renewed(g)
@@ -153,10 +153,10 @@ func (h *Held) forget() {
 	}
 }
 
-// Release ends the belief and releases.
+// Release records the end of the hold's validity and releases the lease.
 func (h *Held) Release(ctx context.Context) error {
 	if !h.unhook() {
-		h.ended(h.r.Now()) // no effect if that was recorded before
+		h.ended(h.r.Now()) // no effect if already recorded
 	}
 	h.forget()
 	call := h.hold.Release(ctx, h.grant())
@@ -172,7 +172,7 @@ func (h *Held) Release(ctx context.Context) error {
 	return err
 }
 
-// Ask asks the service who holds a name, and records the answer.
+// Ask inspects a name, and records the holders.
 func (r *Recorder) Ask(ctx context.Context, client string, service backend.Inspector,
 	name string) (backend.State, error) {
 	call := r.Begin(ctx, client, OpAsk, name)

@@ -7,12 +7,12 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// A long history is checked in a time that grows with its length, also where somebody always waits and some never come
-// back. In a time that grew with the square, ten times the length would take a hundred times as long.
+// A long history is checked in a time that grows with its length, even if a client always waits and some clients
+// never release. In quadratic time, ten times the length would take a hundred times as long.
 func TestLongHistory(t *testing.T) {
 	const turns, longer = 5_000, 10
 	var short, long time.Duration
-	for range 3 { // the machine may stand still
+	for range 3 { // the machine may stall
 		short, long = took(t, turns), took(t, longer*turns)
 		if long < 4*longer*short {
 			return
@@ -21,7 +21,7 @@ func TestLongHistory(t *testing.T) {
 	t.Errorf("%d turns took %v, and %d times as many %v", turns, short, longer, long)
 }
 
-// took checks a history of so many turns and returns how long that took.
+// took checks a history of that many turns and returns the time that it took.
 func took(t *testing.T, turns int) time.Duration {
 	s := tell()
 	for i := range turns {

@@ -13,23 +13,23 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// The model is one name of a lock service, as an object that does one thing at a time. Its state is who holds the name,
-// and the highest token so far. Each operation happens at one instant of its interval:
+// The model is one name of a lock service, as an object that executes one operation at a time. Its state is the
+// holders of the name, and the highest token so far. Each operation takes effect at one instant of its interval:
 //
-//	take h     interval of the acquire      nobody holds what excludes h, and h's token is the highest so far
+//	take h     interval of the acquire      no hold excludes h, and h's token is the highest so far
 //	prove h    from sending to the answer   h holds
-//	give h     interval of the release      h holds, and does so no longer
-//	expire h   from the end of the TTL on   h holds no longer; no effect if it did not
-//	ask        interval of the question     every holder is among the seen ones
+//	give h     interval of the release      h holds, and no longer holds after it
+//	expire h   from the end of the TTL on   h no longer holds; no effect if it did not hold
+//	ask        interval of the question     every holder is among the seen holders
 //
-// A release that may have come after the end of the TTL, and one of unknown outcome, are like expire.
+// A release that may have arrived after the end of the TTL, and a release of unknown outcome, are like expire.
 //
-// What may or may not have been done needs no second branch. A release of unknown outcome has an interval without end:
-// an unexecuted one stands behind all others. An acquire of unknown outcome does not appear at all: no operation of
-// anybody else needs its hold, so any order that is legal with it is legal without.
+// Operations of unknown outcome need no second branch. A release of unknown outcome has an interval without end: if
+// unexecuted, it comes after all other operations. An acquire of unknown outcome does not appear at all: no other
+// operation needs its hold, so any order that is legal with it is legal without it.
 //
-// A hold that was not released expires, at the end of its TTL or at any time later. Before that nobody else may have
-// it: a service that forgets holds (evicted, lost in a failover, a clock that jumped) has no legal history.
+// An unreleased hold expires at the end of its TTL or at any later time. Before that, no conflicting hold is legal: a
+// service that loses holds (by an eviction, a failover, a clock jump) has no legal history.
 
 // deed is the kind of an operation.
 type deed uint8
@@ -44,15 +44,16 @@ const (
 
 var deeds = [...]string{"acquire", "renew", "release", "expire", "ask"}
 
-// input is an operation of the model. It has no output: the search only asks which operations happened.
+// input is an operation of the model. It has no output: the search only needs the operations.
 type input struct {
 	do   deed
 	hold int  // index in history.holds
-	held bool // give: it is certain that h did hold
+	held bool // give: h certainly held
 	seen []fencing.Token
 }
 
-// state of a name. Its holders are the indexes of the holds, in order, four bytes each: states compare.
+// state is the state of a name. holders has the sorted indexes of the holds, four bytes each, so that states are
+// comparable.
 type state struct {
 	holders string
 	top     uint64 // the highest token so far, without its mark
@@ -95,7 +96,7 @@ func (s state) without(hold int) state {
 	return s
 }
 
-// model is the name with these holds, which are in the given state at first.
+// model returns the model of a name with these holds, with first as its initial state.
 func model(holds []*hold, fenced bool, first state) porcupine.Model {
 	seed := maphash.MakeSeed()
 	return porcupine.Model{

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
-// mutants are ways to get a lock wrong, each with a play that shows it whatever the schedule, and the kinds of
-// violations that must be found then. The service that is not broken plays the same without any.
+// mutants are broken services, each with a play that shows the fault under any schedule, and the kinds of violations
+// that must be found. The correct service has no violations in the same plays.
 var mutants = []struct {
 	name    string
 	clients int
@@ -250,7 +250,7 @@ var mutants = []struct {
 				mine := b.world.last
 				b.world.mu.Unlock()
 				if mine == 2 {
-					time.Sleep(50 * latency) // others overtake it
+					time.Sleep(50 * latency) // others overtake the request
 				}
 				g, err := b.Driver.Acquire(ctx, r)
 				if err == nil {
@@ -304,7 +304,7 @@ var mutants = []struct {
 					g, err := b.Driver.Acquire(try, r)
 					cancel()
 					if info, ask := b.Driver.Look(ctx, r.Name); err != nil && ask == nil && info.Waiters == 0 {
-						return b.world.madeUp(r), nil // nobody is before it
+						return b.world.madeUp(r), nil // no request is before it
 					}
 					if err == nil || ctx.Err() != nil {
 						return g, err
@@ -378,7 +378,7 @@ var mutants = []struct {
 		name: "calls go on after their context", clients: 2, want: []Kind{Stuck},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
-				// Libraries like to do this.
+				// Other libraries often do this.
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 				defer cancel()
 				return b.Driver.Acquire(ctx, r)
@@ -483,7 +483,7 @@ var mutants = []struct {
 	},
 }
 
-// mute keeps the service from telling of losses by itself.
+// mute stops the service from reporting losses.
 func (b *broken) mute() {
 	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 		r.Lost = nil
@@ -491,7 +491,7 @@ func (b *broken) mute() {
 	}
 }
 
-// cutOff cuts the holder off for good, and lets the rival wait.
+// cutOff cuts the holder off permanently, and makes the rival wait.
 func cutOff(w *world, c []*client) {
 	a := c[0].must(w, "x")
 	c[0].link().Drop(memory.Both)
@@ -501,7 +501,7 @@ func cutOff(w *world, c []*client) {
 	_ = release(a, time.Second)
 }
 
-// takenAway takes the lock from its holder, which only a renewal reports.
+// takenAway ends the holder's hold, which only a renewal reports.
 func takenAway(w *world, c []*client) {
 	a := c[0].must(w, "x")
 	w.force("x")
@@ -512,14 +512,14 @@ func takenAway(w *world, c []*client) {
 	_ = release(a, time.Second)
 }
 
-// inTurn lets each client hold once: a client that had a token before refuses a lower one by itself.
+// inTurn lets each client hold once: a client that has had a token refuses a lower one itself.
 func inTurn(w *world, c []*client) {
 	for _, c := range c {
 		_ = release(c.must(w, "x"), time.Second)
 	}
 }
 
-// TestMutants wants each mutant caught, by the checkers that must always catch it.
+// TestMutants checks that the required checkers catch each mutant.
 func TestMutants(t *testing.T) {
 	rows := make([]string, len(mutants))
 	for i, m := range mutants {
@@ -546,7 +546,7 @@ func TestMutants(t *testing.T) {
 	t.Logf("%d mutants\n%s", len(rows), strings.Join(rows, "\n"))
 }
 
-// kindsOf returns the kinds of violations that were found, each once.
+// kindsOf returns the kinds of the violations, each once.
 func kindsOf(p Report) []Kind {
 	var kinds []Kind
 	for _, v := range p.Violations {

@@ -37,7 +37,7 @@ func randomly(seed uint64) func(*world) {
 	}
 }
 
-// contend does one thing after the other until ctx ends.
+// contend performs random operations until ctx ends.
 func (w *world) contend(ctx context.Context, random *rand.Rand, c *client) {
 	for ctx.Err() == nil {
 		pause(ctx, upTo(random, 50*time.Millisecond))
@@ -78,7 +78,7 @@ func (w *world) contend(ctx context.Context, random *rand.Rand, c *client) {
 	}
 }
 
-// trouble breaks something for a while. The end of it is marked.
+// trouble causes a random fault for a while, and marks its end.
 func (w *world) trouble(ctx context.Context, random *rand.Rand) {
 	c := w.clients[random.IntN(len(w.clients))]
 	direction := []memory.Direction{memory.Requests, memory.Replies, memory.Both}[random.IntN(3)]
@@ -132,8 +132,8 @@ func pause(ctx context.Context, d time.Duration) {
 
 var randomRules = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * time.Second}
 
-// TestRandom plays with the service that is not broken, once for each seed. FENCELOCK_SEED plays one seed and prints
-// the whole history.
+// TestRandom plays with the correct service, once for each seed. FENCELOCK_SEED plays one seed and prints the whole
+// history.
 func TestRandom(t *testing.T) {
 	seeds := uint64(50)
 	switch {
@@ -183,12 +183,12 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// TestRandomMutants logs how many random plays catch each mutant. It is no test of the mutants, which TestMutants is:
-// chance is not enough for some of them. It is one of the checkers, which must not fail to decide.
+// TestRandomMutants logs how many random plays catch each mutant. It tests the checkers, which must always decide.
+// TestMutants tests the mutants, since chance does not catch all of them.
 func TestRandomMutants(t *testing.T) {
 	const seeds = 2
 	some := mutants
-	if testing.Short() || race.Enabled { // it takes a while, and decides nothing that TestMutants does not
+	if testing.Short() || race.Enabled { // it is slow, and decides nothing beyond TestMutants
 		some = mutants[:3]
 	}
 	var rows []string

@@ -13,23 +13,23 @@ import (
 
 // Options configure a Recorder. The zero value is a recorder in memory with the machine's clock.
 type Options struct {
-	// Clock gives the instants of all events. It must be the clock of the leases. Default backend.SystemClock, which
-	// all processes of one machine share; under testing/synctest, backend.GoClock.
+	// Clock is the clock of all events. It must be the clock of the leases. Default backend.SystemClock, which all
+	// processes of one machine share; under testing/synctest, backend.GoClock.
 	Clock backend.Clock
 
-	// Writer gets each event as a line of JSON before the call that it belongs to goes on, in one Write. The reader of
-	// a pipe must keep up, or the clients stand still. Default: no writer.
+	// Each event is one Write to Writer, a line of JSON, before its call continues. The reader of a pipe must keep up,
+	// or the clients block. Default: no writer.
 	Writer io.Writer
-	// StreamOnly keeps no events in memory: Recorder.History is empty. For child processes that run for long.
+	// StreamOnly keeps no events in memory: Recorder.History is empty. It is for long-running child processes.
 	StreamOnly bool
 
-	// Client is put before the clients' names, with "/" between, and makes them unique among all processes, including
-	// successive ones: a restarted process gets another one. Default "".
+	// Client is a prefix of the clients' names, followed by "/", which makes them unique among all processes. A
+	// restarted process needs a new prefix. Default "".
 	Client string
 }
 
-// Recorder records calls and holds. It is safe for concurrent use. It does not affect the recorded calls: an error of
-// the Writer is kept for Recorder.Err.
+// Recorder records calls and holds. It is safe for concurrent use. It does not affect the recorded calls:
+// Recorder.Err returns an error of the Writer.
 type Recorder struct {
 	o Options
 
@@ -51,8 +51,8 @@ func NewRecorder(o Options) *Recorder {
 // Now returns the instant of the recorder's clock.
 func (r *Recorder) Now() backend.Instant { return r.o.Clock.Now() }
 
-// Instant converts a time of this process. It is too early by as long as the conversion takes, some hundred nanoseconds
-// mostly.
+// Instant converts a time of this process. The result is too early by the duration of the conversion, mostly some
+// hundred nanoseconds.
 func (r *Recorder) Instant(t time.Time) backend.Instant {
 	now := r.o.Clock.Now()
 	return now.Add(time.Until(t))
@@ -72,7 +72,7 @@ func (r *Recorder) Err() error {
 	return r.err
 }
 
-// Add records an event as it is. The methods below do it for callers that record their own calls.
+// Add records an event unchanged. For a caller that records its own calls, the methods below make the events.
 func (r *Recorder) Add(e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,19 +93,19 @@ func (r *Recorder) addLocked(e Event) {
 	r.err = err
 }
 
-// Fault records that a fault begins, Healed that all faults are over and the locks have to go on.
+// Fault records the beginning of a fault.
 func (r *Recorder) Fault(what string) { r.Add(Event{Type: TypeFault, At: r.Now(), Why: what}) }
 
-// Healed records that all faults are over. From here on the locks have to go on: Rules.Recovery.
+// Healed records the end of all faults. From here on, names must be granted: Rules.Recovery.
 func (r *Recorder) Healed(what string) { r.Add(Event{Type: TypeHealed, At: r.Now(), Why: what}) }
 
 // Killed records that all clients named client, or with names that begin with client and "/", were killed before now.
-// It is for the parent of a child process with Options.Client client, and is called when the process is gone.
+// It is for the parent of a child process with Options.Client client, after the process has ended.
 func (r *Recorder) Killed(client string) {
 	r.Add(Event{Type: TypeKilled, At: r.Now(), Client: client})
 }
 
-// label is the client's name among all processes.
+// label returns the client's name with the prefix of its process.
 func (r *Recorder) label(client string) string {
 	if r.o.Client == "" {
 		return client
@@ -113,13 +113,13 @@ func (r *Recorder) label(client string) string {
 	return r.o.Client + "/" + client
 }
 
-// Call is a call in flight. One of its methods follows, once.
+// Call is a call in flight. The caller calls one of its methods, once.
 type Call struct {
 	r *Recorder
-	e Event // the call's
+	e Event // of the call
 }
 
-// Begin records that client calls, now. The end of the call's context is read from ctx.
+// Begin records a call of client that begins now, and the deadline of ctx.
 func (r *Recorder) Begin(ctx context.Context, client string, op Op, name string) *Call {
 	e := Event{Type: TypeCall, Client: r.label(client), Op: op, Name: name}
 	if end, ok := ctx.Deadline(); ok {
@@ -138,7 +138,7 @@ func (r *Recorder) begin(e Event) *Call {
 	return &Call{r: r, e: e}
 }
 
-// returned records the return with what e has of it.
+// returned records the return with the details in e.
 func (c *Call) returned(e Event, outcome Outcome, err error) {
 	e.Type, e.Client, e.ID, e.Op, e.Name, e.Hold = TypeReturn, c.e.Client, c.e.ID, c.e.Op, c.e.Name, c.e.Hold
 	e.Outcome = outcome
@@ -151,7 +151,7 @@ func (c *Call) returned(e Event, outcome Outcome, err error) {
 	c.r.Add(e)
 }
 
-// Return records that the call has returned now, with another outcome than a grant.
+// Return records that the call has returned now, without a grant.
 func (c *Call) Return(outcome Outcome, err error) { c.returned(Event{}, outcome, err) }
 
 // Saw records the answer to an OpAsk: the tokens of all holders.
@@ -164,15 +164,15 @@ type Grant struct {
 	Token          fencing.Token
 	Request        string // identity of the hold
 
-	// The service keeps the hold for TTL from SentAt at least; zero TTL: unknown. SentAt zero with a TTL: the
-	// call's beginning.
+	// The service keeps the hold at least for TTL after SentAt. Zero TTL: unknown. Zero SentAt with a TTL: the beginning
+	// of the call.
 	SentAt backend.Instant
 	TTL    time.Duration
-	// Deadline ends the holder's belief without another renewal. Zero: it believes until it is notified.
+	// Deadline ends the hold's validity without another renewal. Zero: the hold is valid until a notification.
 	Deadline backend.Instant
 }
 
-// Hold is a lock that was granted and has not ended.
+// Hold is a granted lock that has not ended.
 type Hold struct {
 	r      *Recorder
 	client string // label
@@ -183,7 +183,7 @@ type Hold struct {
 	ended bool
 }
 
-// Granted records that the acquire has returned now and the caller believes that it holds the lock.
+// Granted records that the acquire has returned now with a grant.
 func (c *Call) Granted(g Grant) *Hold { return c.granted(g, c.r.Now()) }
 
 func (c *Call) granted(g Grant, at backend.Instant) *Hold {
@@ -197,7 +197,7 @@ func (c *Call) granted(g Grant, at backend.Instant) *Hold {
 	return &Hold{r: c.r, client: c.e.Client, id: c.e.ID, name: c.e.Name}
 }
 
-// Renewed records that the service has confirmed the hold. Only SentAt, TTL and Deadline of g count.
+// Renewed records that the service has confirmed the hold. It uses only SentAt, TTL and Deadline of g.
 func (h *Hold) Renewed(g Grant) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,9 +206,9 @@ func (h *Hold) Renewed(g Grant) {
 	}
 }
 
-// Lost records that the holder was notified of the loss now, and why. With a deadline in g that has passed before, it
-// ended then; SentAt and TTL are from the last renewal, if there was one since the last event. A hold that has ended
-// already stays as it is.
+// Lost records that the holder is notified of the loss now, with the reason. If the deadline in g has passed, the
+// hold ended then; SentAt and TTL are those of the last renewal, if any since the last event. Lost has no effect on a
+// hold that has ended.
 func (h *Hold) Lost(why string, g Grant) { h.lost(why, g, h.r.Now()) }
 
 func (h *Hold) lost(why string, g Grant, at backend.Instant) {
@@ -226,7 +226,7 @@ func (h *Hold) add(e Event) {
 	h.r.Add(e)
 }
 
-// Release records that the holder calls release now, and believes no longer. g is as for Lost.
+// Release records that the holder calls release now, which ends the hold's validity. g is as for Lost.
 func (h *Hold) Release(ctx context.Context, g Grant) *Call {
 	h.mu.Lock()
 	h.ended = true

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// What is written to Options.Writer is the history: children are read so.
+// Options.Writer receives the whole history, as the parents of child processes need.
 func TestRecorderWritesWhatItRecords(t *testing.T) {
 	store := memory.NewStore(nil)
 	var all []History
@@ -133,7 +133,7 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// The end of a belief is what the lease says, not when somebody got round to recording it.
+// A hold ends at the lease's deadline, not when a goroutine records the end.
 func TestBeliefEndsAtTheDeadline(t *testing.T) {
 	h := simulate(t, 2, nil, func(w *world) {
 		a := w.clients[0].must(w, "x", fencelock.NoRenew())
@@ -180,7 +180,7 @@ func TestReentrantIsOneHold(t *testing.T) {
 	}
 }
 
-// A lock that is no fencelock.Locker is recorded by hand.
+// A caller can record a lock that is no fencelock.Locker.
 func TestRecordedByHand(t *testing.T) {
 	r := NewRecorder(Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -9,37 +9,38 @@ import (
 type Figures struct {
 	Operations int           `json:"operations"` // calls
 	Grants     int           `json:"grants"`     // holds
-	Refusals   int           `json:"refusals"`   // calls that were refused
+	Refusals   int           `json:"refusals"`   // refused calls
 	Unknowns   int           `json:"unknowns"`   // calls of unknown outcome
-	Renewals   int           `json:"renewals"`   // that were recorded
-	Losses     int           `json:"losses"`     // holds that ended otherwise than by their release, told or not
+	Renewals   int           `json:"renewals"`   // recorded renewals
+	Losses     int           `json:"losses"`     // holds that ended without a release, notified or not
 	Faults     int           `json:"faults"`     // marks
 	Duration   time.Duration `json:"duration"`   // from the first event to the last
 
-	// Of losses that a rival followed: how many were told before the rival was granted, at or after that, and never.
+	// Of losses that a rival followed: the numbers of notifications before the rival's grant, after it, and of missing
+	// ones.
 	ToldBefore int `json:"told_before"`
 	ToldAfter  int `json:"told_after"`
 	NeverTold  int `json:"never_told"`
-	// Margin is the shortest time from the end of a lost hold's belief to the rival's grant, negative in an overlap.
-	// It counts only if Margins, the number of such pairs, is not zero.
+	// Margin is the shortest time from the end of a lost hold's validity to the rival's grant, negative in an overlap.
+	// It is defined if Margins, the number of such pairs, is not zero.
 	Margin  time.Duration `json:"margin"`
 	Margins int           `json:"margins"`
-	// Overlapped is the longest time for which two believed at once, Overlaps how often.
+	// Overlapped is the longest time for which conflicting holds were valid, Overlaps the number of such times.
 	Overlapped time.Duration `json:"overlapped"`
 	Overlaps   int           `json:"overlaps"`
-	// Doubled is the number of holds still believed in when somebody else's began, Overrun the longest time from that
-	// until the earlier holder's belief ended, however many held meanwhile.
+	// Doubled is the number of holds that were still valid when a conflicting hold began, Overrun the longest time from
+	// that until the earlier hold's end.
 	Doubled int           `json:"doubled"`
 	Overrun time.Duration `json:"overrun"`
-	// LateContext is the longest time from a deadline until the holder was told.
+	// LateContext is the longest time from a deadline until the holder's notification.
 	LateContext time.Duration `json:"late_context"`
-	// Recovery is the longest time from Healed to the next grant of any name, Recoveries how many there were.
+	// Recovery is the longest time from Healed to the next grant of any name, Recoveries their number.
 	Recovery   time.Duration `json:"recovery"`
 	Recoveries int           `json:"recoveries"`
-	// Idle is the longest time for which a free name was waited for while there was no fault.
+	// Idle is the longest wait for a free name without a fault.
 	Idle time.Duration `json:"idle"`
 
-	// How long the scans and the search took, and how many operations were in the search.
+	// The times of the scans and of the search, and the number of searched operations.
 	Scans    time.Duration `json:"scans"`
 	Search   time.Duration `json:"search"`
 	Searched int           `json:"searched"`
@@ -65,7 +66,7 @@ func (p Report) String() string {
 		len(p.Violations))
 }
 
-// Count returns how many violations there are of a kind.
+// Count returns the number of violations of a kind.
 func (p Report) Count(kind Kind) int {
 	n := 0
 	for _, v := range p.Violations {

@@ -18,17 +18,17 @@ const never = backend.Instant(1<<63 - 1)
 // call is a call with its return.
 type call struct {
 	Event                 // of the call
-	ret   backend.Instant // never without one
-	out   Outcome         // Unknown without one
+	ret   backend.Instant // never if missing
+	out   Outcome         // Unknown if missing
 	err   string
 	gone  bool // its client was killed before it returned
 	seen  []fencing.Token
 	holds *hold // of an acquire: the granted hold; of a release: the released one
 }
 
-// hold is one hold of a name, put together from all that was recorded of it.
+// hold is one hold of a name, assembled from its events.
 type hold struct {
-	start   backend.Instant // of the history, from which texts count
+	start   backend.Instant // of the history, the origin of times in texts
 	client  string
 	name    string
 	kind    backend.Kind
@@ -37,44 +37,44 @@ type hold struct {
 	token   fencing.Token
 
 	call, ret backend.Instant // of the acquire
-	grants    []*call         // all acquires that returned it: more than one if its request was repeated
+	grants    []*call         // all acquires that returned it: several if its request was repeated
 
-	// The holder believed in it from begin until end, if begin is before end.
+	// The hold was valid for its holder from begin until end, if begin is before end.
 	begin, end backend.Instant
 
 	sentAt  backend.Instant // of the last confirmation
-	expires backend.Instant // the service keeps it until then at least, unless it is released; never without a TTL
+	expires backend.Instant // the service keeps it at least until then, unless released; never without a TTL
 	ttl     time.Duration   // the longest
 	slack   time.Duration   // from the deadline to the end of the TTL, as granted
-	until   backend.Instant // the deadline; never without one
+	until   backend.Instant // the deadline; never if it has none
 
-	// The releases together: from the first call to the last return. never if nobody released.
+	// All releases: from the first call to the last return. never if there is none.
 	relCall, relRet backend.Instant
 	relOut          Outcome
 
-	told   backend.Instant   // when its holder was told of the loss; never if it was not
-	why    string            // why it was lost; empty if it was not
-	forced backend.Instant   // since when it may have been taken away by force; never otherwise
-	taken  []backend.Instant // when somebody was seen to do so, each time
-	killed backend.Instant   // when its holder was; never otherwise
+	told   backend.Instant   // when its holder was notified of the loss; never if not
+	why    string            // the reason of the loss; empty if not lost
+	forced backend.Instant   // the earliest instant of a force-release; never if none
+	taken  []backend.Instant // the instants of recorded force-releases
+	killed backend.Instant   // when its holder was killed; never if not
 	proofs []proof
 }
 
 // proof is a renewal that the service has confirmed.
 type proof struct{ sent, seen backend.Instant }
 
-// keeps is until when the service keeps the hold for sure.
+// keeps returns the instant until which the service certainly keeps the hold.
 func (h *hold) keeps() backend.Instant { return min(h.relCall, h.expires, h.forced) }
 
-// takenBefore reports whether h may have been taken away by force before at. Who loses a lock so does not know at once,
-// but without a renewal it knows within its TTL.
+// takenBefore reports whether h may have been force-released before at. Its holder may notice that late, but without
+// a renewal at the latest after the TTL.
 func (h *hold) takenBefore(at backend.Instant, ttl time.Duration) bool {
 	return h.forced <= at && (len(h.taken) == 0 || slices.ContainsFunc(h.taken, func(taken backend.Instant) bool {
 		return taken <= at && h.end <= taken.Add(ttl)
 	}))
 }
 
-// lost reports whether it ended against its holder's will.
+// lost reports whether the hold was lost.
 func (h *hold) lost() bool {
 	return h.why != "" && h.why != string(backend.ReasonClosed) || h.relOut == Gone
 }
@@ -102,7 +102,7 @@ func conflicts(a, b *hold) bool {
 	return a.kind != backend.KindShared || b.kind != backend.KindShared
 }
 
-// exceeds returns one of the present holders beside which h cannot be granted.
+// exceeds returns a hold of others beside which h cannot be granted, or nil.
 func exceeds(h *hold, others []*hold) *hold {
 	used, last := h.permits, (*hold)(nil)
 	for _, o := range others {
@@ -117,21 +117,21 @@ func exceeds(h *hold, others []*hold) *hold {
 	return nil
 }
 
-// name is all that happened to one name.
+// name has the calls and holds of one name.
 type name struct {
 	name  string
 	calls []*call // by call
 	holds []*hold // by call
 }
 
-// run is a history put together.
+// run is an assembled history.
 type run struct {
 	rules     Rules
 	names     []*name // by name
 	calls     []*call
 	begin     backend.Instant
 	end       backend.Instant
-	troubles  []span // from each fault until all are over
+	troubles  []span // from each fault until the end of all faults
 	healed    []backend.Instant
 	renewals  int
 	faults    int
@@ -223,7 +223,7 @@ func (r *run) odd(e Event, text string) {
 	})
 }
 
-// returned notes the return of a call.
+// returned records the return of a call.
 func (r *run) returned(c *call, e Event) {
 	c.ret, c.out, c.err, c.seen = e.At, e.Outcome, e.Err, e.Seen
 	switch {
@@ -243,7 +243,7 @@ func (r *run) granted(c *call, e Event) {
 		c.holds = h
 		h.client = c.Client
 		h.grants = append(h.grants, c)
-		h.relRet, h.relOut = never, "" // of several leases of a hold, the last release counts
+		h.relRet, h.relOut = never, "" // if a hold has several leases, the last release counts
 		h.promise(e, r.rules)
 		h.end, h.told, h.why = h.until, never, ""
 		return
@@ -263,13 +263,13 @@ func (r *run) granted(c *call, e Event) {
 	r.byRequest[again] = h
 }
 
-// identity identifies a hold: two grants with equal ones are the same hold.
+// identity identifies a hold: two grants with equal identities are the same hold.
 type identity struct {
 	name, request string
 	token         fencing.Token
 }
 
-// promise notes the last confirmation of the service.
+// promise records the last confirmation of the service.
 func (h *hold) promise(e Event, rules Rules) {
 	h.ttl = max(h.ttl, e.TTL)
 	if e.Deadline != 0 {
@@ -278,11 +278,11 @@ func (h *hold) promise(e Event, rules Rules) {
 	switch {
 	case e.TTL == 0 && e.Deadline == 0:
 		if len(h.proofs) == 0 && h.expires == never && h.sentAt == 0 {
-			h.expires = h.ret // it may have been gone at once: there was no promise
+			h.expires = h.ret // without a confirmation it may have ended immediately
 		}
 		return
 	case e.TTL == 0 && h.ttl != 0 && rules.Exact:
-		h.expires = min(h.expires, e.Deadline.Add(h.slack)) // a deadline that was taken back counts
+		h.expires = min(h.expires, e.Deadline.Add(h.slack)) // an earlier deadline takes effect
 	case e.TTL == 0:
 		h.expires = e.Deadline
 	case e.Deadline == 0:
@@ -298,7 +298,7 @@ func (h *hold) promise(e Event, rules Rules) {
 	h.sentAt = max(h.sentAt, e.SentAt)
 }
 
-// release notes that the holder gives the hold back.
+// release records that the holder releases the hold.
 func (h *hold) release(e Event, rules Rules) {
 	if e.Deadline != 0 || e.TTL != 0 {
 		h.promise(e, rules)
@@ -310,7 +310,7 @@ func (h *hold) release(e Event, rules Rules) {
 	}
 }
 
-// hear notes a renewal, or the end of the belief.
+// hear records a renewal, or the end of the hold.
 func (h *hold) hear(e Event, rules Rules) {
 	if e.Deadline != 0 || e.TTL != 0 {
 		h.promise(e, rules)
@@ -325,11 +325,11 @@ func (h *hold) hear(e Event, rules Rules) {
 	h.end = min(e.At, h.until)
 	switch backend.Reason(e.Why) {
 	case backend.ReasonForceReleased, backend.ReasonClosed:
-		h.forced = h.ret // when is not known
+		h.forced = h.ret // the exact time is unknown
 	}
 }
 
-// kill ends what killed clients did.
+// kill ends the calls and holds of killed clients.
 func (r *run) kill() {
 	for _, k := range r.kills {
 		for _, c := range r.calls {
@@ -345,7 +345,7 @@ func (r *run) kill() {
 	}
 }
 
-// sort orders calls and holds by name and time, and notes forced releases.
+// sort orders calls and holds by name and time, and records force-releases.
 func (r *run) sort() {
 	names := map[string]*name{}
 	seen := map[*hold]bool{}
@@ -362,7 +362,7 @@ func (r *run) sort() {
 		}
 		if h := c.holds; h != nil && !seen[h] {
 			seen[h] = true
-			// Beliefs beyond the end are unknown; at the end they are known.
+			// The validity of a hold is unknown after the end of the history, but known at the end.
 			h.end = min(h.end, r.end+1)
 			n.holds = append(n.holds, h)
 		}
@@ -386,7 +386,7 @@ func (r *run) sort() {
 	}
 }
 
-// ttl is for how long at least the service may keep what nobody knows of.
+// ttl returns the time for which the service may keep a hold that no client knows of.
 func (r *run) ttl() time.Duration {
 	if r.longest == 0 {
 		r.longest = max(r.rules.TTL, time.Nanosecond)
@@ -402,7 +402,7 @@ func (r *run) ttl() time.Duration {
 // since returns the time from the start of the history to at.
 func (r *run) since(at backend.Instant) time.Duration { return at.Sub(r.begin) }
 
-// killedAt is when the client of a call that never returned was killed.
+// killedAt returns the instant at which the client of an unreturned call was killed.
 func (r *run) killedAt(c *call) backend.Instant {
 	at := r.end
 	for _, k := range r.kills {
@@ -413,7 +413,7 @@ func (r *run) killedAt(c *call) backend.Instant {
 	return at
 }
 
-// of reports whether a client is one of a process.
+// of reports whether a client belongs to a process.
 func of(client, process string) bool {
 	return client == process || strings.HasPrefix(client, process+"/")
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// scan goes through the history once for each rule that needs no search.
+// scan checks the rules that need no search, each in one pass over the history.
 func (p *Report) scan(r *run) {
 	p.count(r)
 	for _, n := range r.names {
@@ -45,9 +45,9 @@ func (p *Report) count(r *run) {
 	}
 }
 
-// overlaps sweeps over the beliefs in a name, in the order of their beginnings.
+// overlaps finds conflicting holds of a name that were valid at the same time.
 func (p *Report) overlaps(r *run, n *name) {
-	var open []*hold // holds with a belief that may go on
+	var open []*hold // holds that may still be valid
 	doubled := map[*hold]bool{}
 	for _, h := range believed(n.holds) {
 		open = slices.DeleteFunc(open, func(o *hold) bool { return o.end <= h.begin })
@@ -65,14 +65,14 @@ func (p *Report) overlaps(r *run, n *name) {
 	p.Doubled += len(doubled)
 }
 
-// believed returns the holds in which somebody believed, by the beginning of that.
+// believed returns the holds that were valid at any time, ordered by the beginning of their validity.
 func believed(holds []*hold) []*hold {
 	all := slices.DeleteFunc(slices.Clone(holds), func(h *hold) bool { return h.end <= h.begin })
 	slices.SortStableFunc(all, func(a, b *hold) int { return cmp.Compare(a.begin, b.begin) })
 	return all
 }
 
-// together is for how long h and others, who all went on when it began, were too much.
+// together returns the time for which h and others, which were all valid when it began, exceeded the limit.
 func together(h *hold, others []*hold) time.Duration {
 	others = slices.Clone(others)
 	slices.SortFunc(others, func(a, b *hold) int { return cmp.Compare(a.end, b.end) })
@@ -84,7 +84,7 @@ func together(h *hold, others []*hold) time.Duration {
 	return until.Sub(h.begin)
 }
 
-// early finds grants that returned while others kept a conflicting hold from before the call.
+// early finds grants that returned while the service had to keep an earlier conflicting hold.
 func (p *Report) early(r *run, n *name) {
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
@@ -103,7 +103,7 @@ func (p *Report) early(r *run, n *name) {
 	}
 }
 
-// instant tells how long after now at is.
+// instant returns the time from now until at, as text.
 func instant(at, now backend.Instant) string {
 	if at == never {
 		return "a release that never came"
@@ -111,7 +111,7 @@ func instant(at, now backend.Instant) string {
 	return fmt.Sprintf("%v later", at.Sub(now))
 }
 
-// losses looks at what holders were told, and who came after them.
+// losses checks the notifications of holders, and the holds that followed.
 func (p *Report) losses(n *name) {
 	order := slices.Clone(n.holds)
 	slices.SortStableFunc(order, func(a, b *hold) int { return cmp.Compare(a.begin, b.begin) })
@@ -138,7 +138,7 @@ func (p *Report) losses(n *name) {
 			continue
 		}
 		if !h.lost() {
-			p.Losses++ // without a word
+			p.Losses++ // without a notification
 		}
 		switch learnt := h.learnt(); {
 		case learnt == never:
@@ -158,7 +158,7 @@ func (p *Report) losses(n *name) {
 	}
 }
 
-// learnt is the time at which the holder of a lost hold heard of the loss: by a notification, or by its release.
+// learnt returns the instant at which the holder of a lost hold was notified of the loss, possibly by its release.
 func (h *hold) learnt() backend.Instant {
 	switch {
 	case h.told != never:
@@ -169,8 +169,8 @@ func (h *hold) learnt() backend.Instant {
 	return never
 }
 
-// tokens compares the tokens of a name: of two grants, one of which had returned before the other was asked for, the
-// later one has the higher token.
+// tokens compares the tokens of a name: a grant must have a higher token than every grant that had returned before
+// its call.
 func (p *Report) tokens(r *run, n *name) {
 	issued := map[uint64]*hold{}
 	for _, h := range n.holds {
@@ -184,7 +184,7 @@ func (p *Report) tokens(r *run, n *name) {
 	}
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
-	var highest *hold // of the returned ones
+	var highest *hold // of the returned grants
 	for _, h := range n.holds {
 		for len(returns) > 0 && returns[0].ret < h.call {
 			if r := returns[0]; highest == nil || r.token.Order() > highest.token.Order() {
@@ -199,7 +199,7 @@ func (p *Report) tokens(r *run, n *name) {
 	}
 }
 
-// asked compares the service's answers with the holds that it had promised to keep meanwhile.
+// asked compares the service's answers with the holds that it had to keep meanwhile.
 func (p *Report) asked(n *name) {
 	returns := slices.Clone(n.holds)
 	slices.SortStableFunc(returns, func(a, b *hold) int { return cmp.Compare(a.ret, b.ret) })
@@ -223,7 +223,7 @@ func (p *Report) asked(n *name) {
 	}
 }
 
-// stuck looks for calls that did not end with their context.
+// stuck finds calls that did not end with their context.
 func (p *Report) stuck(r *run) {
 	if r.rules.Patience <= 0 {
 		return
@@ -241,15 +241,15 @@ func (p *Report) stuck(r *run) {
 	}
 }
 
-// idle looks for names that were free, and waited for, and not granted, while there was no fault.
+// idle finds waits for free names without a fault.
 func (p *Report) idle(r *run, n *name) {
 	busy := slices.Clone(r.troubles)
 	for _, h := range n.holds {
 		busy = append(busy, span{h.ret, h.over(r)})
 	}
 	ttl := r.ttl()
-	// The leftover of an acquire of unknown outcome is cleaned up for one TTL, and lives for one more. It got lost in a
-	// fault, or when the call was abandoned.
+	// The cleanup of an acquire of unknown outcome takes up to one TTL, and its leftover lives for one more. The outcome
+	// was lost in a fault, or when the caller abandoned the call.
 	for _, c := range n.calls {
 		if c.out != Unknown || c.Op != OpAcquire && c.Op != OpTry {
 			continue
@@ -294,7 +294,7 @@ func (p *Report) idle(r *run, n *name) {
 	}
 }
 
-// over is when a hold keeps others out no longer, at the latest.
+// over returns the latest instant at which a hold excludes others.
 func (h *hold) over(r *run) backend.Instant {
 	switch {
 	case h.relOut == OK:
@@ -309,7 +309,7 @@ func (h *hold) over(r *run) backend.Instant {
 	return never
 }
 
-// expiry is when the hold expires, the beginning of its belief if that is unknown.
+// expiry returns the instant at which the hold expires or, if unknown, the beginning of its validity.
 func (h *hold) expiry() backend.Instant {
 	if h.expires == never {
 		return h.begin
@@ -317,7 +317,7 @@ func (h *hold) expiry() backend.Instant {
 	return h.expires
 }
 
-// gaps returns the gaps between spans, which are in order.
+// gaps returns the gaps between sorted spans.
 func gaps(busy []span) []span {
 	var free []span
 	at := backend.Instant(-1 << 62)
@@ -333,7 +333,7 @@ func gaps(busy []span) []span {
 	return free
 }
 
-// recoveries measures from each end of the faults to the next grant.
+// recoveries measures the time from each end of the faults to the next grant.
 func (p *Report) recoveries(r *run) {
 	var begins []backend.Instant
 	for _, n := range r.names {

@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// search looks, for each name, for an order in which a lock could have done all operations. Names for which a scan has
-// shown already that no such order exists are left out.
+// search looks, for each name, for an order in which a lock could have executed all operations. It skips names for
+// which a scan has already shown that no such order exists.
 func (p *Report) search(ctx context.Context, r *run) {
 	begin := time.Now()
 	for _, n := range r.names {
@@ -40,13 +40,13 @@ func (p *Report) search(ctx context.Context, r *run) {
 			default:
 				continue
 			}
-			break // one part is enough
+			break // one illegal part is enough
 		}
 	}
 	p.Search = time.Since(begin)
 }
 
-// illegal reports whether there is a violation that leaves no order for a name.
+// illegal reports whether a violation excludes every order for a name.
 func (p *Report) illegal(name string) bool {
 	return slices.ContainsFunc(p.Violations, func(v Violation) bool {
 		switch v.Kind {
@@ -57,7 +57,7 @@ func (p *Report) illegal(name string) bool {
 	})
 }
 
-// part is a piece of what happened to a name. No operation is in flight at its beginning or end.
+// part is a part of a name's history. No operation is in flight at its beginning or end.
 type part struct {
 	ops   []porcupine.Operation
 	holds []*hold
@@ -78,10 +78,10 @@ func (q *part) end() int64 {
 }
 
 // parts divides a name's history wherever no operation is in flight. The state there is known: the holds that were
-// acquired before and end behind.
+// acquired before that point and end after it.
 //
-// One search over the whole would take quadratic memory for a legal history, and practically unlimited time for an
-// illegal one.
+// One search over the whole history would take quadratic memory for a legal history, and practically unlimited time
+// for an illegal one.
 func (r *run) parts(n *name) []*part {
 	ops := r.operations(n)
 	slices.SortStableFunc(ops, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
@@ -101,7 +101,7 @@ func (r *run) parts(n *name) []*part {
 	return parts
 }
 
-// last is the state after all operations of a part.
+// last returns the state after all operations of a part.
 func (q *part) last() state {
 	s := q.first
 	var held []int
@@ -120,8 +120,8 @@ func (q *part) last() state {
 	return s
 }
 
-// operations makes the operations of the model from what happened to a name. Their intervals are as short as the
-// history allows: each cut of one is a cut of all orders that would have to be tried.
+// operations returns the operations of the model for a name's history. Their intervals are as short as the history
+// allows, since shorter intervals leave fewer orders to search.
 func (r *run) operations(n *name) []porcupine.Operation {
 	clients := map[string]int{} // numbers
 	id := func(client string) int {
@@ -148,7 +148,7 @@ func (r *run) operations(n *name) []porcupine.Operation {
 				add(h.client, seen.sent, seen.seen, input{do: prove, hold: i})
 			}
 		}
-		ends := min(h.expires, h.forced) // or later, unless it was released before
+		ends := min(h.expires, h.forced) // or later, unless released before
 		confirmed := h.relOut == OK && h.relRet <= ends
 		if h.relCall != never {
 			to := max(h.relCall, gone[i])
@@ -173,9 +173,9 @@ func (r *run) operations(n *name) []porcupine.Operation {
 	return ops
 }
 
-// goneBy returns, for each hold, when it must have ended: the first return of a grant that was asked for after it was
-// granted, and that it would have kept out, alone or with the surely kept ones. An operation that ends it, or
-// finds it ended, can be taken to have happened by then.
+// goneBy returns, for each hold, the instant by which it must have ended: the first return of a later grant that it
+// would have excluded, alone or with the holds that were certainly kept. An operation that ends the hold, or finds it
+// ended, can be assumed to have happened by then.
 func goneBy(holds []*hold) []backend.Instant {
 	gone := make([]backend.Instant, len(holds))
 	returns := make([]int, len(holds))
@@ -183,8 +183,8 @@ func goneBy(holds []*hold) []backend.Instant {
 		gone[i], returns[i] = never, i
 	}
 	slices.SortStableFunc(returns, func(a, b int) int { return cmp.Compare(holds[a].ret, holds[b].ret) })
-	var before []int // holds that were granted before g was asked for, and may go on
-	var kept []*hold // the ones among these surely kept until g returned
+	var before []int // holds that were granted before the call of g, and may go on
+	var kept []*hold // the holds among these that were certainly kept until g returned
 	for _, g := range holds {
 		for len(returns) > 0 && holds[returns[0]].ret < g.call {
 			before = append(before, returns[0])
@@ -207,8 +207,8 @@ func goneBy(holds []*hold) []backend.Instant {
 	return gone
 }
 
-// notBefore returns, for each hold, an instant before which it cannot have been granted: who kept it out until then. If
-// it had been granted earlier it would have had to go on until its acquire returned, beside the other one.
+// notBefore returns, for each hold, an instant before which it cannot have been granted, since another hold excluded
+// it. Granted earlier, it would have had to exist beside the other hold until its acquire returned.
 func notBefore(holds []*hold) []backend.Instant {
 	ends := slices.Clone(holds)
 	slices.SortStableFunc(ends, func(a, b *hold) int { return cmp.Compare(a.keeps(), b.keeps()) })

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Cutting intervals and dividing the history changes no verdict: random little histories get the same one from a search
-// over everything, as it was recorded. Nor does any scan find that a history is illegal for which there is an order.
+// Cutting intervals and dividing the history changes no verdict: small random histories have the same verdict in one
+// search with the recorded intervals. No scan finds a violation in a legal history.
 func TestSearchCutsNothingOff(t *testing.T) {
 	legal, illegal := 0, 0
 	for seed := range uint64(6000) {
@@ -49,11 +49,11 @@ func TestSearchCutsNothingOff(t *testing.T) {
 	t.Logf("%d legal, %d illegal", legal, illegal)
 }
 
-// scribble makes a little history in which anything may happen. No two instants are the same.
+// scribble makes a little history of random events. No two instants are the same.
 func scribble(random *rand.Rand) History {
 	s := tell()
 	free := random.Perm(400)
-	instants := func(n int) []int { // in order, near each other
+	instants := func(n int) []int { // sorted, close to each other
 		at := 1 + random.IntN(300)
 		var some []int
 		for range n {
@@ -66,7 +66,7 @@ func scribble(random *rand.Rand) History {
 		}
 		return some
 	}
-	for i := range 500 { // beyond what instants may reach
+	for i := range 500 { // beyond all instants
 		free = append(free, 400+i)
 	}
 	kinds := random.IntN(3)
@@ -101,7 +101,7 @@ func scribble(random *rand.Rand) History {
 	return s.history()
 }
 
-// uncut makes the operations of the model with the intervals that were recorded.
+// uncut makes the operations of the model with the recorded intervals.
 func (r *run) uncut(n *name) []porcupine.Operation {
 	ops := r.operations(n)
 	for i := range ops {

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// story is a history by hand. Instants are milliseconds; the name is n unless it is changed.
+// story is a handwritten history. Instants are milliseconds; the name is n unless changed.
 type story struct {
 	name   string
 	events []Event
@@ -46,7 +46,7 @@ func (s *story) call(client string, op Op, from, to int, ret Event) uint64 {
 	return id
 }
 
-// grab is an exclusive acquire that was granted until the deadline.
+// grab adds an exclusive acquire that was granted until the deadline.
 func (s *story) grab(client string, from, to int, token fencing.Token, deadline int) uint64 {
 	return s.grabAs(client, from, to, Event{Token: token, Kind: "exclusive"}, deadline)
 }
@@ -66,7 +66,7 @@ func (s *story) grabAs(client string, from, to int, e Event, deadline int) uint6
 	return s.call(client, OpAcquire, from, to, e)
 }
 
-// margin is what lies between the deadlines of a story and the ends of its TTLs.
+// margin is the time between the deadlines of a story and the ends of its TTLs.
 const margin = 10 * time.Millisecond
 
 func (s *story) give(client string, hold uint64, from, to int, out Outcome) {
@@ -90,11 +90,11 @@ func (s *story) ask(client string, from, to int, seen ...fencing.Token) {
 
 func (s *story) history() History { return Merge(History{Events: s.events}) }
 
-// fenced is what most stories are held against.
+// fenced are the rules for most stories.
 var fenced = Rules{Fencing: true, Patience: time.Second, Recovery: 10 * time.Second}
 
-// stories name the violations that the checker must find in each story, and no others. For an illegal story the search
-// alone must find no order.
+// stories name the violations that the checker must find in each story, and no others. For an illegal story, the
+// search alone must find no order.
 var stories = []struct {
 	name    string
 	rules   Rules
@@ -132,7 +132,7 @@ var stories = []struct {
 	{name: "the rival comes after the deadline", rules: fenced, tell: func(s *story) {
 		a := s.grab("a", 1, 5, 1, 100)
 		b := s.grab("b", 10, 120, 2, 1000)
-		s.lost("a", a, 130, 100, backend.ReasonExpired) // late, and it makes no difference
+		s.lost("a", a, 130, 100, backend.ReasonExpired) // late, without effect
 		s.give("b", b, 150, 160, OK)
 	}},
 	{name: "the rival comes before the deadline", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
@@ -301,7 +301,7 @@ var stories = []struct {
 	}},
 	{name: "a release by somebody who does not hold", rules: fenced, want: []Kind{Overlap, Early}, illegal: true,
 		tell: func(s *story) {
-			a := s.grab("a", 1, 5, 1, 100) // lost, and then it releases what b holds
+			a := s.grab("a", 1, 5, 1, 100) // lost, and then a releases the name that b holds
 			b := s.grab("b", 120, 130, 2, 1000)
 			s.lost("a", a, 100, 100, backend.ReasonExpired)
 			s.give("a", a, 140, 145, OK)
@@ -492,7 +492,7 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// searchAlone reports whether there is an order of all operations, whatever the scans say.
+// searchAlone reports whether there is an order of all operations, without the scans.
 func searchAlone(h History, rules Rules) bool {
 	r := gather(h, rules)
 	for _, n := range r.names {
@@ -564,10 +564,10 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestUndecided: a search that does not end in time is a violation.
+// TestUndecided checks that a search that does not end in time is a violation.
 func TestUndecided(t *testing.T) {
 	s := tell()
-	for i := range 16 { // sixteen at once, and the tokens contradict each other at the end
+	for i := range 16 { // sixteen concurrent holds, with contradictory tokens at the end
 		id := s.share(fmt.Sprint("c", i), 1+i, 100-i, fencing.Token(100-i), 1000)
 		s.give(fmt.Sprint("c", i), id, 101+i, 200-i, OK)
 	}

@@ -23,7 +23,7 @@ type world struct {
 	ttl     time.Duration
 	clients []*client
 
-	work sync.WaitGroup // of what was started with world.go
+	work sync.WaitGroup // goroutines started with world.go
 
 	mu      sync.Mutex // protects the following fields, which are for faults of the service
 	last    fencing.Token
@@ -32,7 +32,7 @@ type world struct {
 	heard   chan struct{}
 }
 
-// client is one of them. It records what it does.
+// client is a client that records its calls.
 type client struct {
 	*Locker
 	broken *broken
@@ -83,11 +83,11 @@ func (b *broken) Look(ctx context.Context, name string) (backend.State, error) {
 	return b.Driver.Look(ctx, name)
 }
 
-// latency is what every message takes.
+// latency is the delay of every message.
 const latency = time.Millisecond
 
-// simulate plays with n clients of a service that is broken in the given way, nil for not at all, and returns what was
-// recorded.
+// simulate plays with n clients of a service that is broken in the given way, nil for a correct service, and returns
+// the history.
 func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) History {
 	t.Helper()
 	var h History
@@ -112,7 +112,7 @@ func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) Histo
 		}
 		play(w)
 		w.work.Wait()
-		h = w.r.History() // before Close, which ends what is still held
+		h = w.r.History() // before Close, which ends remaining holds
 		for _, c := range w.clients {
 			w.heal(c)
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -124,13 +124,13 @@ func simulate(t *testing.T, n int, apply func(*broken), play func(*world)) Histo
 	return h
 }
 
-// heal ends what was done to the link of a client.
+// heal ends the faults of a client's link.
 func (w *world) heal(c *client) {
 	c.link().Pass()
 	c.link().Delay(memory.Both, latency)
 }
 
-// acquire waits for name, for at most d. Some time passes after it: what happens at the same instant happens at once.
+// acquire waits for name, for at most d. Then some time passes, since events at the same instant are concurrent.
 func (c *client) acquire(name string, d time.Duration, opts ...fencelock.AcquireOption) (*Held, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
@@ -139,11 +139,11 @@ func (c *client) acquire(name string, d time.Duration, opts ...fencelock.Acquire
 	return h, err
 }
 
-// must is acquire with an error that ends the play. A broken service may well refuse: the play says what has to work.
+// must is acquire, but an error ends the play.
 func (c *client) must(w *world, name string, opts ...fencelock.AcquireOption) *Held {
 	h, err := c.acquire(name, time.Minute, opts...)
 	if err != nil {
-		panic(err) // under synctest, where FailNow would leave the goroutines of others
+		panic(err) // under synctest, where FailNow would leave other goroutines running
 	}
 	return h
 }
@@ -154,14 +154,14 @@ func release(h *Held, d time.Duration) error {
 	return h.Release(ctx)
 }
 
-// force takes name away from its holder.
+// force ends the hold of name by force.
 func (w *world) force(name string) {
 	call := w.r.Begin(context.Background(), "admin", OpForce, name)
 	w.store.Evict(name)
 	call.Return(OK, nil)
 }
 
-// ask asks who holds name.
+// ask inspects name and records the answer.
 func (w *world) ask(c *client, name string) {
 	call := w.r.Begin(context.Background(), c.client, OpAsk, name)
 	info, err := c.broken.Look(context.Background(), name)
@@ -178,7 +178,7 @@ func (w *world) ask(c *client, name string) {
 
 func now() backend.Instant { return backend.GoClock().Now() }
 
-// getThenSet looks and takes in two steps.
+// getThenSet checks and acquires in two steps.
 func getThenSet(b *broken) {
 	w := b.world
 	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -218,7 +218,7 @@ func getThenSet(b *broken) {
 	}
 }
 
-// confirmed are renewals for which nobody was asked.
+// confirmed returns renewals without asking the service.
 func confirmed(grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	for i, g := range grants {
@@ -227,7 +227,7 @@ func confirmed(grants []backend.Grant) []backend.Renewal {
 	return out
 }
 
-// madeUp is a grant of which the service knows nothing.
+// madeUp returns a grant that is unknown to the service.
 func (w *world) madeUp(r backend.Request) backend.Grant {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -237,7 +237,7 @@ func (w *world) madeUp(r backend.Request) backend.Grant {
 	return g
 }
 
-// byName releases a name for its holder.
+// byName releases a name, whichever client holds it.
 func (b *broken) byName(ctx context.Context, g backend.Grant) error {
 	info, err := b.Driver.Look(ctx, g.Name)
 	if err != nil || !info.Held {
@@ -249,7 +249,7 @@ func (b *broken) byName(ctx context.Context, g backend.Grant) error {
 	return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: key}.Grant())
 }
 
-// pushOnly makes waiters live on a message to all of them alone, which is lost where the link is broken.
+// pushOnly makes waiters rely on one broadcast, which is lost if the link is broken.
 func pushOnly(b *broken) {
 	w := b.world
 	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -288,7 +288,7 @@ func pushOnly(b *broken) {
 	}
 }
 
-// renumber replaces tokens by what number makes of them; the store gets its own back, which the incarnation tells.
+// renumber replaces each token by number of it; calls to the store use the original token, from the incarnation.
 func (b *broken) renumber(number func(real fencing.Token) fencing.Token) {
 	b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 		g, err := b.Driver.Acquire(ctx, r)

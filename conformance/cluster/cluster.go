@@ -1,32 +1,31 @@
-// Package cluster breaks a lock service that has several nodes, while clients contend for locks on it, and checks that
-// no two of them ever believe in the same lock. It is for the tests of drivers for a clustered service; package
+// Package cluster breaks a lock service with several nodes, while clients contend for its locks, and checks that no
+// two clients hold the same lock at the same time. It is for the tests of drivers for a clustered service; package
 // conformance has the tests with a single server.
 //
 //	func TestClusterFaults(t *testing.T) {
 //		cluster.Run(t, func(t testing.TB) cluster.Harness { ... })
 //	}
 //
-// Every fault has its own cluster. Rounds follow each other on it without a pause for the clients:
+// Every fault has its own cluster. Rounds follow each other on the cluster without a pause for the clients:
 //
 //	rivals:  acquire, write, hold, release …            all the time, five clients, three names
 //	fault:   one client holds a name ─ break ─ wait until its effect shows and the others go on ─ heal ─ all go on
 //
-// All calls are recorded, and package check goes through the history afterwards: that beliefs do not overlap, that no
-// token is issued twice and a later hold has a higher one, that nobody gets a loss while it may believe, that the
-// service knows of every hold that its holder believes in before and after it is asked, that every call ends, and that
-// there is an order in which a lock could have done all of it. A history with violations stays in a folder that the
-// test names. The rivals see besides:
+// All calls are recorded, and package check then verifies the history: conflicting holds are never valid at the same
+// time, tokens are unique and increase, no valid hold is reported lost, the service knows every hold that is valid
+// before and after an inspection, every call ends, and a correct lock could have produced the history. A history with
+// violations stays in a folder that the test names. The rivals also check:
 //
-//   - A guard admits every write of a holder, and refuses those of overtaken holders.
-//   - The fault happened: another leader, bytes kept back, a reported loss.
+//   - A guard admits every write of a holder, and refuses writes of overtaken holders.
+//   - The fault happened: another leader, bytes held back, a reported loss.
 //   - Calls that a majority can serve succeed during the fault, and all calls succeed after it.
 //   - When all clients are closed the service has no entries.
 //
-// A harness that can break nodes in further ways, see Machines, runs those faults too: RunAll. Run says
-// which ones a cluster does not run.
+// RunAll also runs the faults of Machines, for a harness that can break nodes in further ways. Run logs the faults
+// that it does not run.
 //
-// FENCELOCK_ROUNDS, which is ROUNDS of "make faults", is the number of rounds per fault, by default 2: the faults with
-// variants alternate between them.
+// FENCELOCK_ROUNDS, or ROUNDS of "make faults", is the number of rounds per fault, by default 2. Faults with variants
+// alternate between them.
 package cluster
 
 import (
@@ -52,8 +51,7 @@ import (
 type Harness struct {
 	Nodes int
 
-	// Client returns one more client, with connections to each node over a separate link. The suite closes the
-	// driver.
+	// Client returns a new client, with connections to each node over a separate link. The suite closes the driver.
 	Client func(t testing.TB) (backend.FencingDriver, fault.Links)
 
 	// Kill ends a node without warning (SIGKILL), Start restarts it and returns when it serves. Pause freezes a
@@ -62,13 +60,13 @@ type Harness struct {
 
 	// Leader waits until a majority follows a leader of a term after the given one.
 	Leader func(ctx context.Context, after uint64) (node int, term uint64, err error)
-	// HasLeader reports whether a node knows one.
+	// HasLeader reports whether a node knows a leader.
 	HasLeader func(ctx context.Context, node int) (bool, error)
 
 	// Cut keeps back the messages from node from to node to, and only these; Heal ends every Cut.
 	Cut  func(from, to int)
 	Heal func()
-	// Said returns how many bytes node from has sent to node to, delivered or not.
+	// Said returns the number of bytes that node from has sent to node to, delivered or not.
 	Said func(from, to int) int64
 
 	// Leftovers lists the drivers' remaining entries in the service. Nil: not checked.
@@ -81,17 +79,17 @@ type Harness struct {
 	Machines
 }
 
-// The number of contenders: every client for every name.
+// The numbers of clients and names. Every client contends for every name.
 const (
 	clientCount = 5
 	nameCount   = 3
 )
 
-// patience bounds the waits of a round for required events. It is far more than a busy machine needs.
+// patience bounds the waits of a round for required events. It is far longer than a busy machine needs.
 const patience = time.Minute
 
-// Run breaks clusters that start makes, in every way of Faults that needs no Machines, one subtest for each:
-// Test…/<slug>. The subtests run side by side as far as -parallel allows.
+// Run breaks clusters that start makes, with every fault that needs no Machines, one subtest for each: Test…/<slug>.
+// The subtests run concurrently within -parallel.
 func Run(t *testing.T, start func(t testing.TB) Harness) {
 	var left []string
 	n := rounds(t)
@@ -108,7 +106,7 @@ func Run(t *testing.T, start func(t testing.TB) Harness) {
 	t.Logf("not run, since nobody has said how to do it to this cluster: %s", strings.Join(left, ", "))
 }
 
-// RunAll is Run with all faults, or with those of the given slugs. A cluster may be made for the coming fault.
+// RunAll is Run with all faults, or only those with the given slugs. start may make a cluster specially for f.
 func RunAll(t *testing.T, start func(t testing.TB, f Fault) Harness, slugs ...string) {
 	n := rounds(t)
 	for _, f := range Faults() {
@@ -142,10 +140,10 @@ type bench struct {
 	t      testing.TB
 	n      int // number of the round
 	rivals *rivals
-	ended  []*fencelock.Client // all that are closed at the end
+	ended  []*fencelock.Client // all clients to close at the end
 	links  []fault.Links       // of each client
 
-	// How long it took from a leader's fault until another one led, and the names that nobody held across it went on.
+	// The times from a leader's fault until another node led and the names without a hold across the fault were granted.
 	recoveries []time.Duration
 }
 
@@ -178,7 +176,7 @@ func runFault(t *testing.T, f Fault, h Harness, rounds int) {
 	b.verdict(f, done, time.Since(begin))
 }
 
-// client makes one more client, until finish.
+// client makes a new client, which finish closes.
 func (b *bench) client() (rival, fault.Links) {
 	d, links := b.Client(b.t)
 	c, err := fencelock.ForCorrectness(d, &fencelock.Options{TTL: b.TTL})
@@ -189,7 +187,7 @@ func (b *bench) client() (rival, fault.Links) {
 	return rival{c, d}, links
 }
 
-// verdict says what all rounds have shown.
+// verdict reports the results of all rounds.
 func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 	report := b.rivals.verify(b.t.Context())
 	b.t.Logf("%s: %d rounds in %v, %v", f.Slug, rounds, took.Round(time.Second), report)
@@ -222,8 +220,8 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 	}
 }
 
-// round breaks the cluster once, and sees that everybody gets a turn afterwards. Where that fails while the machine
-// stood still it does so again, twice at most. Findings of the register or the history are never excused.
+// round breaks the cluster once, and then checks that every client and every name gets a turn. If that fails during a
+// stall of the machine, round repeats it, at most twice. It never excuses findings of the register or the history.
 func (b *bench) round(f Fault) {
 	begin := time.Now()
 	excused, err := stallmeter.Fairly(b.TTL/2, func() error { return b.attempt(f) })
@@ -251,7 +249,7 @@ func (b *bench) attempt(f Fault) error {
 	return errors.Join(err, stallmeter.Conclusive(b.rivals.register.alarm()))
 }
 
-// healAll ends the faults that a failed round may have left.
+// healAll ends all faults, which a failed round may have left.
 func (b *bench) healAll(ctx context.Context) {
 	b.Heal()
 	for _, links := range b.links {
@@ -264,7 +262,7 @@ func (b *bench) healAll(ctx context.Context) {
 	}
 }
 
-// kept describes the service's entries, which may explain why nobody gets a turn.
+// kept describes the service's entries, which may explain why no client gets a turn.
 func (b *bench) kept() string {
 	if b.Leftovers == nil {
 		return ""

@@ -14,7 +14,7 @@ import (
 type Fault struct {
 	Slug string // "leader-kill"
 	What string // in words
-	// Needs names the fields of Machines that it needs, with spaces between them; may be empty.
+	// Needs names the required fields of Machines, separated by spaces; may be empty.
 	Needs string
 
 	run func(context.Context, *bench) error
@@ -53,15 +53,15 @@ func Faults() []Fault {
 	}
 }
 
-// holder is the client that holds a name while this round breaks something, name the name.
+// holder is the client that holds a name during the fault of this round; name is the name.
 func (b *bench) holder() int       { return b.n % len(b.links) }
 func (b *bench) name() string      { return b.rivals.names[0] }
 func (b *bench) others() []string  { return b.rivals.names[1:] }
 func anybody(int) bool             { return true }
 func except(i int) func(int) bool  { return func(client int) bool { return client != i } }
-func (b *bench) next(node int) int { return (node + 1 + b.n%(b.Nodes-1)) % b.Nodes } // another one, not always the same
+func (b *bench) next(node int) int { return (node + 1 + b.n%(b.Nodes-1)) % b.Nodes } // another node, which varies
 
-// hold lets a client hold the name across the fault.
+// hold makes a client hold the name across the fault.
 func (b *bench) hold(ctx context.Context) (*held, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -72,14 +72,14 @@ func (b *bench) hold(ctx context.Context) (*held, error) {
 	return h, nil
 }
 
-// giveBack ends a hold that was held across a fault, and asks the service before whether it still knows of it.
+// giveBack inspects a hold that was held across a fault, and releases it.
 func (b *bench) giveBack(ctx context.Context, h *held) {
 	ctx = context.WithoutCancel(ctx)
 	h.confirm(ctx)
 	h.release(ctx, b.TTL)
 }
 
-// underFault lets a client hold a name while breakAndHeal goes on.
+// underFault makes a client hold a name while breakAndHeal runs.
 func (b *bench) underFault(ctx context.Context, breakAndHeal func(h *held, leader int, term uint64) error) error {
 	h, err := b.hold(ctx)
 	if err != nil {
@@ -93,7 +93,7 @@ func (b *bench) underFault(ctx context.Context, breakAndHeal func(h *held, leade
 	return breakAndHeal(h, leader, term)
 }
 
-// steps are the steps of a fault, one after the other: see within.
+// steps are the consecutive steps of a fault: see within.
 type steps []func(context.Context) error
 
 // within bounds each step of a fault.
@@ -109,10 +109,10 @@ func within(ctx context.Context, steps ...func(context.Context) error) error {
 	return nil
 }
 
-// goOn is the step that waits until the other names change hands.
+// goOn is the step that waits until the other names are granted again.
 func (b *bench) goOn(ctx context.Context) error { return b.rivals.goOn(ctx, b.others(), anybody) }
 
-// another is the step that waits for another leader than the broken one.
+// another returns the step that waits for a leader other than the broken node.
 func (b *bench) another(broken int, term uint64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		now, _, err := b.Leader(ctx, term)
@@ -123,8 +123,8 @@ func (b *bench) another(broken int, term uint64) func(context.Context) error {
 	}
 }
 
-// underLeaderFault breaks the leader while a client holds a name, waits until another node leads and the locks go on,
-// and heals.
+// underLeaderFault breaks the leader while a client holds a name, waits until another node leads and other names are
+// granted, and heals.
 func (b *bench) underLeaderFault(ctx context.Context, breakIt,
 	healIt func(ctx context.Context, leader int) error) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
@@ -146,8 +146,8 @@ func (b *bench) underLeaderFault(ctx context.Context, breakIt,
 
 func leaderKill(ctx context.Context, b *bench) error { return b.underLeaderFault(ctx, b.Kill, b.Start) }
 
-// leaderPause lets the leader go on when others do, and in every other round not before all that was held has run out
-// by its own clock.
+// leaderPause resumes the leader when other clients go on, and in every second round only when all earlier holds have
+// expired by the leader's clock.
 func leaderPause(ctx context.Context, b *bench) error {
 	var frozen time.Time
 	return b.underLeaderFault(ctx,
@@ -163,13 +163,13 @@ func leaderPause(ctx context.Context, b *bench) error {
 		})
 }
 
-// overtakenLeader lets a holder speak to nobody but a leader that has been overtaken and does not know.
+// overtakenLeader limits a holder to the connection to an overtaken leader that has not noticed this yet.
 func overtakenLeader(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, leader int, term uint64) error {
 		links := b.links[b.holder()]
 		defer links.Pass()
 		defer b.Heal()
-		b.isolate(leader) // before it freezes: it would first read the messages received by then
+		b.isolate(leader) // before the pause: a resumed leader first reads the messages received by then
 		return within(ctx,
 			func(ctx context.Context) error { return b.Pause(ctx, leader) },
 			b.another(leader, term),
@@ -182,7 +182,7 @@ func overtakenLeader(ctx context.Context, b *bench) error {
 				}
 				for before := links[leader].Seen(fault.Requests); links[leader].Seen(fault.Requests) == before; {
 					if h.lease.Err() != nil {
-						break // too busy to ask in time
+						break // too busy for a request in time
 					}
 					pause(ctx, time.Millisecond) // no notification
 				}
@@ -213,7 +213,7 @@ func leaderPartition(ctx context.Context, b *bench) error {
 		})
 }
 
-// isolate cuts a node off from the others, both ways.
+// isolate cuts a node off from the others, in both directions.
 func (b *bench) isolate(node int) {
 	for other := range b.Nodes {
 		if other != node {
@@ -255,7 +255,7 @@ func rollingRestart(ctx context.Context, b *bench) error {
 				return fmt.Errorf("restart of node %d: %w", node, err)
 			}
 		}
-		// Every node has ended once, the leader among them.
+		// Every node has ended once, including the leader.
 		return within(ctx, func(ctx context.Context) error {
 			_, _, err := b.Leader(ctx, term)
 			return err
@@ -268,19 +268,19 @@ func oneWayPeers(ctx context.Context, b *bench) error {
 		follower := b.next(leader)
 		from, to, overtaken := leader, follower, false
 		switch b.n % 4 {
-		case 0: // the leader does not hear a follower
+		case 0: // the leader does not hear one follower
 			from, to = follower, leader
 			b.Cut(from, to)
 		case 1: // a follower does not hear the leader
 			b.Cut(from, to)
-		case 2: // nobody hears the leader: another one must be elected
+		case 2: // no follower hears the leader: they must elect another
 			overtaken = true
 			for node := range b.Nodes {
 				if node != leader {
 					b.Cut(leader, node)
 				}
 			}
-		case 3: // the leader hears nobody: it must step down
+		case 3: // the leader hears no follower: it must step down
 			overtaken = true
 			from, to = follower, leader
 			for node := range b.Nodes {
@@ -321,8 +321,8 @@ func oneWayClient(ctx context.Context, b *bench) error {
 	return b.cutHolder(ctx, func(l fault.Link) { l.Hold(fault.Requests) }, fault.Requests)
 }
 
-// cutHolder breaks the links of a holder, until it has noticed the loss, and rivals hold its names and go on. Seen
-// is the direction in which the broken links must have taken in something.
+// cutHolder breaks the links of a holder, until it is notified of the loss and other clients are granted all names.
+// Seen is the direction in which the broken links must have received bytes.
 func (b *bench) cutHolder(ctx context.Context, breakIt func(fault.Link), seen fault.Direction) error {
 	h, err := b.hold(ctx)
 	if err != nil {
@@ -342,7 +342,7 @@ func (b *bench) cutHolder(ctx context.Context, breakIt func(fault.Link), seen fa
 	return err
 }
 
-// quick is the time limit of an impatient caller.
+// quick is a short time limit of a call.
 const quick = 200 * time.Millisecond
 
 func lateAcquire(ctx context.Context, b *bench) error {
@@ -351,7 +351,7 @@ func lateAcquire(ctx context.Context, b *bench) error {
 	defer link.Pass()
 	before := link.Seen(fault.Requests)
 	err := within(ctx, func(ctx context.Context) error {
-		for link.Seen(fault.Requests) == before { // a busy machine may need more than one call to send anything
+		for link.Seen(fault.Requests) == before { // a busy machine may need more than one call to send bytes
 			if ctx.Err() != nil {
 				return errors.New("no request was kept back")
 			}
@@ -359,7 +359,7 @@ func lateAcquire(ctx context.Context, b *bench) error {
 			h, err := b.rivals.acquire(short, b.holder(), b.name())
 			cancel()
 			if err == nil {
-				// Only a name that changes hands within this client could be granted, and no earlier reply proves that.
+				// Such a grant would need a hand-over within this client, which no earlier reply proves.
 				h.release(ctx, b.TTL)
 				return fmt.Errorf("%v was granted by a request that was not delivered", h)
 			}
@@ -369,7 +369,7 @@ func lateAcquire(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if b.n%2 == 1 { // deliver it when the client's lease has ended
+	if b.n%2 == 1 { // deliver it after the client's lease has ended
 		err := within(ctx, func(ctx context.Context) error {
 			return b.rivals.goOn(ctx, b.rivals.names, except(b.holder()))
 		})
@@ -412,7 +412,7 @@ func lateRelease(ctx context.Context, b *bench) error {
 		link.Pass()
 		return within(ctx, func(ctx context.Context) error { return b.rivals.goOn(ctx, []string{b.name()}, anybody) })
 	}
-	// Deliver it when another client holds the name: its hold must not end by that.
+	// Deliver it while another client holds the name: that hold must survive.
 	var second *held
 	err = within(ctx, func(ctx context.Context) (err error) {
 		second, err = b.rivals.acquire(ctx, (b.holder()+1)%len(b.links), b.name())

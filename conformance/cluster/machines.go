@@ -10,32 +10,33 @@ import (
 	"time"
 )
 
-// Machines are the faults of the machines that the nodes of a cluster run on, if a Harness has them.
+// Machines has the faults of the nodes' machines, if a Harness has them.
 type Machines struct {
-	// Disk makes the disk of a node that runs behave as told from now on; with DiskWorks, or when the node has ended,
-	// it works normally. Hits returns how many operations its disk has refused or delayed since the cluster began.
+	// Disk changes the behaviour of a running node's disk; with DiskWorks, or after the node has ended, it works
+	// normally. Hits returns the number of operations that the node's disk has refused or delayed since the cluster
+	// began.
 	Disk func(ctx context.Context, node int, how Disk) error
 	Hits func(node int) int64
-	// Ended waits until a node has ended because its disk refused a write. The error is the reason why it has not.
+	// Ended waits until a node has ended because its disk refused a write. If it has not ended, the error is the reason.
 	Ended func(ctx context.Context, node int) error
 
-	// Wipe removes all that a node has kept, which does not run.
+	// Wipe removes all data of a stopped node.
 	Wipe func(ctx context.Context, node int) error
-	// CaughtUp waits until a node has a vote and everything that was acknowledged before the call.
+	// CaughtUp waits until a node has a vote and all changes that were acknowledged before the call.
 	CaughtUp func(ctx context.Context, node int) error
 
-	// Forgotten waits until the running nodes have dropped the part of the log that a stopped node lacks.
-	// Installed returns how many snapshots of others a node has taken over since the cluster began.
+	// Forgotten waits until the running nodes have dropped the part of the log that a stopped node lacks. Installed
+	// returns the number of snapshots that a node has installed from others since the cluster began.
 	Forgotten func(ctx context.Context, node int) error
 	Installed func(node int) int64
 
-	// Backup returns a copy of the service's data. Restore ends all nodes, deletes their data, and
-	// makes the cluster anew of such a copy.
+	// Backup returns a copy of the service's data. Restore ends all nodes, deletes their data, and makes the cluster
+	// again from such a copy.
 	Backup  func(ctx context.Context) ([]byte, error)
 	Restore func(ctx context.Context, backup []byte) error
 
-	// Jump moves the wall clock of a node that runs by d, until it ends. Looked returns after how many jumps the
-	// node has looked at its clock since the cluster began.
+	// Jump moves the wall clock of a running node by d, until the node ends. Looked returns the number of jumps that the
+	// node has noticed by reading its clock since the cluster began.
 	Jump   func(ctx context.Context, node int, d time.Duration) error
 	Looked func(node int) int64
 }
@@ -46,11 +47,11 @@ type Disk string
 // The kinds of disks.
 const (
 	DiskWorks Disk = "works"
-	// DiskLies takes every write and fails every fsync.
+	// DiskLies accepts every write and fails every fsync.
 	DiskLies Disk = "lies"
-	// DiskFull refuses every write, and has written a part of it.
+	// DiskFull fails every write after writing a part of it.
 	DiskFull Disk = "full"
-	// DiskSlow takes 100 ms for an fsync, DiskStuck 3 s, which is longer than an election.
+	// DiskSlow takes 100 ms for an fsync, DiskStuck takes 3 s, longer than an election.
 	DiskSlow  Disk = "slow"
 	DiskStuck Disk = "stuck"
 )
@@ -73,7 +74,7 @@ func (b *bench) victim(leader int) int {
 	return b.next(leader)
 }
 
-// without is the steps that see that the others go on without node: another one leads if it did.
+// without returns the steps that check that the others go on without node: another node leads if node was the leader.
 func (b *bench) without(node, leader int, term uint64) steps {
 	if node == leader {
 		return steps{b.another(node, term), b.goOn}
@@ -81,8 +82,8 @@ func (b *bench) without(node, leader int, term uint64) steps {
 	return steps{b.goOn}
 }
 
-// back checks a node that has come back: it catches up, and the cluster can rest on it while another is
-// away.
+// back returns the steps that start a node and check that it catches up, and that the cluster can rely on it while
+// another node is down.
 func (b *bench) back(node int) steps {
 	other := b.next(node)
 	return steps{
@@ -95,7 +96,7 @@ func (b *bench) back(node int) steps {
 	}
 }
 
-// failingFsync and fullDisk: a node that cannot store a write must not acknowledge it. It ends.
+// failingFsync and fullDisk: a node that cannot store a write must not acknowledge it, and ends.
 func failingFsync(ctx context.Context, b *bench) error { return b.refusingDisk(ctx, DiskLies) }
 
 func fullDisk(ctx context.Context, b *bench) error { return b.refusingDisk(ctx, DiskFull) }
@@ -118,7 +119,7 @@ func (b *bench) refusingDisk(ctx context.Context, how Disk) error {
 	})
 }
 
-// more waits until count says more of node than before: that the fault has happened.
+// more waits until count of node differs from before: then the fault has happened.
 func (b *bench) more(ctx context.Context, count func(int) int64, node int, before int64, otherwise string) error {
 	for count(node) == before {
 		if ctx.Err() != nil {
@@ -129,7 +130,7 @@ func (b *bench) more(ctx context.Context, count func(int) int64, node int, befor
 	return nil
 }
 
-// slowDisk: with a slow disk the locks go on; with a stuck one another node must lead.
+// slowDisk: with a slow disk the locks go on; with a stuck disk another node must lead.
 func slowDisk(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		hits := b.Hits(leader)
@@ -151,7 +152,7 @@ func slowDisk(ctx context.Context, b *bench) error {
 	})
 }
 
-// wipedNode: a node that lost its promised memory must not vote under its former identity.
+// wipedNode: a node that has lost its data must not vote under its former identity.
 func wipedNode(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		node := b.victim(leader)
@@ -163,7 +164,7 @@ func wipedNode(ctx context.Context, b *bench) error {
 	})
 }
 
-// farBehind: the log that a node lacks is gone, so it must take over a snapshot.
+// farBehind: the log entries that a node lacks are gone, so it must install a snapshot.
 func farBehind(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(_ *held, leader int, term uint64) error {
 		node := b.victim(leader)
@@ -180,8 +181,8 @@ func farBehind(ctx context.Context, b *bench) error {
 	})
 }
 
-// restoredBackup: all changes since the backup are forgotten. Holders of later locks believe in them as long as ever,
-// and their tokens are not reissued.
+// restoredBackup: all changes since the backup are lost. Later holds stay valid until their deadlines, and their
+// tokens are not reissued.
 func restoredBackup(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, _ int, _ uint64) error {
 		var backup []byte
@@ -209,8 +210,8 @@ func restoredBackup(ctx context.Context, b *bench) error {
 	})
 }
 
-// clockJump: no promise of a lock service may rest on the date. A hold lives on across the jump, and then a
-// node takes over with a date an hour off its predecessor's.
+// clockJump: no promise of a lock service may depend on the wall clock. A hold survives the jump, and then a node
+// takes over whose wall clock differs by an hour from its predecessor's.
 func clockJump(ctx context.Context, b *bench) error {
 	return b.underFault(ctx, func(h *held, leader int, term uint64) error {
 		node := b.victim(leader)
@@ -224,7 +225,7 @@ func clockJump(ctx context.Context, b *bench) error {
 				func(ctx context.Context) error { return b.Jump(ctx, node, d) },
 				func(ctx context.Context) error { return h.survives(ctx, time.Now().Add(b.TTL)) },
 				func(ctx context.Context) error {
-					_, err := b.HasLeader(ctx, node) // so that also a follower has a reason to look
+					_, err := b.HasLeader(ctx, node) // so that even a follower reads its clock
 					return errors.Join(err, b.more(ctx, b.Looked, node, looked, "it has not looked at its clock"))
 				},
 				b.goOn,
@@ -238,7 +239,7 @@ func clockJump(ctx context.Context, b *bench) error {
 				b.goOn,
 				func(ctx context.Context) error {
 					if node == leader {
-						return nil // the jump has ended with it
+						return nil // the jump has ended with the node
 					}
 					return b.Jump(ctx, node, -d)
 				},

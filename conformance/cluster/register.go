@@ -11,21 +11,21 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// register is the holders' resource, behind a guard. It counts the rivals' writes, and keeps their failures.
+// register is the holders' resource, behind a guard. It counts the rivals' grants and errors, and keeps the findings.
 type register struct {
 	guard fencing.Guard
 
 	mu        sync.Mutex                 // protects the following fields
-	stale     map[string][]fencing.Token // by name: of holds that were lost, and write late
-	refused   int                        // late writes
-	confirmed int                        // answers to holders who asked who holds, and believed afterwards
-	turns     map[turn]int               // grants so far
-	failures  map[string]int             // errors that faults may cause
-	found     []string                   // what must not be
+	stale     map[string][]fencing.Token // by name: of lost holds, which write late
+	refused   int                        // refused late writes
+	confirmed int                        // successful inspections by holders whose hold was still valid afterwards
+	turns     map[turn]int               // number of grants so far
+	failures  map[string]int             // number of errors, by call
+	found     []string                   // findings
 	changed   chan struct{}              // closed at the next grant
 }
 
-// turn is a client that got a name.
+// turn is a client that was granted a name.
 type turn struct {
 	client int
 	name   string
@@ -48,8 +48,8 @@ func (r *register) granted(t turn) {
 	r.changed = make(chan struct{})
 }
 
-// write lets a holder write, and after it the holders that lost the lock before, and do not know or care. believes is
-// the holder's Lease.Err.
+// write makes a holder write, and then all holders that have lost the lock before, as if they had not noticed.
+// believes is the holder's Lease.Err.
 func (r *register) write(name string, token fencing.Token, believes func() error) {
 	err := r.guard.Check(context.Background(), fencing.Claim{Resource: name, Token: token})
 	own := believes() // read after the write: a holder that still holds now held then
@@ -79,21 +79,21 @@ func (r *register) foundLocked(format string, args ...any) {
 	r.found = append(r.found, fmt.Sprintf(format, args...))
 }
 
-// lost notes that a hold ended against its holder's will.
+// lost records a lost hold.
 func (r *register) lost(name string, token fencing.Token) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stale[name] = append(r.stale[name], token)
 }
 
-// answered notes that the service told a holder who holds.
+// answered counts a successful inspection by a holder.
 func (r *register) answered() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.confirmed++
 }
 
-// failed counts an error that the fault explains, and keeps any other.
+// failed counts an error, and records a finding unless a fault explains the error.
 func (r *register) failed(call string, err error, explained bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +103,7 @@ func (r *register) failed(call string, err error, explained bool) {
 	r.failures[call]++
 }
 
-// alarm returns the findings so far.
+// alarm returns the findings so far as an error.
 func (r *register) alarm() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +113,7 @@ func (r *register) alarm() error {
 	return errors.New(strings.Join(r.found, "\n"))
 }
 
-// count returns a copy of the grants so far, and a channel that is closed at the next.
+// count returns a copy of the grants so far, and a channel that is closed at the next grant.
 func (r *register) count() (map[turn]int, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -35,14 +35,14 @@ func TestRegisterFinds(t *testing.T) {
 	}
 	r := newRegister()
 	r.write("n", 2, believes)
-	r.write("n", 1, func() error { return errors.New("lost") }) // it knows, or could
+	r.write("n", 1, func() error { return errors.New("lost") }) // the lease reports the loss
 	r.failed("release", errors.New("away"), true)
 	if err := r.alarm(); err != nil {
 		t.Errorf("found %v, and nothing was wrong", err)
 	}
 }
 
-// forgetful is a guard that admits everything.
+// forgetful is a guard that admits every write.
 type forgetful struct{}
 
 func (forgetful) Check(context.Context, fencing.Claims) error { return nil }

@@ -8,8 +8,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// Found is the kind of violation that the rivals notice by themselves: a holder's write was refused, a late one
-// admitted, or a call failed with an error that no fault explains.
+// Found is the kind of violation that the rivals find without check: a refused write of a holder, an admitted late
+// write, or an error that no fault explains.
 const Found check.Kind = "found"
 
 // report is the result of a run.

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// rivals are clients that contend for all names until stop. All that they do is recorded, for package check.
+// rivals are clients that contend for all names until stop. Their calls are recorded for package check.
 type rivals struct {
 	names    []string
 	ttl      time.Duration
@@ -22,7 +22,7 @@ type rivals struct {
 
 	mu      sync.Mutex // protects the following fields
 	clients []contender
-	forgets bool // the service loses its past, and says so to clients from before
+	forgets bool // the service loses its data, and reports that to earlier clients
 
 	ctx    context.Context // ends with stop
 	cancel context.CancelFunc
@@ -58,20 +58,20 @@ func startRivals(clients []rival, names []string, ttl time.Duration) *rivals {
 // label is a client's name in the history.
 func label(client int) string { return fmt.Sprintf("client-%d", client) }
 
-// stop ends the contenders, and returns when the last one has released.
+// stop ends the contenders, and returns when the last contender has released.
 func (r *rivals) stop() {
 	r.cancel()
 	r.work.Wait()
 }
 
-// contend acquires, holds and releases one name for one client, most of the time briefly.
+// contend acquires, holds and releases one name for one client, mostly briefly.
 func (r *rivals) contend(client int, name string) {
 	for r.ctx.Err() == nil {
 		ctx, cancel := context.WithTimeout(r.ctx, r.ttl/4+rand.N(3*r.ttl))
 		held, err := r.acquire(ctx, client, name)
 		cancel()
 		if err != nil {
-			pause(r.ctx, rand.N(20*time.Millisecond)) // refused connections fail at once
+			pause(r.ctx, rand.N(20*time.Millisecond)) // refused connections fail immediately
 			continue
 		}
 		length := rand.N(15 * time.Millisecond)
@@ -87,15 +87,15 @@ func (r *rivals) contend(client int, name string) {
 	}
 }
 
-// forgetting says that the service is about to lose its past, and will say so.
+// forgetting announces that the service will lose its data, and will report that.
 func (r *rivals) forgetting() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forgets = true
 }
 
-// succeed replaces all clients with others, like programs that are restarted after their service has lost its past. The
-// former clients keep their holds.
+// succeed replaces all clients with new clients, like programs that restart after their service has lost its data.
+// The former clients keep their holds.
 func (r *rivals) succeed(client func() rival) {
 	for i := range r.clients {
 		c := client()
@@ -105,14 +105,14 @@ func (r *rivals) succeed(client func() rival) {
 	}
 }
 
-// client returns the present client of a number.
+// client returns the current client with a number.
 func (r *rivals) client(number int) contender {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.clients[number]
 }
 
-// held is a lease of one of the rivals.
+// held is a lease of a rival.
 type held struct {
 	turn
 	r        *rivals
@@ -126,7 +126,7 @@ func (h *held) String() string {
 	return fmt.Sprintf("the hold of %s by %s with token %v", h.name, label(h.client), h.lease.Token())
 }
 
-// acquire waits for a name. The one who gets it writes at once.
+// acquire waits for a name. When it is granted, the client writes immediately.
 func (r *rivals) acquire(ctx context.Context, client int, name string) (*held, error) {
 	c := r.client(client)
 	recorded, err := c.Acquire(ctx, name)
@@ -152,7 +152,7 @@ func (r *rivals) explains(err error) bool {
 
 func (h *held) write() { h.r.register.write(h.name, h.lease.Token(), h.lease.Err) }
 
-// during holds for d, unless the lock is lost before or ctx ends, and writes at the end.
+// during holds for d, or until the lock is lost or ctx ends, and then writes.
 func (h *held) during(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -164,7 +164,7 @@ func (h *held) during(ctx context.Context, d time.Duration) {
 	h.write()
 }
 
-// confirm asks the service who holds the name, if its driver can ask. The recorder has the answer, if one comes.
+// confirm inspects the name, if the driver can. The recorder keeps the answer.
 func (h *held) confirm(ctx context.Context) {
 	inspector, ok := h.driver.(backend.Inspector)
 	if !ok {
@@ -177,7 +177,7 @@ func (h *held) confirm(ctx context.Context) {
 	}
 }
 
-// release gives the lock back, for at most d. The belief ends before.
+// release releases the lock, and takes at most d.
 func (h *held) release(ctx context.Context, d time.Duration) error {
 	told := !h.unhook()
 	ctx, cancel := context.WithTimeout(ctx, d)
@@ -186,7 +186,7 @@ func (h *held) release(ctx context.Context, d time.Duration) error {
 	switch {
 	case err == nil:
 	case errors.Is(err, fencelock.ErrLost):
-		// That alone is no violation: a release with a lost answer is repeated, and finds no hold.
+		// A lost lease alone is no violation: a repeated release, after a lost answer, finds no hold.
 		if !told {
 			h.r.register.lost(h.name, h.lease.Token())
 		}
@@ -206,7 +206,7 @@ func (h *held) lost(ctx context.Context) error {
 	}
 }
 
-// survives waits until the hold was renewed for after the given time.
+// survives waits until the hold has been renewed beyond the given time.
 func (h *held) survives(ctx context.Context, at time.Time) error {
 	for h.lease.Deadline().Before(at) {
 		if err := h.lease.Err(); err != nil {
@@ -215,12 +215,12 @@ func (h *held) survives(ctx context.Context, at time.Time) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%v was not renewed", h)
 		}
-		pause(ctx, 10*time.Millisecond) // nobody tells of a renewal
+		pause(ctx, 10*time.Millisecond) // no notification of a renewal
 	}
 	return h.lease.Err()
 }
 
-// turns waits until every condition has seen a grant from now on.
+// turns waits until a later grant has met every condition.
 func (r *rivals) turns(ctx context.Context, what string, conditions map[string]func(turn) bool) error {
 	before, _ := r.register.count()
 	for {
@@ -246,7 +246,7 @@ func (r *rivals) turns(ctx context.Context, what string, conditions map[string]f
 	}
 }
 
-// goOn waits until each of names is granted once more, to one of the clients that may fits.
+// goOn waits until each of names is granted again, to a client that fits accepts.
 func (r *rivals) goOn(ctx context.Context, names []string, fits func(client int) bool) error {
 	conditions := map[string]func(turn) bool{}
 	for _, name := range names {
@@ -255,7 +255,7 @@ func (r *rivals) goOn(ctx context.Context, names []string, fits func(client int)
 	return r.turns(ctx, "during the fault", conditions)
 }
 
-// everybody waits until each client and each name had a turn.
+// everybody waits until each client and each name has had a turn.
 func (r *rivals) everybody(ctx context.Context) error {
 	conditions := map[string]func(turn) bool{}
 	for _, name := range r.names {

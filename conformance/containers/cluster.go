@@ -15,11 +15,11 @@ import (
 // Nodes is the number of nodes of a cluster, which survives the loss of one.
 const Nodes = 3
 
-// cluster is the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
+// cluster holds the nodes of a service that needs a majority of them. Methods are safe for concurrent use.
 type cluster struct{ nodes [Nodes]*Server }
 
-// startNodes starts a node of each spec that specOf makes, which gets the ports of all of them for clients. They end
-// with the test t, and then the network between them, if there is one.
+// startNodes starts a node for each spec that specOf returns; clients has the ports of all nodes for clients. The
+// nodes end with the test t, followed by peers, if not nil.
 func startNodes(t testing.TB, create create, peers *peerNet,
 	specOf func(i int, clients []*freeport.Port) spec) (cluster, error) {
 	t.Helper()
@@ -75,7 +75,7 @@ func closePorts(all []*freeport.Port) {
 	}
 }
 
-// awaitLeader asks all nodes until their answers name a leader of a term after the given one.
+// awaitLeader polls all nodes until their status shows a leader of a term after the given one.
 func awaitLeader[S any](ctx context.Context, after uint64, status func(ctx context.Context, node int) (S, error),
 	leader func(said *[Nodes]S) (node int, term uint64, leads bool),
 ) (node int, term uint64, err error) {
@@ -97,16 +97,16 @@ func awaitLeader[S any](ctx context.Context, after uint64, status func(ctx conte
 	}
 }
 
-// Node returns a node, 0 ≤ i < Nodes. Start returns when the node serves, which takes a majority: after more than one
-// was stopped, use Start of the cluster.
+// Node returns a node, 0 ≤ i < Nodes. Start returns when the node serves, which takes a majority: if more than one
+// node is stopped, use Start of the cluster.
 func (c *cluster) Node(i int) *Server { return c.nodes[i] }
 
-// On returns act for a node by its number, as packages cluster and nemesis want it: On((*Server).Pause).
+// On returns act as a function of a node's number, for packages cluster and nemesis: On((*Server).Pause).
 func (c *cluster) On(act func(*Server, context.Context) error) func(ctx context.Context, node int) error {
 	return func(ctx context.Context, node int) error { return act(c.nodes[node], ctx) }
 }
 
-// Logs returns the end of each node's log, by the node's name: node0, node1, …
+// Logs returns each node's log, by the node's name: node0, node1, …
 func (c *cluster) Logs(ctx context.Context) map[string]string {
 	logs := map[string]string{}
 	for i, n := range c.nodes {
@@ -124,8 +124,8 @@ func (c *cluster) Endpoints() []string {
 	return all
 }
 
-// NewLinks returns one more address of each node, for one client, and the links between the client and each node, to
-// cut the client off from all of them or from some. They end with the test t.
+// NewLinks returns a new address of each node, for one client, and the links between the client and each node, which
+// can cut the client off from some or all nodes. They end with the test t.
 func (c *cluster) NewLinks(t testing.TB) ([]string, fault.Links) {
 	t.Helper()
 	var addrs []string

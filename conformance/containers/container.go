@@ -17,12 +17,12 @@ import (
 // pullTimeout bounds the pull of an image.
 const pullTimeout = 3 * time.Minute
 
-// errNoEngine: no Docker engine answers.
+// errNoEngine means that no Docker engine answers.
 var errNoEngine = errors.New("no Docker engine answers")
 
 // container is a server in a container, which a process of the program runner starts with testcontainers-go and
-// removes. There is one process for each container: it removes the container even if this process is killed, and
-// no goroutine of this process waits for it.
+// removes. Each container has its own process, which removes the container even if this process is killed. No
+// goroutine of this process waits for it.
 type container struct {
 	spec    spec
 	runner  *exec.Cmd
@@ -91,7 +91,7 @@ func (c *container) do(ctx context.Context, line string) (string, error) {
 	canceled := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(canceled)
-		// The answer comes anyway, or the runner has died.
+		// The runner still sends an answer, unless it has died.
 		_, _ = io.WriteString(c.in, "cancel\n")
 	})
 	text, err := c.out.ReadBytes('\n')
@@ -117,7 +117,7 @@ func (c *container) do(ctx context.Context, line string) (string, error) {
 
 // died returns why the runner does not answer.
 func (c *container) died(err error) error {
-	said, _ := io.ReadAll(c.stderr) // until it has ended
+	said, _ := io.ReadAll(c.stderr) // until the runner has ended
 	return fmt.Errorf("%s: %w: %s", c.runner.Path, err, said)
 }
 
@@ -131,10 +131,11 @@ func (c *container) leave() error {
 	return err
 }
 
-// pulls has the result of the pull of each image in this process, so that a failed pull is not repeated for each server.
+// pulls caches the result of each image's pull in this process, so that a failed pull is not repeated for each
+// server.
 var pulls sync.Map // image → func() error
 
-// pull pulls the image unless it is there.
+// pull pulls the image unless the engine has it.
 func (c *container) pull(ctx context.Context) error {
 	once, _ := pulls.LoadOrStore(c.spec.image, sync.OnceValue(func() error {
 		_, err := c.do(ctx, "pull")

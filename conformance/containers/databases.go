@@ -21,21 +21,21 @@ func (s *PostgresServer) URL() string {
 	return "postgres://postgres@" + s.Addr() + "/postgres?sslmode=disable"
 }
 
-// Postgres starts a PostgreSQL for the test t, and stops it at the end. Args are those of postgres. It does
-// not wait for the disk at a commit, which a kill of the server is no reason for.
+// Postgres starts a PostgreSQL for the test t, and stops it at the end. Args are those of postgres. The server does
+// not wait for the disk at a commit, since a kill of the server loses no written data.
 //
-// The image is FENCELOCK_IMAGE_POSTGRES, by default the official postgres:17. It runs as a container only: the program
-// refuses to be run by root, as tests in containers often are.
+// The image is FENCELOCK_IMAGE_POSTGRES, by default the official postgres:17. It runs only as a container: the
+// program refuses to run as root, which tests in containers often are.
 func Postgres(t testing.TB, opts ...Option) *PostgresServer {
 	t.Helper()
 	return &PostgresServer{run(t, postgresSpec, opts, newContainer, containerOnly)}
 }
 
 // PostgresPair starts a primary, and a standby that follows it, for the test t, and stops them at the end. Args are
-// those of both. They write to disk as in production; commits do not wait for the standby unless
-// synchronous_standby_names says so. `select pg_promote()` makes the standby primary, without a change to the former
-// one. Each keeps its files when it is stopped. The image is that of Postgres, and it runs in containers only, which
-// share the host's network.
+// those of both. They write to disk as in production; commits wait for the standby only with
+// synchronous_standby_names. `select pg_promote()` makes the standby primary, and does not change the former primary.
+// Each keeps its files when stopped. The image is that of Postgres; both run only in containers, which share the
+// host's network.
 func PostgresPair(t testing.TB, opts ...Option) (primary, standby *PostgresServer) {
 	t.Helper()
 	firstWay(t, pairSpec, opts, newContainer, containerOnly, func(sp spec, create create) error {
@@ -65,7 +65,8 @@ var pairSpec = spec{
 	image: postgresSpec.image,
 	env:   postgresSpec.env,
 	user:  "postgres",
-	// With its own files, since the image's do not let in a standby. The programs are where Debian has them.
+	// The server has its own data folder, since the image's configuration does not admit a standby. The programs are in
+	// Debian's folder.
 	entrypoint: []string{"/bin/sh", "-c", `set -e
 		PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
 		cd /tmp
@@ -102,10 +103,10 @@ type MariaDBServer struct{ *Server }
 // DSN returns the data source name of the database test, for go-sql-driver.
 func (s *MariaDBServer) DSN() string { return "root@tcp(" + s.Addr() + ")/test" }
 
-// MariaDB starts a MariaDB for the test t, and stops it at the end. Args are those of mariadbd. It does not
-// wait for the disk at a commit, which a kill of the server is no reason for.
+// MariaDB starts a MariaDB for the test t, and stops it at the end. Args are those of mariadbd. The server does not
+// wait for the disk at a commit, since a kill of the server loses no written data.
 //
-// The image is FENCELOCK_IMAGE_MARIADB, by default the official mariadb:11.8. It runs as a container only.
+// The image is FENCELOCK_IMAGE_MARIADB, by default the official mariadb:11.8. It runs only as a container.
 func MariaDB(t testing.TB, opts ...Option) *MariaDBServer {
 	t.Helper()
 	return &MariaDBServer{run(t, mariaSpec, opts, newContainer, containerOnly)}
@@ -126,7 +127,7 @@ func containerOnly(context.Context, spec) (node, string, error) {
 	return nil, "", errors.New("it runs as a container only")
 }
 
-// postgresReady reports whether the server at addr lets somebody in: while it starts, or recovers, it refuses.
+// postgresReady reports whether the server at addr accepts a client: it refuses while it starts or recovers.
 func postgresReady(ctx context.Context, addr string) bool {
 	c, ok := dial(ctx, addr)
 	if !ok {
@@ -140,14 +141,14 @@ func postgresReady(ctx context.Context, addr string) bool {
 	if _, err := c.Write(append(hello, parameters...)); err != nil {
 		return false
 	}
-	// Messages are a letter, a length that counts itself, and so on, until the server waits for a query.
+	// Each message is a letter, a length that includes itself, and a body. The last one asks for a query.
 	for {
 		var head [5]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil || head[0] == 'E' {
 			return false
 		}
 		if head[0] == 'Z' {
-			c.Write([]byte{'X', 0, 0, 0, 4}) // else it logs that the client vanished
+			c.Write([]byte{'X', 0, 0, 0, 4}) // otherwise the server logs a lost connection
 			return true
 		}
 		if _, err := io.CopyN(io.Discard, c, int64(binary.BigEndian.Uint32(head[1:]))-4); err != nil {
@@ -156,8 +157,8 @@ func postgresReady(ctx context.Context, addr string) bool {
 	}
 }
 
-// mariaReady reports whether the server at addr says hello. It does not until it serves, and sends an error to the
-// clients that it refuses.
+// mariaReady reports whether the server at addr sends its greeting. It does so only when it serves, and sends an
+// error to a client that it refuses.
 func mariaReady(ctx context.Context, addr string) bool {
 	c, ok := dial(ctx, addr)
 	if !ok {
@@ -169,7 +170,7 @@ func mariaReady(ctx context.Context, addr string) bool {
 	return err == nil && head[4] == 10
 }
 
-// dial connects for one question, within a second.
+// dial connects for one exchange, within a second.
 func dial(ctx context.Context, addr string) (net.Conn, bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

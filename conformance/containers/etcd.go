@@ -17,9 +17,9 @@ import (
 // EtcdServer is one etcd. Its data survives Restart.
 type EtcdServer struct{ *Server }
 
-// Etcd starts an etcd for the test t, and stops it at the end. Every call starts another one, with its own cluster
-// id. It does not wait for the disk at a commit, which a kill of the server is no reason for. Args are those of
-// etcd:
+// Etcd starts an etcd for the test t, and stops it at the end. Every call starts a new server, with its own cluster
+// id. The server does not wait for the disk at a commit, since a kill of the server loses no written data. Args are
+// those of etcd:
 //
 //	containers.Etcd(t, containers.Args("--election-timeout", "500", "--heartbeat-interval", "50"))
 //
@@ -33,16 +33,15 @@ func Etcd(t testing.TB, opts ...Option) *EtcdServer {
 		return []string{
 			"--data-dir", dir + "/data",
 			"--listen-client-urls", "http://" + addr,
-			"--listen-peer-urls", "http://127.0.0.1:0", // nobody dials it
+			"--listen-peer-urls", "http://127.0.0.1:0", // no node dials it
 		}
 	}
-	// etcd insists on an address to advertise if its listen address is set. Drivers use the one that they were
-	// given.
+	// etcd requires an advertised address if its listen address is set. Drivers use their configured addresses.
 	sp.args = append(sp.args, "--advertise-client-urls", "http://etcd.invalid:2379")
 	return &EtcdServer{run(t, sp, opts, newContainer, newProcess)}
 }
 
-// etcdSpec returns the common spec of a single server and a cluster's node. The token makes the cluster's id.
+// etcdSpec returns the common spec of a single server and a cluster's node. The token determines the cluster's id.
 func etcdSpec() spec {
 	return spec{
 		name:    "etcd",
@@ -58,7 +57,7 @@ func etcdSpec() spec {
 	}
 }
 
-// etcdClient asks servers that come and go: a connection that was kept would be one to a server of the past.
+// etcdClient has no keep-alives: servers come and go, and a kept connection would lead to a former server.
 var etcdClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 // etcdReady reports whether the server at addr serves linearizable reads: it then has a leader and a majority.
@@ -81,12 +80,12 @@ func etcdReady(ctx context.Context, addr string) bool {
 // EtcdStatus is the status that a node reports, even without a majority.
 type EtcdStatus struct {
 	Member uint64 // its id
-	Leader uint64 // the id of the node that it takes for the leader; 0 without one
+	Leader uint64 // the id of the leader that the node knows; 0 without a leader
 	Term   uint64 // of raft
 }
 
-// etcdStatus reads the variables that a server publishes, so that this package needs no etcd client: they are open also
-// where etcd wants a user, whom a node without a majority could not check.
+// etcdStatus reads the variables that a server publishes, so that this package needs no etcd client. They need no
+// user, whom a node without a majority could not authenticate.
 func etcdStatus(ctx context.Context, addr string) (EtcdStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

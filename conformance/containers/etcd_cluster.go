@@ -10,21 +10,21 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// EtcdNodes is a cluster of three etcd nodes, in which every path can be broken: from a client to a node (NewLinks),
-// and from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are safe for
-// concurrent use.
+// EtcdNodes is a cluster of three etcd nodes, whose paths a test can break: from a client to a node (NewLinks), and
+// from a node to another, even in one direction (Cut). Each node is a Server; its Stop is a kill -9. Methods are safe
+// for concurrent use.
 //
-// In containers the nodes share the host's network, because their traffic goes through proxies of the test's own
-// process on the loopback interface: that needs Linux, or a Docker Desktop with host networking switched on. Networks
-// of Docker's, namespaces and packet filters were rejected: they break whole interfaces, not one way of one path, and
-// some need root.
+// In containers the nodes share the host's network, because their traffic goes through proxies in the test's process
+// on the loopback interface: this needs Linux, or Docker Desktop with host networking. Docker networks, namespaces
+// and packet filters cannot replace the proxies: they break whole interfaces, not one direction of one path, and some
+// need root.
 type EtcdNodes struct {
 	cluster
 	*peerNet
 }
 
-// EtcdCluster starts a cluster for the test t, and stops it at the end. It elects a leader within about a
-// second after the loss of the former one (election timeout 500 ms, heartbeats every 50 ms; so leases take at least one
+// EtcdCluster starts a cluster for the test t, and stops it at the end. It elects a leader within about a second
+// after the loss of the former one (election timeout 500 ms, heartbeats every 50 ms; so leases last at least one
 // second), and writes to disk as in production. Options are as for Etcd, and apply to each node.
 func EtcdCluster(t testing.TB, opts ...Option) *EtcdNodes {
 	t.Helper()
@@ -48,21 +48,21 @@ func tryCluster(t testing.TB, sp spec, create create) (*EtcdNodes, error) {
 	return &EtcdNodes{c, peers}, err
 }
 
-// peerHost is the nodes' name for node i. The name resolves nowhere, so no connection bypasses the proxies.
+// peerHost returns the name of node i for its peers. The name does not resolve, so no connection bypasses the
+// proxies.
 func peerHost(i int) string { return fmt.Sprintf("node%d.invalid:2380", i) }
 
 func peerURL(i int) string { return "http://" + peerHost(i) }
 
-// socksEnviron returns the environment that sends the peer traffic of a node, as that of most Go programs, through a
-// SOCKS proxy. Loopback addresses, at which clients and the node itself connect, are never sent through one.
+// socksEnviron returns the environment that sends the peer traffic of a node, as of most Go programs, through a SOCKS
+// proxy. Connections to loopback addresses, from clients and from the node itself, never use the proxy.
 func socksEnviron(addr string) []string {
 	proxy := "socks5://" + addr
 	return []string{"HTTP_PROXY=" + proxy, "http_proxy=" + proxy, "NO_PROXY=none.invalid", "no_proxy=none.invalid"}
 }
 
-// PeerLink returns the link of the connections that node from opens to node to. In each direction raft's messages
-// travel on the connection that their receiver has dialled, and snapshots and probes on the sender's: see
-// Cut.
+// PeerLink returns the link of the connections that node from opens to node to. In each direction, raft messages use
+// connections that the receiver has dialled, and snapshots and probes use the sender's: see Cut.
 func (c *EtcdNodes) PeerLink(from, to int) fault.Link { return c.links[from][to][0] }
 
 // nodeSpec returns the spec of node i.
@@ -87,7 +87,7 @@ func nodeSpec(sp spec, peers *peerNet, i int, client *freeport.Port) spec {
 	return sp
 }
 
-// Status returns what node i says of itself: an error if it does not answer.
+// Status returns the status that node i reports, or an error if it does not answer.
 func (c *EtcdNodes) Status(ctx context.Context, i int) (EtcdStatus, error) {
 	return etcdStatus(ctx, c.nodes[i].spec.fixed.Addr())
 }

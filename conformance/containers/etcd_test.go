@@ -69,8 +69,8 @@ func get(ctx context.Context, addr, key string) (value, cluster string, err erro
 	return value, answer.Header.Cluster, nil
 }
 
-// mustGet wants the first read that the node at addr answers to be want. A node that has just come back refuses reads,
-// with 503, until it has heard from the leader of the time.
+// mustGet checks that the first read that the node at addr answers returns want. A restarted node refuses reads, with
+// 503, until it has heard from the leader.
 func mustGet(t *testing.T, addr, key, want string) (cluster string) {
 	t.Helper()
 	var got string
@@ -84,7 +84,7 @@ func mustGet(t *testing.T, addr, key, want string) (cluster string) {
 	return cluster
 }
 
-// mustPut writes through the node at addr, again and again if it must: it may be without a leader for a moment.
+// mustPut writes through the node at addr, repeatedly if necessary: it may have no leader for a moment.
 func mustPut(t *testing.T, addr, key, value string) {
 	t.Helper()
 	soon(t, fmt.Sprintf("a write of %s at %s", key, addr),
@@ -169,8 +169,8 @@ func TestEtcdClusterSurvivesOne(t *testing.T) {
 	}
 }
 
-// A leader that is cut off must be replaced, and neither write nor answer a read through the majority; healed, it must
-// follow.
+// A leader that is cut off must be replaced, and must neither write nor answer a linearizable read; after Heal it
+// must follow.
 func TestEtcdClusterPartition(t *testing.T) {
 	t.Parallel()
 	for name, way := range etcdWays {
@@ -209,7 +209,7 @@ func TestEtcdClusterPartition(t *testing.T) {
 	}
 }
 
-// Cut one way, a follower's words do not reach the leader while the leader's reach the follower.
+// After Cut in one direction, a follower's messages do not reach the leader, but the leader's reach the follower.
 func TestEtcdClusterOneWay(t *testing.T) {
 	t.Parallel()
 	for name, way := range etcdWays {
@@ -227,7 +227,7 @@ func TestEtcdClusterOneWay(t *testing.T) {
 			if err := put(ctx, addrA, "k", "2"); err == nil {
 				t.Error("a write passed from the follower to the leader")
 			}
-			// What the leader says arrives: the follower applies what others write.
+			// The leader's messages arrive: the follower applies writes of other nodes.
 			mustPut(t, c.Node(b).Addr(), "other", "3")
 			soon(t, "the follower hears the leader", func(ctx context.Context) error {
 				var answer struct {
@@ -249,7 +249,7 @@ func TestEtcdClusterOneWay(t *testing.T) {
 	}
 }
 
-// serializable reads what the node itself has.
+// serializable reads the node's own copy.
 func serializable(ctx context.Context, addr, key string, answer any) error {
 	body := fmt.Sprintf(`{"key":%q,"serializable":true}`, base64.StdEncoding.EncodeToString([]byte(key)))
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost,

@@ -17,23 +17,23 @@ import (
 // FencelockServer is one bundled lock server. Its data survives Restart.
 type FencelockServer struct{ *Server }
 
-// Fencelock starts a lock server for the test t, and stops it at the end. Every call starts another one,
-// with its own cluster id. Args are those of fencelock serve:
+// Fencelock starts a lock server for the test t, and stops it at the end. Every call starts a new server, with its
+// own cluster id. Args are those of fencelock serve:
 //
 //	containers.Fencelock(t, containers.Args("--min-ttl", "200ms"))
 //
 // The image is FENCELOCK_IMAGE_FENCELOCK, by default localhost/fencelock, which is never pulled. The program is
-// fencelock on PATH, else it is built with the go command, which finds its source in the module of the test or among
-// that module's dependencies.
+// fencelock on PATH; otherwise the go command builds it from the module of the test or from a dependency of that
+// module.
 func Fencelock(t testing.TB, opts ...Option) *FencelockServer {
 	t.Helper()
 	sp := fencelockSpec()
-	// Beyond its own loopback nobody reaches it otherwise.
+	// Otherwise clients outside the container could not reach it.
 	sp.command = append(sp.command, "--listen", "0.0.0.0:7480", "--insecure")
 	sp.process = func(addr, dir string) []string {
 		return []string{"serve", "--data-dir", dir + "/data", "--listen", addr}
 	}
-	sp.args = append(sp.args, "--advertise", "server.invalid:7480", "--peer-listen", "") // there are no other members
+	sp.args = append(sp.args, "--advertise", "server.invalid:7480", "--peer-listen", "") // no other members
 	return &FencelockServer{run(t, sp, opts, newContainer, newFencelockProcess(t))}
 }
 
@@ -41,7 +41,7 @@ func Fencelock(t testing.TB, opts ...Option) *FencelockServer {
 func fencelockSpec() spec {
 	return spec{
 		name:    "fencelock",
-		image:   "localhost/fencelock", // no registry has it: see deploy/Dockerfile
+		image:   "localhost/fencelock", // in no registry: see deploy/Dockerfile
 		env:     "FENCELOCK_IMAGE_FENCELOCK",
 		port:    "7480/tcp",
 		command: []string{"serve"},
@@ -51,7 +51,7 @@ func fencelockSpec() spec {
 	}
 }
 
-// newFencelockProcess is newProcess with a program that is built, once for all nodes, if it is missing.
+// newFencelockProcess is newProcess, but builds the program, once for all nodes, if it is not on PATH.
 func newFencelockProcess(t testing.TB) create {
 	var built string
 	return func(ctx context.Context, sp spec) (node, string, error) {
@@ -80,12 +80,12 @@ func buildFencelock(ctx context.Context, path string) error {
 // FencelockStatus is the status that a node reports, even without a majority.
 type FencelockStatus struct {
 	Node   string // its id
-	Leader string // the id of the node that it takes for the leader; empty without one
+	Leader string // the id of the leader that the node knows; empty without a leader
 	Serves bool   // it leads, and is ready for clients
 	Term   uint64 // of the log
 }
 
-// fencelockStatus asks the server at addr.
+// fencelockStatus returns the status of the server at addr.
 func fencelockStatus(ctx context.Context, addr string) (FencelockStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -102,7 +102,7 @@ func fencelockStatus(ctx context.Context, addr string) (FencelockStatus, error) 
 	return FencelockStatus{Node: s.NodeId, Leader: s.LeaderId, Serves: s.Leader, Term: s.Term}, nil
 }
 
-// fencelockReady reports whether the server at addr serves, or knows another elected one.
+// fencelockReady reports whether the server at addr serves, or knows another elected server.
 func fencelockReady(ctx context.Context, addr string) bool {
 	s, err := fencelockStatus(ctx, addr)
 	return err == nil && (s.Serves || s.Leader != "" && s.Leader != s.Node)

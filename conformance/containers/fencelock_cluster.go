@@ -9,12 +9,12 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// FencelockNodes is a cluster of three bundled lock servers, in which every path from a client to a node can be broken
-// (NewLinks). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent use.
+// FencelockNodes is a cluster of three bundled lock servers, in which a test can break every path from a client to a
+// node (NewLinks). Each node is a Server; its Stop is a kill -9. Methods are safe for concurrent use.
 //
-// The nodes tell clients names that resolve nowhere instead of each other's addresses, so that no connection bypasses
-// the links. The paths between the nodes cannot be broken here: the command dials them directly. Package builtin's own
-// tests do that with servers of which they dial for the peers.
+// The nodes advertise names that do not resolve, so that no client connection bypasses the links. A test cannot break
+// the paths between the nodes: they dial each other directly. The tests of package builtin break such paths, with
+// servers whose peer connections the tests dial.
 //
 // In containers the nodes share the host's network, as those of EtcdCluster.
 type FencelockNodes struct{ cluster }
@@ -61,7 +61,7 @@ func fencelockNodeSpec(sp spec, i int, client *freeport.Port, peers []*freeport.
 	return sp
 }
 
-// Status asks node i itself, past the links.
+// Status returns the status of node i, without the links.
 func (c *FencelockNodes) Status(ctx context.Context, i int) (FencelockStatus, error) {
 	return fencelockStatus(ctx, c.nodes[i].spec.fixed.Addr())
 }

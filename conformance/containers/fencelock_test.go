@@ -19,7 +19,7 @@ var fencelockWays = map[string]func() containers.Option{
 // grantTTL outlasts every test.
 const grantTTL = time.Hour
 
-// grant takes a lock with a session that outlives the test, like the session of a dead client.
+// grant acquires a lock with a session that outlives the test, like the session of a dead client.
 func grant(t *testing.T, name string, addrs ...string) backend.Grant {
 	t.Helper()
 	d := builtin.New(addrs, nil)
@@ -30,7 +30,7 @@ func grant(t *testing.T, name string, addrs ...string) backend.Grant {
 	return g
 }
 
-// mustHold looks with its own client.
+// mustHold checks with its own client that g still holds name.
 func mustHold(t *testing.T, g backend.Grant, name string, addrs ...string) {
 	t.Helper()
 	d := builtin.New(addrs, nil)

@@ -14,8 +14,8 @@ type Lifecycle interface {
 	Resume(context.Context) error
 }
 
-// Within makes a step of a test out of one of them, as conformance.Server wants it. It gets two minutes, which is
-// long enough for anything on a busy machine.
+// Within returns an operation of a Lifecycle as a function of conformance.Server. The operation has two minutes, long
+// enough on a busy machine.
 func Within(act func(context.Context) error) func(testing.TB) {
 	return func(t testing.TB) {
 		t.Helper()
@@ -27,7 +27,7 @@ func Within(act func(context.Context) error) func(testing.TB) {
 	}
 }
 
-// Refusal makes a refusal of conformance.Server out of what begins and what ends it.
+// Refusal returns a refusal for conformance.Server, which begin begins and end ends.
 func Refusal(begin, end func(context.Context) error) func(testing.TB, string) (allow func()) {
 	return func(t testing.TB, _ string) func() {
 		t.Helper()

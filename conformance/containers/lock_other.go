@@ -2,5 +2,5 @@
 
 package containers
 
-// lock does nothing: two processes that build the same program at once waste time only.
+// lock does nothing: two processes that build the same program concurrently only waste time.
 func lock(string) (unlock func(), err error) { return func() {}, nil }

@@ -14,18 +14,17 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// peerNet is the network between the nodes of a cluster, made so that each ordered pair of nodes has its own links.
+// peerNet is the network between the nodes of a cluster. Each ordered pair of nodes has its own links.
 //
-// All nodes must agree on the addresses of all, so an address cannot say who dials. But a node can be told to dial
-// through a SOCKS proxy. Each node gets a separate one of ours, which thereby knows who dials, and reads whom to dial
-// in the request. It then connects through the fault.Proxy of that pair.
+// All nodes must agree on all addresses, so an address cannot identify the dialling node. But a node can dial through
+// a SOCKS proxy. Each node has its own SOCKS proxy, which thereby knows the dialling node, and reads the target in
+// the request. It then connects through the fault.Proxy of that pair.
 //
 //	node 0 ─► SOCKS proxy of node 0 ─┬─► link 0→1 ─► node 1
 //	                                 └─► link 0→2 ─► node 2
 //
-// A path between two nodes is links both ways, as each of them dials the other and messages go both ways on a
-// connection. The links of one port are all that a service with one port for peers has. Methods are safe for concurrent
-// use.
+// A path between two nodes has links in both directions, since each node dials the other, and messages travel in both
+// directions on a connection. Methods are safe for concurrent use.
 type peerNet struct {
 	ports   [Nodes][]*freeport.Port      // where the nodes listen for their peers
 	named   map[string]peerPort          // by the address that the nodes dial, host:port
@@ -41,7 +40,7 @@ type peerNet struct {
 // peerPort is a port of a node.
 type peerPort struct{ node, number int }
 
-// newPeerNet makes the network of nodes that listen on so many ports each. Name returns the address that the others
+// newPeerNet makes the network of nodes with that number of ports each. Name returns the address that the other nodes
 // dial for a port.
 func newPeerNet(ports int, name func(node int, p *freeport.Port) string) (*peerNet, error) {
 	n := &peerNet{conns: map[net.Conn]struct{}{}, named: map[string]peerPort{}}
@@ -110,7 +109,7 @@ func (n *peerNet) close() {
 	}
 }
 
-// keep notes a connection, so that close can end it.
+// keep registers a connection, so that close can end it.
 func (n *peerNet) keep(c net.Conn) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +119,7 @@ func (n *peerNet) keep(c net.Conn) bool {
 	return !n.closed
 }
 
-// end closes a connection abruptly: the fault of a broken link in one half must show in the other.
+// end closes a connection abruptly: a broken link in one half must be visible in the other.
 func (n *peerNet) end(c *net.TCPConn) {
 	c.SetLinger(0)
 	c.Close()
@@ -136,14 +135,14 @@ func (n *peerNet) accept(from int, l *net.TCPListener) {
 			return
 		}
 		if err != nil {
-			time.Sleep(time.Millisecond) // out of file descriptors: somebody must close some first
+			time.Sleep(time.Millisecond) // out of file descriptors: other code must close some first
 			continue
 		}
 		n.work.Go(func() { n.serve(from, c) })
 	}
 }
 
-// serve connects one connection of node from with the node that it asks for.
+// serve connects one connection of node from to the node that it requests.
 func (n *peerNet) serve(from int, c *net.TCPConn) {
 	defer n.end(c)
 	if !n.keep(c) {
@@ -156,7 +155,7 @@ func (n *peerNet) serve(from int, c *net.TCPConn) {
 		return
 	}
 	if !listens(n.ports[to.node][to.number].Addr()) {
-		c.Write(socksReply(5)) // the link would accept and then reset it, which services take for another fault
+		c.Write(socksReply(5)) // the link would accept and then reset it, which services treat as another fault
 		return
 	}
 	up, err := net.Dial("tcp", n.links[from][to.node][to.number].Addr())
@@ -173,7 +172,7 @@ func (n *peerNet) serve(from int, c *net.TCPConn) {
 	ends := make(chan struct{}, 2)
 	pump := func(dst, src *net.TCPConn) {
 		if _, err := io.Copy(dst, src); err != nil || dst.CloseWrite() != nil {
-			// Reset, not closed: the other half must not wait for it.
+			// Reset, and not close, both halves: the other half must not wait.
 			dst.Close()
 			src.Close()
 		}
@@ -245,8 +244,8 @@ func (n *peerNet) each(act func(*fault.Proxy)) {
 	}
 }
 
-// Cut keeps back all messages from node from to node to until Heal, and no messages back: one
-// way. The messages are then delivered late. Connections stay open meanwhile.
+// Cut keeps back all messages from node from to node to until Heal, which then delivers them late. Messages in the
+// other direction pass. Connections stay open.
 func (n *peerNet) Cut(from, to int) {
 	for _, l := range n.links[from][to] { // connections that from dialled
 		l.Hold(fault.Requests)
@@ -256,7 +255,7 @@ func (n *peerNet) Cut(from, to int) {
 	}
 }
 
-// Isolate cuts node i off from the other nodes, both ways. Clients reach it as before.
+// Isolate cuts node i off from the other nodes, in both directions. Clients reach it as before.
 func (n *peerNet) Isolate(i int) {
 	for j := range Nodes {
 		if j != i {
@@ -269,7 +268,7 @@ func (n *peerNet) Isolate(i int) {
 // Heal ends every Cut.
 func (n *peerNet) Heal() { n.each((*fault.Proxy).Pass) }
 
-// Said returns how many bytes node from has sent to node to so far, delivered or not.
+// Said returns the number of bytes that node from has sent to node to so far, delivered or not.
 func (n *peerNet) Said(from, to int) (total int64) {
 	for _, l := range n.links[from][to] {
 		total += l.Seen(fault.Requests)

@@ -62,7 +62,7 @@ func (p *process) start(context.Context) (string, error) {
 	return addr, nil
 }
 
-// follow keeps the child's output, until it ends: a pipe that nobody reads would stop the server.
+// follow keeps the child's output, until it ends: an unread pipe would block the server.
 func (p *process) follow(child *fault.Child) {
 	for {
 		line, err := child.Line(context.Background())

@@ -12,8 +12,8 @@ import (
 // RedisServer is one Redis, without persistence unless arguments ask for it: after Restart it is empty.
 type RedisServer struct{ *Server }
 
-// Redis starts a Redis server for the test t, and stops it at the end. Every call starts another one; this
-// takes less than a second when the image is there. Args are those of redis-server:
+// Redis starts a Redis server for the test t, and stops it at the end. Every call starts a new server; this takes
+// less than a second if the engine has the image. Args are those of redis-server:
 //
 //	containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
 //
@@ -39,7 +39,7 @@ var redisSpec = spec{
 	install: "a Docker engine that can pull redis:8, or redis-server (Debian and Ubuntu: apt-get install redis-server)",
 }
 
-// redisReady reports whether the server at addr serves commands. A server that asks for a password does.
+// redisReady reports whether the server at addr serves commands. A server that requires a password serves, too.
 func redisReady(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

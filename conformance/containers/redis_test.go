@@ -16,13 +16,13 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// patience is how long a test waits for what must happen; silence is how long it watches for what must not.
+// patience is the timeout for an expected event; silence is the time in which no event must happen.
 const (
 	patience = 30 * time.Second
 	silence  = 300 * time.Millisecond
 )
 
-// eachWay runs a test on a server in a container and on one in a process.
+// eachWay runs a test on a server in a container and on a server in a process.
 func eachWay(t *testing.T, test func(t *testing.T, start func(...containers.Option) *containers.RedisServer)) {
 	for name, way := range map[string]func() containers.Option{
 		"container": containers.AsContainer,
@@ -52,7 +52,7 @@ func dial(t *testing.T, addr string) *client {
 	return &client{c, bufio.NewReader(c)}
 }
 
-// ask sends a command and returns the first line of the reply; of a string, the string.
+// ask sends a command and returns the first line of the reply; for a string reply, the string.
 func (c *client) ask(timeout time.Duration, command string) (string, error) {
 	c.SetDeadline(time.Now().Add(timeout))
 	if _, err := fmt.Fprintf(c, "%s\r\n", command); err != nil {
@@ -69,7 +69,7 @@ func (c *client) reply() (string, error) {
 	return strings.TrimSpace(line), err
 }
 
-// expect asks on a new connection.
+// expect sends a command on a new connection, and checks the reply.
 func expect(t *testing.T, addr, command, want string) {
 	t.Helper()
 	if got, err := dial(t, addr).ask(patience, command); err != nil || got != want {
@@ -107,7 +107,7 @@ func TestRedisKeepsItsAddressAcrossRestarts(t *testing.T) {
 			if got, err := before.ask(patience, "PING"); err == nil {
 				t.Errorf("a connection outlived the server: %q", got)
 			}
-			expect(t, main, "GET k", "$-1") // nothing was kept
+			expect(t, main, "GET k", "$-1") // no data was kept
 			expect(t, addr, "GET k", "$-1")
 		}
 		if s.Addr() != main {
@@ -121,7 +121,7 @@ func TestRedisRefusesWhileStopped(t *testing.T) {
 	eachWay(t, func(t *testing.T, start func(...containers.Option) *containers.RedisServer) {
 		s := start()
 		addr, _ := s.NewLink(t)
-		for range 2 { // the second time nothing happens
+		for range 2 { // the second call has no effect
 			check(t, s.Stop(waiting(t)))
 		}
 		late, _ := s.NewLink(t)
@@ -169,7 +169,7 @@ func TestRedisIsSilentWhilePaused(t *testing.T) {
 		check(t, s.Pause(waiting(t)))
 		check(t, s.Restart(waiting(t)))
 		expect(t, s.Addr(), "PING", "+PONG")
-		check(t, s.Pause(waiting(t))) // a paused server is cleaned up too
+		check(t, s.Pause(waiting(t))) // a paused server is removed, too
 	})
 }
 

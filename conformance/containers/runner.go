@@ -22,9 +22,9 @@ const (
 	runnerModule = module + "/conformance/containers/runner"
 )
 
-// runnerProgram returns the path of the program runner. It builds the program, out of the module beside this package, if
-// no test of this user has built it yet. Go programs that import this package from the module cache have no such module
-// there: they get the one of the same version. Neither touches the go.mod of the tests.
+// runnerProgram returns the path of the program runner. It builds the program from the module beside this package,
+// unless a test of this user has built it before. The module cache does not have that module beside this package:
+// then it installs the runner of the same version. Neither way touches the go.mod of the tests.
 var runnerProgram = sync.OnceValues(func() (string, error) {
 	path, err := findRunner()
 	if err != nil {
@@ -84,10 +84,10 @@ func buildRunner(dir string) (string, error) {
 	})
 }
 
-// pseudo is a version that names a commit. The runner has another pseudo-version for that commit.
+// pseudo matches a version that names a commit. The runner has another pseudo-version for that commit.
 var pseudo = regexp.MustCompile(`[-.]\d{14}-([0-9a-f]{12})$`)
 
-// query returns what to ask for to get the module of the runner that belongs to a version of this one.
+// query returns the version query for the runner's module that matches a version of this module.
 func query(version string) string {
 	if commit := pseudo.FindStringSubmatch(version); commit != nil {
 		return commit[1]
@@ -95,7 +95,7 @@ func query(version string) string {
 	return version
 }
 
-// installRunner gets the module of a version of this one.
+// installRunner installs the runner that matches a version of this module.
 func installRunner(version string) (string, error) {
 	if version == "" {
 		return "", errors.New("its module is not there, and the version of " + module + " is unknown")
@@ -107,8 +107,8 @@ func installRunner(version string) (string, error) {
 	})
 }
 
-// cached returns the program of a key. For the first caller build writes it to a folder. Tests of other packages, which
-// run at the same time, wait for it.
+// cached returns the program of a key. The first call has build write it to a folder. Concurrent tests of other
+// packages wait for it.
 func cached(key string, build func(folder string) error) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -144,7 +144,7 @@ func cached(key string, build func(folder string) error) (string, error) {
 	return program, os.Rename(folder, filepath.Dir(program))
 }
 
-// goCommand runs the go command in a folder, as if nobody had set flags for the tests.
+// goCommand runs the go command in a folder, without the flags set for the tests.
 func goCommand(dir string, args ...string) ([]byte, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir

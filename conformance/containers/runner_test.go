@@ -22,7 +22,7 @@ func TestKilledProcessLeavesNoContainer(t *testing.T) {
 		fmt.Println(r.addr)
 		select {}
 	}
-	Redis(t, AsContainer()) // or this test is skipped
+	Redis(t, AsContainer()) // otherwise skip this test
 	cmd := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), asKilled+"=1")
 	out, err := cmd.StdoutPipe()
@@ -80,10 +80,10 @@ func TestRunnerAnswersAfterACancel(t *testing.T) {
 	cancel()
 	c := r.node.(*container)
 	for range 20 {
-		_ = c.pause(ctx) // canceled, or not: the cancel may come too late
+		_ = c.pause(ctx) // canceled, or not: the cancel may arrive too late
 		if err := c.ended(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		_ = c.resume(t.Context()) // it may not be paused
+		_ = c.resume(t.Context()) // the container may not be paused
 	}
 }

@@ -1,17 +1,17 @@
-// Package containers starts lock services for tests: isolated, fresh, and with the means to break them. It is for the
-// tests of drivers. testcontainers-go starts the containers, in a program of another module (runner) that the first test
-// builds. So it is not among the modules of a program that uses Fencelock.
+// Package containers starts lock services for tests of drivers: isolated, fresh, and with the means to break them.
+// The first test builds a program of another module (runner), which starts the containers with testcontainers-go. So
+// testcontainers-go is not among the modules of a program that uses Fencelock.
 //
 //	redis := containers.Redis(t)
 //	client := connect(redis.Addr())
 //	...
 //	redis.Restart(ctx) // the address stays
 //
-// A server runs in a container if a Docker engine answers and the image is there or can be pulled; otherwise as a local
-// process, if the program is on PATH. With neither the test is skipped and says what to install. Which way was taken is
-// in the test's log.
+// A server runs in a container if a Docker engine answers and has the image or can pull it; otherwise as a local
+// process, if the program is on PATH. With neither, the test is skipped and reports what to install. The test's log
+// reports how the server runs.
 //
-// The environment decides:
+// Environment variables:
 //
 //	FENCELOCK_IMAGE_REDIS   the image to use instead of the official one
 //	FENCELOCK_IMAGE_ETCD    the same for etcd; …_ZOOKEEPER, …_POSTGRES and …_MARIADB for those; …_FENCELOCK for the
@@ -40,8 +40,8 @@ import (
 const startTimeout = 2 * time.Minute
 
 // Server is one server of a lock service. Clients reach it through its own proxies, so that a restart never changes
-// an address that a client has. Methods are safe for concurrent use; methods that change the server's state run one
-// after the other, and return when the server is in that state.
+// the address for clients. Methods are safe for concurrent use; methods that change the server's state run one after
+// the other, and return when the server is in that state.
 type Server struct {
 	spec spec
 	way  string
@@ -52,21 +52,21 @@ type Server struct {
 	paused  bool
 
 	mu      sync.Mutex // protects the following fields
-	addr    string     // where the server really listens; empty while it does not
+	addr    string     // where the server listens; empty while it does not
 	proxies map[*fault.Proxy]struct{}
 }
 
-// spec says how to run one kind of server.
+// spec describes how to run one kind of server.
 type spec struct {
-	name  string // as in the log
-	image string // unless the environment says otherwise
+	name  string // for the log
+	image string // unless env names another
 	env   string // the name of that variable
 	port  string // of the container, 6379/tcp for example
 
 	command []string // of the container, in front of args; nil if the image has an entrypoint
 
 	entrypoint []string // of the container; nil: the image's
-	user       string   // as which the container runs; empty: as the image says
+	user       string   // of the container; empty: the image's
 
 	fixed   *freeport.Port // where to listen, in both ways: a container shares the host's network. nil: anywhere
 	environ []string       // in both ways, KEY=value
@@ -76,19 +76,19 @@ type spec struct {
 	files    map[string][]byte // see Files
 	last     []string          // see LastSettings
 
-	binary  string                             // on PATH
+	binary  string                             // the program on PATH
 	args    []string                           // in both ways
 	process func(addr, dir string) []string    // in front of args, for a process that listens on addr
 	ready   func(context.Context, string) bool // the server answers at this address
 	install string                             // the package to install if neither is there
 }
 
-// node is one server, in either way. Its methods are called one after the other.
+// node is one server, in a container or a process. Its methods are not called concurrently.
 type node interface {
-	// start starts the server, at first or after kill, with the files that the former one left, and returns its
-	// address. It does not wait until the server answers.
+	// start starts the server, at first or after kill, with the files of the earlier run, and returns its address. It
+	// does not wait until the server answers.
 	start(context.Context) (addr string, err error)
-	// ended tells why the server is not running any more, or nil.
+	// ended returns the reason why the server is not running any more, or nil.
 	ended(context.Context) error
 	kill(context.Context) error
 	pause(context.Context) error
@@ -115,16 +115,16 @@ type options struct {
 // Args appends arguments to the server's command line.
 func Args(args ...string) Option { return func(o *options) { o.args = append(o.args, args...) } }
 
-// Image sets the image, before the environment's.
+// Image sets the image, instead of the environment's.
 func Image(image string) Option { return func(o *options) { o.image = image } }
 
-// AsContainer does not fall back to a process.
+// AsContainer disables the fallback to a process.
 func AsContainer() Option { return func(o *options) { o.container, o.process = true, false } }
 
-// AsProcess does not try a container.
+// AsProcess starts a process without trying a container.
 func AsProcess() Option { return func(o *options) { o.container, o.process = false, true } }
 
-// LastObserves makes the last node of an ensemble of ZooKeepers one without a vote.
+// LastObserves makes the last node of a ZooKeeper ensemble an observer, which has no vote.
 func LastObserves() Option { return func(o *options) { o.observer = true } }
 
 // Settings adds lines to the configuration of each ZooKeeper, key=value each.
@@ -132,12 +132,12 @@ func Settings(lines ...string) Option {
 	return func(o *options) { o.settings = append(o.settings, lines...) }
 }
 
-// Java gives options to the machine of a ZooKeeper, -Djute.maxbuffer=4096 for example.
+// Java adds options for the virtual machine of a ZooKeeper, -Djute.maxbuffer=4096 for example.
 func Java(flags ...string) Option {
 	return func(o *options) { o.environ = append(o.environ, "JAVA_TOOL_OPTIONS="+strings.Join(flags, " ")) }
 }
 
-// LastSettings adds lines to the configuration of the last node of an ensemble of ZooKeepers, behind those of Settings.
+// LastSettings adds lines to the configuration of the last node of a ZooKeeper ensemble, after those of Settings.
 func LastSettings(lines ...string) Option {
 	return func(o *options) { o.last = append(o.last, lines...) }
 }
@@ -148,10 +148,10 @@ func Files(files map[string][]byte) Option {
 	return func(o *options) { o.container, o.process, o.files = false, true, files }
 }
 
-// create makes a server in one way, and says which; it is not started yet.
+// create makes a server in one way, and describes the way; it does not start the server.
 type create func(context.Context, spec) (node, string, error)
 
-// run starts a server, in the first of two ways that works. It ends with the test.
+// run starts a server, in the first of two ways that works. The server ends with the test.
 func run(t testing.TB, sp spec, opts []Option, newContainer, newProcess create) (s *Server) {
 	t.Helper()
 	firstWay(t, sp, opts, newContainer, newProcess, func(sp spec, create create) (err error) {
@@ -161,8 +161,8 @@ func run(t testing.TB, sp spec, opts []Option, newContainer, newProcess create) 
 	return s
 }
 
-// firstWay calls start with one way after the other until one works, and with the spec as options and environment
-// change it. If all fail the test ends.
+// firstWay calls start for each way until one works, with the spec changed by options and environment. If all fail,
+// it fails or skips the test.
 func firstWay(t testing.TB, sp spec, opts []Option, newContainer, newProcess create, start func(spec, create) error) {
 	t.Helper()
 	o := options{image: sp.image, container: true, process: true}
@@ -227,7 +227,7 @@ func try(t testing.TB, sp spec, create create) (*Server, error) {
 	return s, nil
 }
 
-// prepare makes a server without starting it. The caller owes close.
+// prepare makes a server without starting it. The caller must call close.
 func prepare(ctx context.Context, sp spec, create create) (*Server, error) {
 	n, way, err := create(ctx, sp)
 	if err != nil {
@@ -240,8 +240,8 @@ func prepare(ctx context.Context, sp spec, create create) (*Server, error) {
 	return s, nil
 }
 
-// endWith closes the server at the end of the test. If the test failed it prints the end of the server's log, and not
-// as the test's log: go test prints that at the very end, and it names the failure.
+// endWith closes the server at the end of the test. If the test failed, it prints the end of the server's log to
+// standard error, since the test's log should end with the failure.
 func (s *Server) endWith(t testing.TB) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -255,13 +255,13 @@ func (s *Server) endWith(t testing.TB) {
 	})
 }
 
-// How much of a server's log is shown.
+// The shown part of a server's log.
 const (
 	logLines = 60
 	logWidth = 300 // bytes of a line
 )
 
-// lastLines returns the end of a log. Long lines are cut.
+// lastLines returns the end of a log, with long lines cut.
 func lastLines(log string) string {
 	lines := strings.Split(strings.TrimSpace(log), "\n")
 	lines = lines[max(0, len(lines)-logLines):]
@@ -271,14 +271,14 @@ func lastLines(log string) string {
 	return strings.Join(lines, "\n")
 }
 
-// String tells what runs and how.
+// String returns the name of the server and the way it runs.
 func (s *Server) String() string { return s.spec.name + " as a " + s.way }
 
 // Addr returns the address of the server, host:port. It never changes.
 func (s *Server) Addr() string { return s.main.Addr() }
 
-// NewLink returns one more address of the server, for one client, and the link between the two, to break it. The link
-// ends with the test t.
+// NewLink returns a new address of the server, for one client, and the link between the two, which a test can break.
+// The link ends with the test t.
 func (s *Server) NewLink(t testing.TB) (addr string, link fault.Link) {
 	t.Helper()
 	p, err := s.newProxy()
@@ -306,7 +306,8 @@ func (s *Server) newProxy() (*fault.Proxy, error) {
 	return p, err
 }
 
-// setAddr tells all proxies where the server is. Without one they refuse connections, as the server's machine would.
+// setAddr sets the server's address in all proxies. Without an address they refuse connections, as the server's
+// machine would.
 func (s *Server) setAddr(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,7 +317,7 @@ func (s *Server) setAddr(addr string) {
 	}
 }
 
-// Start starts the server after Stop, with the files that it left, and returns when it answers.
+// Start starts the server after Stop, with its files, and returns when it answers.
 func (s *Server) Start(ctx context.Context) error {
 	s.control.Lock()
 	defer s.control.Unlock()
@@ -353,7 +354,8 @@ func (s *Server) running() bool {
 	return s.addr != ""
 }
 
-// Stop kills the server (SIGKILL): it has no time to write or to say anything. Until Start connections are refused.
+// Stop kills the server (SIGKILL), which has no time to write or to notify clients. Until Start, connections are
+// refused.
 func (s *Server) Stop(ctx context.Context) error {
 	s.control.Lock()
 	defer s.control.Unlock()
@@ -364,7 +366,7 @@ func (s *Server) stop(ctx context.Context) error {
 	if !s.running() {
 		return nil
 	}
-	if err := s.node.kill(ctx); err != nil { // a paused one too: it stays frozen
+	if err := s.node.kill(ctx); err != nil { // even if paused
 		return fmt.Errorf("%s: stop: %w", s, err)
 	}
 	s.paused = false
@@ -382,7 +384,8 @@ func (s *Server) Restart(ctx context.Context) error {
 	return s.start(ctx)
 }
 
-// Pause freezes the server: its connections stay open, new ones are accepted, and there are no answers until Resume.
+// Pause freezes the server: its connections stay open, new connections are accepted, and the server does not answer
+// until Resume.
 func (s *Server) Pause(ctx context.Context) error {
 	s.control.Lock()
 	defer s.control.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// recorder is a test that records how it ended.
+// recorder is a testing.TB that records its outcome.
 type recorder struct {
 	testing.TB
 	text            string
@@ -30,7 +30,7 @@ func (r *recorder) Fatal(args ...any)            { r.failed = true; r.end(fmt.Sp
 func (r *recorder) Fatalf(f string, args ...any) { r.failed = true; r.end(fmt.Sprintf(f, args...)) }
 func (r *recorder) end(text string)              { r.text = text; panic(r) }
 
-// outcome returns how a start ended that could not succeed.
+// outcome returns the outcome of a start that must fail.
 func outcome(t *testing.T, start func(testing.TB)) (r *recorder) {
 	t.Helper()
 	r = &recorder{TB: t}
@@ -72,7 +72,7 @@ func TestFallBackToAProcess(t *testing.T) {
 		{"no engine", "", noEngine, true},
 		{"no engine, required", "all", noEngine, true},
 		{"no image", "", brokenContainer, true},
-		{"no image, required", "all", brokenContainer, false}, // an engine answers: it must be used
+		{"no image, required", "all", brokenContainer, false}, // an engine answers, so its container must start
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("FENCELOCK_REQUIRE", c.require)
@@ -98,7 +98,7 @@ func needRedis(t *testing.T) {
 	}
 }
 
-// A server that cannot start must say why, in its own words, and soon.
+// A server that cannot start must soon report its own error message.
 func TestServerExitsAtStart(t *testing.T) {
 	needRedis(t)
 	t.Setenv("FENCELOCK_REQUIRE", "all")

@@ -16,19 +16,19 @@ import (
 )
 
 // ZooKeeperTick is the tickTime of the servers that this package starts: sessions last between 1.5 s and 15 s. Shorter
-// ticks make shorter tests, and leave less than the half second for which a busy machine may stop a server and its
-// clients.
+// ticks would make shorter tests, but allow less than the half second for which a busy machine may stop a server and
+// its clients.
 const ZooKeeperTick = 750 * time.Millisecond
 
 // ZooKeeperServer is one ZooKeeper. Its data survives Restart.
 type ZooKeeperServer struct{ *Server }
 
-// ZooKeeper starts a ZooKeeper for the test t, and stops it at the end. Every call starts another one, which
-// takes some seconds.
+// ZooKeeper starts a ZooKeeper for the test t, and stops it at the end. Every call starts a new server, which takes
+// some seconds.
 //
-// The image is FENCELOCK_IMAGE_ZOOKEEPER, by default the official one; it must take the variables of the official one.
-// Otherwise Java runs the server from Debian's package libzookeeper-java, or from the folder of the zkServer.sh on
-// PATH.
+// The image is FENCELOCK_IMAGE_ZOOKEEPER, by default the official one; it must support the variables of the official
+// image. Otherwise Java runs the server from Debian's package libzookeeper-java, or from the folder of the
+// zkServer.sh on PATH.
 func ZooKeeper(t testing.TB, opts ...Option) *ZooKeeperServer {
 	t.Helper()
 	return &ZooKeeperServer{run(t, zooKeeperSpec(), opts, newContainer, newZooKeeperProcess)}
@@ -53,14 +53,14 @@ func zooKeeperSpec() spec {
 	}
 }
 
-// zooKeeperJava makes a small Java that starts quickly. Stopping a server here means to kill it, not the machine, so
-// that no data is lost without waiting for the disk. Its statistics would be a mapped file: Java may wait for its pages
-// while all of its threads stand still.
+// zooKeeperJava makes Java small and quick to start. Tests kill servers, not the machine, so that no data is lost
+// without waiting for the disk. Statistics are off, since they use a mapped file: Java may wait for its pages while
+// all of its threads are stopped.
 var zooKeeperJava = []string{
 	"-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Dzookeeper.forceSync=no",
 }
 
-// newZooKeeperProcess runs the server with the classes that are installed.
+// newZooKeeperProcess runs the server with the installed classes.
 func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	classes := "/usr/share/java/zookeeper.jar"
 	if script, err := exec.LookPath("zkServer.sh"); err == nil {
@@ -78,8 +78,7 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	p.spec.process = func(addr, dir string) []string {
 		_, port, _ := strings.Cut(addr, ":")
 		config := filepath.Join(dir, "zoo.cfg")
-		// A file that cannot be written is no error here: the server reports it. Of two lines with one key the later
-		// counts.
+		// A failed write is no error here: the server reports it. Of two lines with one key, the later one takes effect.
 		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
 			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(p.spec.settings, "\n")), 0o600)
 		return append(append([]string(nil), zooKeeperJava...),
@@ -95,7 +94,7 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 	return p, way, nil
 }
 
-// Reconfigure kills a server that was started with AsProcess, and starts it with other lines in place of those of
+// Reconfigure kills a server that was started with AsProcess, and restarts it with other lines instead of those of
 // Settings. The data stays.
 func (s *ZooKeeperServer) Reconfigure(ctx context.Context, lines ...string) error {
 	s.control.Lock()
@@ -111,7 +110,7 @@ func (s *ZooKeeperServer) Reconfigure(ctx context.Context, lines ...string) erro
 	return s.start(ctx)
 }
 
-// zooKeeperReady reports whether the server at addr serves clients: an ensemble's node does when there is a leader.
+// zooKeeperReady reports whether the server at addr serves clients: a node of an ensemble does when it has a leader.
 func zooKeeperReady(ctx context.Context, addr string) bool {
 	text, err := zooKeeperSays(ctx, addr)
 	return err == nil && strings.Contains(text, "Mode: ")

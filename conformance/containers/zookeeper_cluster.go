@@ -11,13 +11,13 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// ZooKeeperNodes is an ensemble of three ZooKeepers, in which every path can be broken: from a client to a node
-// (NewLinks), and from a node to another, one way too (Cut). Each node is a Server; its Stop is a kill -9. Methods are
-// safe for concurrent use.
+// ZooKeeperNodes is an ensemble of three ZooKeepers, whose paths a test can break: from a client to a node
+// (NewLinks), and from a node to another, even in one direction (Cut). Each node is a Server; its Stop is a kill -9.
+// Methods are safe for concurrent use.
 //
 // The nodes run in containers that share the host's network, where each has its own ports and reaches the others
-// through proxies of the test's process: that needs Linux, or a Docker Desktop with host networking switched on. There
-// is no fallback to processes.
+// through proxies in the test's process: this needs Linux, or Docker Desktop with host networking. There is no
+// fallback to processes.
 type ZooKeeperNodes struct {
 	cluster
 	*peerNet
@@ -27,12 +27,12 @@ type ZooKeeperNodes struct {
 const (
 	toLeader = iota
 	forElections
-	peerPorts // how many
+	peerPorts // number of ports
 )
 
-// ZooKeeperCluster starts an ensemble for the test t, and stops it at the end. A node that hears no message
-// from the leader, or a leader from a majority, gives up after two to three seconds. Options are as for ZooKeeper, and
-// apply to each node.
+// ZooKeeperCluster starts an ensemble for the test t, and stops it at the end. A follower without messages from the
+// leader, or a leader without messages from a majority, steps down after two to three seconds. Options are as for
+// ZooKeeper, and apply to each node.
 func ZooKeeperCluster(t testing.TB, opts ...Option) *ZooKeeperNodes {
 	t.Helper()
 	var c *ZooKeeperNodes
@@ -74,7 +74,7 @@ func ensembleSpec(sp spec, peers *peerNet, i int, ports []*freeport.Port) spec {
 	sp.name = fmt.Sprintf("ZooKeeper, node %d", i)
 	sp.fixed = ports[i]
 	proxy, proxyPort, _ := strings.Cut(peers.dialer(i), ":")
-	// All that a node dials are its peers. Java would dial loopback addresses without the proxy.
+	// A node dials only its peers. By default Java dials loopback addresses without the proxy.
 	java := append(append([]string(nil), zooKeeperJava...),
 		"-DsocksProxyHost="+proxy, "-DsocksProxyPort="+proxyPort, "-DsocksNonProxyHosts=")
 	sp.environ = append(append([]string(nil), sp.environ...),
@@ -89,7 +89,7 @@ func ensembleSpec(sp spec, peers *peerNet, i int, ports []*freeport.Port) spec {
 // status is the status that a node reports.
 type status struct {
 	serves, leads bool
-	epoch         uint64 // of the leader of the last applied change; a leader's own
+	epoch         uint64 // of the last applied change's leader; a leader's own
 }
 
 // status returns the status of node i: whether it serves clients, which takes a leader, and whether it leads.
@@ -108,7 +108,7 @@ func (c *ZooKeeperNodes) status(ctx context.Context, i int) (s status, err error
 	return s, err
 }
 
-// HasLeader reports whether node i follows a leader, or leads.
+// HasLeader reports whether node i leads or follows a leader.
 func (c *ZooKeeperNodes) HasLeader(ctx context.Context, i int) (bool, error) {
 	s, err := c.status(ctx, i)
 	return s.serves, err
@@ -123,7 +123,7 @@ func (c *ZooKeeperNodes) Leader(ctx context.Context, after uint64) (node int, ep
 			if s.serves {
 				serve++
 			}
-			if s.leads && s.epoch > latest.epoch { // a former leader may not know better yet
+			if s.leads && s.epoch > latest.epoch { // a former leader may not have noticed yet
 				node, latest = i, s
 			}
 		}

@@ -15,16 +15,15 @@ import (
 	"time"
 )
 
-// roleEnv names, in the environment of a child, the role that it plays.
+// roleEnv is the environment variable with the role of a child.
 const roleEnv = "FENCELOCK_FAULT_ROLE"
 
 // Role is the function of a child process. It reads the lines that the parent sends from in, and writes lines to the
-// parent on standard output (fmt.Println). Its result is the exit code. The process exits as soon as the parent has
-// gone.
+// parent on standard output (fmt.Println). Its result is the exit code. The process exits when the parent does.
 type Role func(in <-chan string, args []string) int
 
-// RunRole turns the process into a child if it was started by StartRole, and never returns then. A test binary calls
-// it first thing in TestMain.
+// RunRole runs the role of a process that StartRole started, and then does not return. A test binary calls it first
+// in TestMain.
 func RunRole(roles map[string]Role) {
 	name := os.Getenv(roleEnv)
 	if name == "" {
@@ -46,8 +45,8 @@ func RunRole(roles map[string]Role) {
 	os.Exit(role(in, os.Args[1:]))
 }
 
-// Child is a real process under the control of a test: the effects of a pause or a kill cannot be shown by
-// goroutines. Every method may be called from any goroutine.
+// Child is a real process under the control of a test: goroutines cannot be paused or killed. Every method may be
+// called from any goroutine.
 type Child struct {
 	cmd    *exec.Cmd
 	stdin  *os.File
@@ -69,7 +68,7 @@ const (
 	exited
 )
 
-// StartRole runs the test binary once more, in a role that its TestMain gives to RunRole. See Start.
+// StartRole runs the test binary again, in a role that its TestMain passes to RunRole. See Start.
 func StartRole(t testing.TB, role string, args ...string) *Child {
 	t.Helper()
 	self, err := os.Executable()
@@ -81,7 +80,7 @@ func StartRole(t testing.TB, role string, args ...string) *Child {
 	return Start(t, cmd)
 }
 
-// Start is Spawn, and Close at the end of the test; if the test failed, the test's log gets the child's standard error.
+// Start is Spawn, with Close at the end of the test; if the test failed, Start logs the child's standard error.
 func Start(t testing.TB, cmd *exec.Cmd) *Child {
 	t.Helper()
 	c, err := Spawn(cmd)
@@ -97,8 +96,8 @@ func Start(t testing.TB, cmd *exec.Cmd) *Child {
 	return c
 }
 
-// Spawn runs cmd as a child in its own process group. Standard input, output and error of cmd must not be set:
-// they belong to Send, Line and Stderr. The caller owes Close. On Linux the child is killed when this process dies
+// Spawn runs cmd as a child in its own process group. Standard input, output and error of cmd must not be set: Send,
+// Line and Stderr use them. The caller must call Close. On Linux the kernel kills the child if this process dies
 // without Close.
 func Spawn(cmd *exec.Cmd) (*Child, error) {
 	c, err := start(cmd)
@@ -108,8 +107,7 @@ func Spawn(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// Close kills the whole process group and returns when no zombie and no goroutine is left. Lines that were not read are
-// lost.
+// Close kills the whole process group and returns when no zombie and no goroutine is left. Unread lines are lost.
 func (c *Child) Close() {
 	c.Kill()
 	c.stdin.Close()
@@ -141,8 +139,8 @@ func start(cmd *exec.Cmd) (*Child, error) {
 		}
 		pipes[i] = [2]*os.File{r, w}
 	}
-	// Files, and no io.Reader or io.Writer: then package exec starts no goroutines, which only its Wait would end. The
-	// child is awaited by c.reap instead, which learns of stops too.
+	// Files, and no io.Reader or io.Writer: then package exec starts no goroutines, which only its Wait would end.
+	// c.reap waits for the child instead, and also reports stops.
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0][0], pipes[1][1], pipes[2][1]
 	started := make(chan error)
 	go func() {
@@ -166,14 +164,14 @@ func start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// collect keeps the child's standard error. The function it returns waits for the end of it.
+// collect keeps the child's standard error. The returned function waits for its end.
 func (c *Child) collect(r *os.File) (wait func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer r.Close()
 		io.Copy(&c.stderr, r)
-		// The deadline may have passed while this process stood still, with something left to read.
+		// The deadline may have passed while this process was stopped, with bytes left to read.
 		r.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 		io.Copy(&c.stderr, r)
 	}()
@@ -198,7 +196,7 @@ func (c *Child) readLines() {
 	}
 }
 
-// Line returns the next line of the child's standard output. After the last one it returns io.EOF.
+// Line returns the next line of the child's standard output. After the last line it returns io.EOF.
 func (c *Child) Line(ctx context.Context) (string, error) {
 	select {
 	case line, ok := <-c.lines:
@@ -230,7 +228,7 @@ func (c *Child) Send(line string) error {
 	return err
 }
 
-// CloseStdin ends the child's standard input. A child in a Role takes it as the end of its parent.
+// CloseStdin ends the child's standard input. A child in a Role then exits, as at the end of its parent.
 func (c *Child) CloseStdin() { c.stdin.Close() }
 
 // Stderr returns the end of the child's standard error so far, at most 64 KiB.
@@ -239,15 +237,15 @@ func (c *Child) Stderr() string { return c.stderr.String() }
 // Pid returns the process id, which is also the id of the process group.
 func (c *Child) Pid() int { return c.cmd.Process.Pid }
 
-// Running reports whether the process has not ended. A paused one is running.
+// Running reports whether the process has not ended. A paused process is running.
 func (c *Child) Running() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.phase != exited
 }
 
-// Wait returns when the process has ended: nil if with code 0, otherwise an error that tells the code or the signal. It
-// does not wait for a reader of its lines.
+// Wait returns when the process has ended: nil if its exit code is 0, otherwise an error with the code or the signal.
+// It does not wait until its lines are read.
 func (c *Child) Wait() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -255,7 +253,7 @@ func (c *Child) Wait() error {
 	return c.exit
 }
 
-// await returns true when the child is in that phase, false if it ended before. c.mu is held.
+// await waits for a phase of the child. It returns false if the child has exited before. c.mu is held.
 func (c *Child) await(want phase) bool {
 	for c.phase != want && c.phase != exited {
 		c.state.Wait()

@@ -224,7 +224,7 @@ func TestChildDiesWithAParentThatIsKilled(t *testing.T) {
 	})
 }
 
-// A signal that waits for the pause to end kills the child when Resume lets it go on.
+// A pending signal kills the child when Resume ends the pause.
 func TestChildEndsWhenItIsResumed(t *testing.T) {
 	t.Parallel()
 	for range 20 {

@@ -16,9 +16,8 @@ func (c *Child) spawn() error {
 	return c.cmd.Start()
 }
 
-// reap follows the process through its stops until it ends, and takes it out of the process table. It asks the kernel
-// with wait4, as a shell does: package os does not report stops, and polling /proc would be Linux
-// only.
+// reap follows the process through its stops until it ends, and removes it from the process table. It uses wait4, as
+// a shell does: package os does not report stops, and /proc exists on Linux only.
 func (c *Child) reap(stderr func()) {
 	for {
 		var status syscall.WaitStatus
@@ -50,21 +49,20 @@ func exitError(status syscall.WaitStatus, err error) error {
 	return nil
 }
 
-// Pause stops the process and all that it started, and returns when the kernel says that it stands still. Time goes on
-// for everybody else.
+// Pause stops the process and its descendants in the group, and returns when the kernel reports it as stopped.
 func (c *Child) Pause() error { return c.signal(syscall.SIGSTOP, stopped) }
 
-// Resume lets a paused process go on, which may end before Resume returns. A process that has ended already is an error.
+// Resume continues a paused process, which may end before Resume returns. It fails if the process had already ended.
 func (c *Child) Resume() error { return c.signal(syscall.SIGCONT, running) }
 
-// Kill ends the process and all that it started at once, paused or not, and returns when it is gone. A process that has
-// ended already is no error.
+// Kill immediately kills the process and its descendants in the group, even if paused, and returns when the process
+// has exited. It succeeds if the process had already ended.
 func (c *Child) Kill() error { return c.signal(syscall.SIGKILL, exited) }
 
-// Terminate asks the process and all that it started to end (SIGTERM), and does not wait.
+// Terminate sends SIGTERM to the process and its descendants in the group, and does not wait.
 func (c *Child) Terminate() error { return c.signal(syscall.SIGTERM, running) }
 
-// signal sends sig to the process group and returns when the process is in the phase that follows from it.
+// signal sends sig to the process group and returns when the process is in phase want.
 func (c *Child) signal(sig syscall.Signal, want phase) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

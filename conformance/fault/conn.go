@@ -9,11 +9,10 @@ import (
 	"time"
 )
 
-// limit bounds the bytes that wait in one direction of one connection.
+// limit bounds the queued bytes in one direction of one connection.
 const limit = 1 << 20
 
-// conn is one connection of a client, and the one to the server that belongs to it. All fields are protected by the
-// proxy's mutex.
+// conn is one connection of a client, and its connection to the server. The proxy's mutex protects all fields.
 type conn struct {
 	p      *Proxy
 	up     *pipe // requests
@@ -25,22 +24,22 @@ type conn struct {
 type pipe struct {
 	conn     *conn
 	dir      Direction
-	src, dst *net.TCPConn // the server's is nil until it is connected
+	src, dst *net.TCPConn // the server's is nil until connected
 	cond     *sync.Cond   // any change
 
 	queue   []item
 	size    int  // bytes in queue
-	gap     bool // bytes were swallowed: delivery has ended
-	ended   bool // src has ended; no more bytes are taken in
-	broken  bool // dst takes no more bytes: further ones are discarded
-	done    bool // the end was delivered, or cannot be
-	writing bool // a write to dst is under way
+	gap     bool // bytes were dropped: delivery has ended
+	ended   bool // src has ended; no more bytes are read
+	broken  bool // dst accepts no more bytes: later bytes are discarded
+	done    bool // the end was delivered, or cannot be delivered
+	writing bool // a write to dst is in progress
 }
 
 // item is a part of the stream: the opening of a connection, bytes, or the end.
 type item struct {
 	kind kind
-	at   time.Time // taken in
+	at   time.Time // when it was read
 	data []byte
 }
 
@@ -49,7 +48,7 @@ type kind uint8
 const (
 	opening kind = iota
 	bytes
-	end     // src closed its side in order
+	end     // src closed its side orderly
 	aborted // src was reset
 )
 
@@ -65,7 +64,7 @@ func newConn(p *Proxy, client *net.TCPConn) {
 	p.wg.Go(c.down.write)
 }
 
-// close ends the connection on both sides, abruptly or in order, and with it its goroutines. p.mu is held.
+// close closes the connection on both sides, abruptly or orderly, and thereby ends its goroutines. p.mu is held.
 func (c *conn) close(abruptly bool) {
 	if c.closed {
 		return
@@ -84,7 +83,7 @@ func (c *conn) close(abruptly bool) {
 	}
 }
 
-// read takes in what src sends, until it ends.
+// read reads from src until its end.
 func (q *pipe) read() {
 	p, buf := q.conn.p, make([]byte, 32<<10)
 	for {
@@ -113,7 +112,7 @@ func (q *pipe) read() {
 	}
 }
 
-// take puts one item in the queue, or swallows it. p.mu is held.
+// take appends one item to the queue, or drops it. p.mu is held.
 func (q *pipe) take(k kind, data []byte) {
 	if q.ended || q.conn.closed {
 		return
@@ -130,22 +129,22 @@ func (q *pipe) take(k kind, data []byte) {
 	q.cond.Broadcast()
 }
 
-// swallow drops the queue; the stream has a gap then. p.mu is held.
+// swallow drops the queue; the stream then has a gap. p.mu is held.
 func (q *pipe) swallow() {
 	q.gap = true
 	q.queue, q.size = nil, 0
 	q.cond.Broadcast()
 }
 
-// discard drops the queue since there is no receiver. p.mu is held.
+// discard drops the queue, since the receiver is gone. p.mu is held.
 func (q *pipe) discard() {
 	q.broken, q.done = true, true
 	q.queue, q.size = nil, 0
 	q.cond.Broadcast()
 }
 
-// interrupt ends a write that is under way and returns when it has ended. The unwritten rest stays in the
-// queue. p.mu is held.
+// interrupt aborts a write in progress and returns when it has ended. The unwritten rest stays in the queue. p.mu is
+// held.
 func (q *pipe) interrupt() {
 	for q.writing {
 		q.dst.SetWriteDeadline(time.Unix(1, 0))
@@ -153,7 +152,7 @@ func (q *pipe) interrupt() {
 	}
 }
 
-// write delivers the items of the queue to dst, when the state of the direction lets it.
+// write delivers the items of the queue to dst, when the state of the direction allows it.
 func (q *pipe) write() {
 	q.conn.p.mu.Lock()
 	defer q.conn.p.mu.Unlock()
@@ -169,8 +168,8 @@ func (q *pipe) write() {
 	}
 }
 
-// due reports whether the first item may be delivered. If not, it returns the time after which it may be, or zero if only
-// a change of the state decides that. p.mu is held.
+// due reports whether the first item may be delivered. If not, wait is the time until it may be, or zero if that
+// depends on a change of the state. p.mu is held.
 func (q *pipe) due() (wait time.Duration, ok bool) {
 	d := q.conn.p.of(q.dir)
 	if len(q.queue) == 0 || d.mode != pass {
@@ -180,7 +179,7 @@ func (q *pipe) due() (wait time.Duration, ok bool) {
 	return wait, wait <= 0
 }
 
-// wait returns after a change, or when the time is over if it is not zero. p.mu is held.
+// wait returns after a change, or after a nonzero timeout. p.mu is held.
 func (q *pipe) wait(timeout time.Duration) {
 	if timeout > 0 {
 		timer := time.AfterFunc(timeout, func() {
@@ -193,7 +192,7 @@ func (q *pipe) wait(timeout time.Duration) {
 	q.cond.Wait()
 }
 
-// deliver delivers the first item of the queue, or a part of it. p.mu is held, and released while the network works.
+// deliver delivers the first item of the queue, or a part of it. p.mu is held, and released during network calls.
 func (q *pipe) deliver() {
 	switch q.queue[0].kind {
 	case opening:
@@ -212,14 +211,14 @@ func (q *pipe) deliver() {
 			q.conn.close(true)
 			return
 		}
-		// The server gets an orderly close, so that earlier bytes are not lost; the client gets no more bytes.
+		// The server gets an orderly close, so that earlier bytes are not lost; the client receives no more bytes.
 		q.dst.CloseWrite()
 		q.conn.down.discard()
 	}
 }
 
-// connect opens the connection to the server. Only Close cuts it short: an abandoned attempt ends with an
-// orderly close, and Reset owes the server a reset.
+// connect opens the connection to the server. Only Close cancels it: a canceled attempt ends with an orderly close,
+// but Reset must send the server a reset.
 func (q *pipe) connect() {
 	c, upstream := q.conn, q.conn.p.upstream
 	c.p.mu.Unlock()
@@ -231,7 +230,7 @@ func (q *pipe) connect() {
 		if err == nil {
 			abort(server.(*net.TCPConn))
 		}
-	case err != nil: // the client learns it as a reset, by way of the replies
+	case err != nil: // the client sees a reset, in the direction of replies
 		q.discard()
 		c.down.take(aborted, nil)
 	default:
@@ -251,14 +250,14 @@ func (q *pipe) send() {
 	q.writing = false
 	q.cond.Broadcast()
 	if q.conn.closed || q.gap || q.broken {
-		return // the queue was lost meanwhile
+		return // the queue was dropped meanwhile
 	}
 	q.size -= n
 	if q.queue[0].data = data[n:]; n == len(data) {
 		q.queue = q.queue[1:]
 	}
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		q.discard() // the other direction notices after the rest of its buffers
+		q.discard() // the other direction fails after its remaining bytes
 	}
 }
 

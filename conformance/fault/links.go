@@ -2,8 +2,8 @@ package fault
 
 import "time"
 
-// Links are the links of one client to several servers, broken together: the client's own cable. Each method acts on
-// all of them, one after the other.
+// Links are the links of one client to several servers, broken together, as when the client loses its network. Each
+// method acts on all of them, one after the other.
 type Links []Link
 
 var _ Link = Links(nil)
@@ -26,14 +26,14 @@ func (ls Links) Reset() { ls.each(Link.Reset) }
 // Refuse implements Link.
 func (ls Links) Refuse() { ls.each(Link.Refuse) }
 
-// Seen implements Link: the sum of all.
+// Seen implements Link: the sum over all links.
 func (ls Links) Seen(dir Direction) int64 {
 	var n int64
 	ls.each(func(l Link) { n += l.Seen(dir) })
 	return n
 }
 
-// Severed returns the sum over the links that can tell, as a Proxy can: see there.
+// Severed returns the sum over the links that have this method, as Proxy has.
 func (ls Links) Severed() int64 {
 	var n int64
 	ls.each(func(l Link) {

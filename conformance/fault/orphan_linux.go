@@ -2,6 +2,6 @@ package fault
 
 import "syscall"
 
-// dieWithParent has the kernel kill the child when the parent dies, in any way. A paused child cannot
-// notice it.
+// dieWithParent makes the kernel kill the child when the parent dies, in any way. A paused child cannot exit by
+// itself.
 func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }

@@ -4,5 +4,5 @@ package fault
 
 import "syscall"
 
-// dieWithParent has no effect: only Linux offers it.
+// dieWithParent has no effect: only Linux has Pdeathsig.
 func dieWithParent(*syscall.SysProcAttr) {}

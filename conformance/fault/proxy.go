@@ -11,22 +11,22 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// Proxy is a Link made of TCP: it listens on a free port of the loopback interface, and each connection that it accepts
-// becomes one to the upstream address. One client connects through one Proxy, so that its link can be broken while
-// its rivals' links work.
+// Proxy is a Link for TCP: it listens on a free port of the loopback interface, and forwards each accepted connection
+// to the upstream address. Each client has its own Proxy, so that a test can break its link while its rivals' links
+// work.
 //
-// The rules beyond Link's:
+// The rules beyond those of Link:
 //
-//   - Hold, Drop and Delay each replace the earlier setting of that direction. Drop also swallows what Hold or Delay
-//     kept back until then.
+//   - Hold, Drop and Delay each replace the earlier setting of that direction. Drop also discards the bytes that
+//     Hold or Delay kept back until then.
 //   - Opening and closing a connection travel as requests (or, when the server closes, as replies) and obey the same
-//     faults as bytes: under Hold(Requests) the server does not learn of a new connection, nor of a closed one. The
-//     client's connect itself succeeds, as it is the proxy's machine that answers it.
-//   - A byte stream never has a gap: a connection that swallowed bytes delivers no more bytes in that direction, and
-//     is reset by the next Pass.
+//     faults as bytes: under Hold(Requests) the server sees neither new connections nor closed ones. The client's
+//     connect still succeeds, since the proxy accepts it.
+//   - A byte stream never has a gap: a connection that has lost bytes delivers no more bytes in that direction, and the
+//     next Pass resets it.
 //   - Refuse makes connecting fail with ECONNREFUSED, as on a machine where the server does not run.
 //   - Reset, Refuse and Close discard bytes kept back on the connections that they close.
-//   - Memory: per connection and direction at most 1 MiB waits; then the proxy reads no further, and TCP's own flow
+//   - Memory: a connection queues at most 1 MiB in each direction; then the proxy stops reading, and TCP flow
 //     control stops the sender.
 //
 // Methods are safe for concurrent use. They do not wait for a peer.
@@ -35,10 +35,10 @@ type Proxy struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 
-	control sync.Mutex // serialises the methods that change the state, so that each is in effect when it returns
+	control sync.Mutex // serialises the methods that change the state, so that each has taken effect when it returns
 
 	mu       sync.Mutex // protects the following fields, and all pipes
-	upstream string     // empty: there is no server, connections are refused
+	upstream string     // empty: no server, connections are refused
 	refused  bool
 	closed   bool
 	err      error
@@ -66,8 +66,9 @@ const (
 	drop
 )
 
-// NewProxy starts a proxy in front of upstream, a TCP address host:port. It does not connect before a client does, so
-// the server need not run yet. With an empty upstream connections are refused until SetUpstream. The caller owes Close.
+// NewProxy starts a proxy in front of upstream, a TCP address host:port. It connects only when a client does, so the
+// server need not run yet. With an empty upstream, it refuses connections until SetUpstream. The caller must call
+// Close.
 func NewProxy(upstream string) (*Proxy, error) {
 	reserved, err := freeport.Reserve()
 	if err != nil {
@@ -93,8 +94,8 @@ func NewProxy(upstream string) (*Proxy, error) {
 func (p *Proxy) Addr() string { return p.addr }
 
 // SetUpstream changes the server for new connections: a restarted server may listen on another port, while its clients
-// keep the address that they have. Open connections stay where they are. With an empty upstream new connections are
-// refused, as on a machine where the server does not run.
+// keep the proxy's address. Open connections stay with the earlier server. With an empty upstream, the proxy refuses
+// new connections, as on a machine where the server does not run.
 func (p *Proxy) SetUpstream(upstream string) {
 	p.control.Lock()
 	defer p.control.Unlock()
@@ -104,7 +105,7 @@ func (p *Proxy) SetUpstream(upstream string) {
 	p.listen()
 }
 
-// Conns returns how many connections are open on the client's side.
+// Conns returns the number of connections that are open on the client's side.
 func (p *Proxy) Conns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,16 +191,16 @@ func (p *Proxy) Seen(dir Direction) int64 {
 	return n
 }
 
-// Severed returns how many connections Reset, Refuse and Pass have closed abruptly so far. A test asserts with it that
-// there was something to break.
+// Severed returns the number of connections that Reset, Refuse and Pass have closed abruptly so far. A test uses it
+// to assert that a connection was open.
 func (p *Proxy) Severed() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.severed
 }
 
-// set gives each direction in dir a mode, and stops the writes that are under way in it: they must not go on after the
-// method returned.
+// set gives each direction in dir a mode, and stops its writes in progress: they must not go on after the method has
+// returned.
 func (p *Proxy) set(dir Direction, m mode, delay time.Duration) {
 	p.control.Lock()
 	defer p.control.Unlock()
@@ -236,7 +237,7 @@ func (p *Proxy) wake() {
 	}
 }
 
-// resetAll closes the connections that match, abruptly. p.mu is held.
+// resetAll abruptly closes the matching connections. p.mu is held.
 func (p *Proxy) resetAll(match func(*conn) bool) {
 	for c := range p.conns {
 		if match(c) {
@@ -246,14 +247,14 @@ func (p *Proxy) resetAll(match func(*conn) bool) {
 	}
 }
 
-// listen opens or closes the listener, whichever the state asks for. p.mu is held.
+// listen opens or closes the listener, according to the state. p.mu is held.
 func (p *Proxy) listen() {
 	want := !p.closed && !p.refused && p.upstream != ""
 	if want == (p.listener != nil) {
 		return
 	}
 	if !want {
-		p.listener.Close() // resets connections that the kernel accepted and accept has not seen
+		p.listener.Close() // resets connections that accept has not returned yet
 		p.listener = nil
 		return
 	}
@@ -273,7 +274,7 @@ func (p *Proxy) accept(l net.Listener) {
 			return
 		}
 		if err != nil {
-			time.Sleep(time.Millisecond) // out of file descriptors: somebody must close some first
+			time.Sleep(time.Millisecond) // out of file descriptors: other code must close some first
 			continue
 		}
 		p.open(client.(*net.TCPConn), l)

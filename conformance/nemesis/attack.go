@@ -27,20 +27,20 @@ type attack struct {
 	Draw
 	kind   Kind
 	step   *step
-	victim *client // that keeps name, or is about to be hit
+	victim *client // that keeps name, or is the target
 	name   string  // empty: no name is kept
 	freed  bool    // the name is no longer kept
 	answer string  // the error of the release of the kept name
-	killed bool    // the process that kept it has gone
+	killed bool    // the process that kept it was killed
 
 	// The results.
-	outage time.Duration // from the fault until others had the victim's name, or all went on beside a broken node
-	told   time.Duration // from an operator's intervention until the holder knew
-	// The holder was told another reason than the true one.
+	outage time.Duration // from the fault until other clients had the victim's name, or went on beside a broken node
+	told   time.Duration // from an operator's intervention until the holder's notification
+	// The holder was notified with a wrong reason.
 	unexplained bool
 }
 
-// prepare chooses the victim, and lets it hold a name.
+// prepare chooses the victim, and makes it hold a name.
 func (a *attack) prepare(ctx context.Context) error {
 	var fit []*client
 	for _, c := range a.clients {
@@ -72,7 +72,7 @@ func (a *attack) prepare(ctx context.Context) error {
 	})
 }
 
-// finish releases the kept name, if its keeper still lives.
+// finish releases the kept name, unless its keeper was killed.
 func (a *attack) finish(ctx context.Context) error {
 	if a.name == "" || a.freed || a.killed {
 		return nil
@@ -89,7 +89,7 @@ func (a *attack) finish(ctx context.Context) error {
 	})
 }
 
-// within bounds what an attack waits for.
+// within bounds each step of an attack.
 func (a *attack) within(ctx context.Context, steps ...func(context.Context) error) error {
 	for _, step := range steps {
 		ctx, cancel := context.WithTimeout(ctx, a.plan.Patience)
@@ -102,14 +102,14 @@ func (a *attack) within(ctx context.Context, steps ...func(context.Context) erro
 	return nil
 }
 
-// last lets a fault that began then last for as long as was drawn.
+// last waits until a fault that began at began has lasted for the drawn length.
 func (a *attack) last(ctx context.Context, began time.Time) { pause(ctx, a.Length-time.Since(began)) }
 
 // outlasted reports whether the fault is longer than any unrenewed hold.
 func (a *attack) outlasted() bool { return a.Length > a.TTL*6/5 }
 
-// goOn waits until the unaffected clients get all names that nobody keeps, and also, if rival is set, the victim's
-// name. It notes how long that took from began. If a fault stops the whole service, it does not wait.
+// goOn waits until the unaffected clients have been granted all names that no client keeps and, if rival is set, the
+// victim's name. It records the time from began.
 func (a *attack) goOn(ctx context.Context, began time.Time, rival bool) error {
 	spared := func(id string) bool {
 		a.step.mu.Lock()
@@ -147,7 +147,7 @@ func (a *attack) lost(ctx context.Context) (reason string, err error) {
 	return reason, err
 }
 
-// eventually waits for a condition that nobody tells of.
+// eventually polls a condition, without a notification for it.
 func (a *attack) eventually(ctx context.Context, otherwise string, is func(context.Context) bool) error {
 	return a.within(ctx, func(ctx context.Context) error {
 		for !is(ctx) {
@@ -160,7 +160,7 @@ func (a *attack) eventually(ctx context.Context, otherwise string, is func(conte
 	})
 }
 
-// errNoFault: a fault was to happen and did not.
+// errNoFault means that an intended fault did not happen.
 var errNoFault = errors.New("the fault did not happen")
 
 func (a *attack) String() string {

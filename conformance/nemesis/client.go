@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// client is one client as the run sees it. If it has its own process, others follow when that was killed.
+// client is one client in the view of the run. A client with its own process gets a new process after each kill.
 type client struct {
 	t     testing.TB
 	index int
@@ -32,13 +32,13 @@ type client struct {
 type running struct {
 	name  string       // "c2.1"
 	child *fault.Child // nil: in the test's process
-	lines chan string  // to it
-	said  chan string  // by it, without its events
+	lines chan string  // lines to the client
+	said  chan string  // lines from the client, without events
 	ended chan struct{}
 	err   error // once ended is closed
 }
 
-// newClient does not start it.
+// newClient returns a client that is not started.
 func newClient(t testing.TB, s *Service, all *collector, index int, own bool, seed uint64) *client {
 	target, links := s.Client(t)
 	return &client{
@@ -47,17 +47,18 @@ func newClient(t testing.TB, s *Service, all *collector, index int, own bool, se
 	}
 }
 
-// id is the name of the client, with any process.
+// id returns the name of the client, common to all of its processes.
 func (c *client) id() string { return fmt.Sprintf("c%d", c.index) }
 
-// now returns the present process.
+// now returns the current process.
 func (c *client) now() *running {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.runs
 }
 
-// start starts the client, or another process of it, and returns when it contends for the names of the epoch.
+// start starts the client, in a new process if it has its own, and returns when the client contends for the names of
+// the epoch.
 func (c *client) start(ctx context.Context, epoch int) (string, error) {
 	c.mu.Lock()
 	c.count++
@@ -104,7 +105,7 @@ func (r *running) hear(all *collector, line string) {
 	}
 	select {
 	case r.said <- line:
-	default: // nobody waits for so many lines
+	default: // drop a line when too many are unread
 	}
 }
 
@@ -134,7 +135,7 @@ func (r *running) send(line string) error {
 	return nil
 }
 
-// await returns the next line with prefix that the client says, without prefix.
+// await returns the next line of the client with prefix, without prefix.
 func (r *running) await(ctx context.Context, prefix string) (string, error) {
 	for {
 		select {
@@ -167,7 +168,7 @@ func (r *running) stderr() string {
 	return "\n" + r.child.Stderr()
 }
 
-// kill ends the process without warning, and returns when everything that it said was read.
+// kill ends the process without warning, and returns when all of its lines were read.
 func (r *running) kill(all *collector) error {
 	if err := r.child.Kill(); err != nil {
 		return err
@@ -177,7 +178,7 @@ func (r *running) kill(all *collector) error {
 	return nil
 }
 
-// stop lets the client release everything and end.
+// stop makes the client release all locks and end, and waits for it.
 func (r *running) stop(ctx context.Context) error {
 	if err := r.send(lineStop); err != nil {
 		return err
@@ -193,5 +194,5 @@ func (r *running) stop(ctx context.Context) error {
 	}
 }
 
-// settle gives a process's lines time to be read.
+// settle is the time for reading a process's lines.
 const settle = 50 * time.Millisecond

@@ -11,16 +11,16 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// collector has all events of all clients as they come, and knows who holds and waits for what.
+// collector receives all events of all clients, and tracks their holds and waits.
 type collector struct {
 	marks *check.Recorder // faults, and clients that were killed
 
 	mu      sync.Mutex // protects the following fields
 	events  []check.Event
 	pending map[call]check.Event       // calls in flight
-	holds   map[call]string            // names that are held, by the call that got them
-	grants  map[grantee]int            // so far
-	asked   map[string]backend.Instant // by process: when the latest call began that was granted something
+	holds   map[call]string            // held names, by the call that acquired them
+	grants  map[grantee]int            // number of grants so far
+	asked   map[string]backend.Instant // by process: the beginning of its latest granted call
 	changed chan struct{}              // closed at the next event
 	broken  error                      // an invalid line
 }
@@ -31,7 +31,7 @@ type call struct {
 	id     uint64
 }
 
-// grantee is a client that got a name. Client is that of all of its processes: "c2".
+// grantee is a client that was granted a name. Client is the name of the client without a process: "c2".
 type grantee struct{ client, name string }
 
 func newCollector() *collector {
@@ -44,7 +44,7 @@ func newCollector() *collector {
 	return c
 }
 
-// marks is where the recorder of the marks writes.
+// marks is the writer of the recorder of the marks.
 type marks struct{ c *collector }
 
 func (m marks) Write(line []byte) (int, error) {
@@ -52,7 +52,7 @@ func (m marks) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// take takes an event in.
+// take processes one event.
 func (c *collector) take(line string) {
 	var e check.Event
 	err := json.Unmarshal([]byte(line), &e)
@@ -98,7 +98,8 @@ func forget[V any](m map[call]V, process string) {
 	}
 }
 
-// epoch takes away the events of the names of an epoch, and all marks so far. Nobody has anything to do with the names.
+// epoch removes and returns the events of the names of an epoch, and all marks so far. No client uses these names any
+// more.
 func (c *collector) epoch(epoch int) check.History {
 	prefix := slot{}.name(epoch)
 	c.mu.Lock()
@@ -139,7 +140,7 @@ func (c *collector) standing(process string) (holds, waits int) {
 	return holds, waits
 }
 
-// served reports whether a process was granted something that it has asked for since then.
+// served reports whether a process was granted a request that it made after since.
 func (c *collector) served(process string, since backend.Instant) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,13 +158,13 @@ func (c *collector) count() (map[grantee]int, <-chan struct{}) {
 	return all, c.changed
 }
 
-// want is a grant that has to come, in words and as a condition.
+// want is a required grant, in words and as a condition.
 type want struct {
 	what string
 	fits func(grantee) bool
 }
 
-// granted waits until each want has been met by a grant from now on.
+// granted waits until a later grant has met each want.
 func (c *collector) granted(ctx context.Context, when string, wants []want) error {
 	before, _ := c.count()
 	for {

@@ -18,8 +18,8 @@ type Kind struct {
 	needs       func(*Service) bool
 	process     bool    // the victim has its own process
 	waits       bool    // the victim need not hold a name
-	least, most float64 // how long, in TTLs
-	alone       bool    // never together with another one
+	least, most float64 // duration, in TTLs
+	alone       bool    // never together with another fault
 	reported    bool    // beyond the drivers' promises: counted, no failure
 	strike      func(*attack, context.Context) error
 }
@@ -31,11 +31,11 @@ const (
 	onClient side = iota + 1
 	onNode
 	onPeers // the paths between nodes
-	onAdmin // no part breaks; somebody interferes
+	onAdmin // no part breaks; an operator interferes
 )
 
-// Kinds returns the possible faults of a service, in the order of the matrix. Reported ones break the foundations of
-// the service, and their results are counted without being a failure.
+// Kinds returns the possible faults of a service, in the order of the matrix. With reported, the faults break the
+// foundations of the service, and their violations are counted without a failure.
 func Kinds(s Service, reported bool) []Kind {
 	if s.resolve() != nil {
 		return nil
@@ -60,8 +60,8 @@ func (s *Service) lacks() (slugs []string) {
 	return slugs
 }
 
-// NewKind returns a kind of a service's own. Strike breaks something, waits until it is seen that this has happened,
-// and heals; it gets the drawn variant, and the drawn length, between least and most TTLs. An error fails the run.
+// NewKind returns a kind for one service. Strike breaks a part of it, waits until the fault has shown an effect, and
+// heals; it gets the drawn variant, and the drawn length, between least and most TTLs. An error fails the run.
 func NewKind(slug, what string, least, most float64,
 	strike func(ctx context.Context, variant uint32, length time.Duration) error) Kind {
 	return Kind{Slug: slug, What: what, where: onNode, least: least, most: most, alone: true,
@@ -71,7 +71,7 @@ func NewKind(slug, what string, least, most float64,
 }
 
 // NewLapse returns a kind that no driver promises to survive, for RunReported: forget makes the service forget the hold
-// of a client, by its name. The holder must learn of it in the end; other effects are counted.
+// of a client, by its name. The holder must be notified of the loss; other effects are counted.
 func NewLapse(slug, what string, forget func(ctx context.Context, name string) error) Kind {
 	return Kind{Slug: slug, What: what, where: onAdmin, alone: true, reported: true, least: 0, most: 0.1,
 		strike: func(a *attack, ctx context.Context) error { return a.lapse(ctx, forget) }}
@@ -85,7 +85,7 @@ func freezes(s *Service) bool   { return s.RefuseWrites != nil }
 func leads(s *Service) bool     { return s.Leader != nil && s.quorum() }
 func peers(s *Service) bool     { return leads(s) && s.Cut != nil && s.Heal != nil && s.Said != nil }
 
-// matrix is all kinds.
+// matrix returns all kinds.
 func matrix() []Kind {
 	cut := func(slug, what string, breakIt func(fault.Link), seen fault.Direction) Kind {
 		return Kind{Slug: slug, What: what, where: onClient, least: 0.2, most: 2.2,

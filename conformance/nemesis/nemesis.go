@@ -16,11 +16,11 @@ import (
 	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
-// stepsPerEpoch is after how many steps the clients go on to other names: the search for an order of operations grows
-// faster than their number.
+// stepsPerEpoch is the number of steps until the clients change to new names: the search for an order of operations
+// takes more than linear time.
 const stepsPerEpoch = 4
 
-// run is one service with its clients while it is being broken.
+// run is one service with its clients during the faults.
 type run struct {
 	Service
 	plan    Plan
@@ -36,8 +36,7 @@ type run struct {
 	result Result
 }
 
-// Play breaks a service as planned, and returns what that has shown. It fails the test only where the run itself cannot
-// be started.
+// Play breaks a service as planned, and returns the result. It fails the test only if the run cannot start.
 func Play(t testing.TB, s Service, p Plan) Result {
 	t.Helper()
 	if err := s.resolve(); err != nil {
@@ -114,7 +113,7 @@ func (r *run) eachClient(act func(*client) error) error {
 	return errors.Join(errs...)
 }
 
-// steps carries the schedule out until something is wrong.
+// steps executes the schedule until a step fails or a violation is found.
 func (r *run) steps(ctx context.Context, begin time.Time) {
 	if err := r.everybody(ctx, "before the first fault"); err != nil {
 		r.failed(err)
@@ -141,7 +140,7 @@ func (r *run) steps(ctx context.Context, begin time.Time) {
 	}
 }
 
-// step carries one step out, and sees that everybody gets a turn afterwards.
+// step executes one step, and then checks that every client and every name gets a turn.
 func (r *run) step(ctx context.Context, s Step) error {
 	shared := &step{victims: map[*client]bool{}, kept: map[string]bool{}, nodes: map[int]bool{}}
 	var attacks []*attack
@@ -204,7 +203,7 @@ func (r *run) everybody(ctx context.Context, when string) error {
 	return r.all.granted(ctx, when, wants)
 }
 
-// healAll ends what an attack that failed may have left broken.
+// healAll heals all parts that a failed attack may have left broken.
 func (r *run) healAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
@@ -229,7 +228,7 @@ func (r *run) healAll(ctx context.Context) {
 	}
 }
 
-// nextEpoch moves all clients on to other names, and checks the history of the earlier ones.
+// nextEpoch moves all clients to new names, and checks the history of the earlier ones.
 func (r *run) nextEpoch(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -273,7 +272,7 @@ func (r *run) stop() {
 	}
 }
 
-// leftovers checks the service for entries when all clients have gone.
+// leftovers checks that the service has no entries after all clients have closed.
 func (r *run) leftovers(ctx context.Context) {
 	if r.Leftovers == nil || len(r.result.Failures()) > 0 {
 		return

@@ -39,7 +39,7 @@ const ttl = 500 * time.Millisecond
 // world is a lock service in this process.
 type world struct {
 	store     *memory.Store
-	processes atomic.Int64 // of the server, so far
+	processes atomic.Int64 // number of server processes so far
 	wrap      func(client int, d *memory.Driver) backend.Driver
 
 	mu      sync.Mutex
@@ -118,7 +118,7 @@ func service(wrap func(client int, d *memory.Driver) backend.Driver) nemesis.Ser
 	}
 }
 
-// refuse is a refusal of the store.
+// refuse returns a refusal of the store.
 func refuse(store *memory.Store, what memory.Refusal) func(testing.TB, string) func() {
 	return func(testing.TB, string) func() {
 		store.Refuse(what)
@@ -126,11 +126,11 @@ func refuse(store *memory.Store, what memory.Refusal) func(testing.TB, string) f
 	}
 }
 
-// whole is how long a recovery may take where the test needs the whole schedule: a run that is later than that by more
-// than half its time leaves steps out.
+// whole bounds a recovery in tests that need the whole schedule: a run skips steps if it is later than that by more
+// than half its duration.
 const whole = 4 * time.Minute
 
-// passed fails for what is violated, and skips where a busy machine leaves open whether something is.
+// passed fails the test for violations, and skips it if a busy machine leaves the result open.
 func passed(t *testing.T, r nemesis.Result) {
 	t.Helper()
 	for _, v := range r.Failures() {
@@ -143,7 +143,7 @@ func passed(t *testing.T, r nemesis.Result) {
 	}
 }
 
-// plan is short.
+// plan returns a short plan.
 func plan(kinds ...string) nemesis.Plan {
 	return nemesis.Plan{Seed: 3, Duration: 4 * time.Second, Kinds: kinds}
 }
@@ -169,7 +169,7 @@ func TestWholeDriverPasses(t *testing.T) {
 	}
 }
 
-// Two runs with one seed get the same orders.
+// Two runs with one seed have the same schedule.
 func TestSameSeedSameSchedule(t *testing.T) {
 	t.Parallel()
 	var printed []string
@@ -187,7 +187,7 @@ func TestSameSeedSameSchedule(t *testing.T) {
 	}
 }
 
-// After a refused release, a hold ends within its TTL, also where renewals are refused.
+// After a refused release, a hold ends within its TTL, even if renewals are refused.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	p := plan("refuse-release", "refuse-writes")
@@ -246,7 +246,7 @@ func (m *mutant) Close(ctx context.Context) error {
 	return m.Driver.Close(ctx)
 }
 
-// hoard makes a driver that forgets a hold of which the release was refused, and goes on renewing it.
+// hoard makes a driver that drops a hold whose release was refused, and still renews it.
 func hoard(_ int, d *memory.Driver) backend.Driver {
 	ctx, stop := context.WithCancel(context.Background())
 	var forgotten sync.Map
@@ -287,13 +287,13 @@ func (m *mutant) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return m.Driver.Renew(ctx, grants)
 }
 
-// Drivers that are broken must be caught, also those that are right as long as nothing breaks.
+// A run must catch broken drivers, even if they are correct without faults.
 func TestMutantsAreCaught(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		wrap  func(client int, d *memory.Driver) backend.Driver
 		kinds []string
-		want  []check.Kind // one of them
+		want  []check.Kind // any of these
 		slow  bool
 	}{
 		"one client locks other names": {
@@ -315,7 +315,7 @@ func TestMutantsAreCaught(t *testing.T) {
 					return all
 				}}
 			},
-			nil, []check.Kind{check.Overlap, check.Early}, true, // what nobody gets back is waited for
+			nil, []check.Kind{check.Overlap, check.Early}, true, // the run waits for a name that is never released
 		},
 		"validity that was never granted": {
 			func(_ int, d *memory.Driver) backend.Driver {
@@ -359,7 +359,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			silent := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return v.Kind == nemesis.Inconclusive })
 			switch {
 			case caught:
-			case silent >= 0 && slices.Contains(c.want, nemesis.Failed): // it failed, and a busy machine may be why
+			case silent >= 0 && slices.Contains(c.want, nemesis.Failed): // it failed, possibly because of a busy machine
 				t.Skipf("%s%v", stallmeter.Mark, r.Violations[silent])
 			default:
 				t.Errorf("survived, with %v", r.Violations)
@@ -369,13 +369,13 @@ func TestMutantsAreCaught(t *testing.T) {
 	}
 }
 
-// quiet keeps the log of runs that are to fail out of that of the test, and their dumps in its folder.
+// quiet keeps the log of intended failures out of the test's log, and their dumps in the test's folder.
 type quiet struct{ testing.TB }
 
 func (q quiet) Log(...any)          {}
 func (q quiet) Logf(string, ...any) {}
 
-// left looks for the files of a dump, and removes it.
+// left checks the files of a dump, and removes it.
 func left(t *testing.T, r nemesis.Result, names ...string) {
 	t.Helper()
 	if r.Dump == "" {
@@ -404,17 +404,17 @@ func (deaf) Delay(fault.Direction, time.Duration) {}
 func (deaf) Refuse()                              {}
 func (deaf) Reset()                               {}
 
-// unused is a link that nothing goes through.
+// unused is a link without traffic.
 type unused struct{ deaf }
 
 func (unused) Seen(fault.Direction) int64 { return 0 }
 
-// severed is a link that has severed nothing.
+// severed is a link that has severed no connection.
 type severed struct{ deaf }
 
 func (severed) Severed() int64 { return 0 }
 
-// A fault that does not happen proves nothing, and must fail the run.
+// A fault that does not happen must fail the run.
 func TestFaultThatDoesNotHappen(t *testing.T) {
 	t.Parallel()
 	links := func(s *nemesis.Service, other func(fault.Link) fault.Link) {
@@ -477,7 +477,7 @@ func TestFaultThatDoesNotHappen(t *testing.T) {
 	}
 }
 
-// same lets the server end and come back as the process that it was.
+// same makes the server end and restart with the same process identity.
 func same(s *nemesis.Service) {
 	probe := s.Probe
 	s.Probe = func(ctx context.Context, node int) (string, error) {
@@ -486,7 +486,7 @@ func same(s *nemesis.Service) {
 	}
 }
 
-// What no driver promises to survive is counted.
+// Violations after faults that no driver promises to survive are only counted.
 func TestReported(t *testing.T) {
 	t.Parallel()
 	p := plan()
@@ -501,7 +501,7 @@ func TestReported(t *testing.T) {
 	}
 }
 
-// dial opens a driver of the bundled server, for the clients that are processes.
+// dial opens a driver of the bundled server, for clients in their own process.
 func dial(ctx context.Context, target string) (backend.Driver, error) {
 	proxy, addr, _ := strings.Cut(target, ",")
 	d := builtin.New([]string{addr}, &builtin.Options{
@@ -512,7 +512,7 @@ func dial(ctx context.Context, target string) (backend.Driver, error) {
 	return d, d.Ping(ctx)
 }
 
-// Real processes are stopped and killed.
+// Faults stop and kill real processes.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	addr := freeport.Addresses(t, 1)[0]

@@ -16,34 +16,34 @@ import (
 // Plan determines a run, together with the service.
 type Plan struct {
 	Seed     uint64
-	Duration time.Duration // how long faults are drawn for; the run takes as long as they need
+	Duration time.Duration // faults are drawn for this time; the run may take longer
 
-	// Kinds are the slugs of the kinds to draw from. Nil: all that the service supports.
+	// Kinds are the slugs of the kinds to draw from. Nil: all kinds that the service supports.
 	Kinds []string
-	// Reported draws from the kinds that no driver promises to survive. Violations are then counted only.
+	// Reported draws from the kinds that no driver promises to survive. Violations are then only counted.
 	Reported bool
-	// OneByOne never strikes with two faults at once.
+	// OneByOne excludes two simultaneous faults.
 	OneByOne bool
 
-	// Recovery bounds the time from the end of a fault until every client and every name had a turn. Default
-	// 30 s, which is far more than a busy machine needs.
+	// Recovery bounds the time from the end of a fault until every client and every name has had a turn. Default 30 s,
+	// far more than a busy machine needs.
 	Recovery time.Duration
-	// Patience bounds the wait of an attack for each of its required effects. Default one minute.
+	// Patience bounds the wait of an attack for each required effect. Default one minute.
 	Patience time.Duration
-	// Search bounds conformance/check's search of an epoch: see check.Rules.Timeout.
+	// Search bounds the search of conformance/check in an epoch: see check.Rules.Timeout.
 	Search time.Duration
 }
 
-// patience bounds the waits of a run for required events. It is far more than a busy machine needs.
+// patience bounds the waits of a run for required events. It is far longer than a busy machine needs.
 const patience = time.Minute
 
-// The environment decides about Run:
+// Environment variables of Run.
 const (
 	// SeedEnv is the seed, or "random". Default 1.
 	SeedEnv = "FENCELOCK_SEED"
-	// DurationEnv is for how long faults are drawn. Default 30s.
+	// DurationEnv is Plan.Duration. Default 30s.
 	DurationEnv = "FENCELOCK_SOAK"
-	// KindsEnv is Plan.Kinds, with commas between them. Default all.
+	// KindsEnv is Plan.Kinds, separated by commas. Default all.
 	KindsEnv = "FENCELOCK_FAULTS"
 )
 
@@ -74,8 +74,8 @@ func PlanFromEnvironment() (Plan, error) {
 	return p, nil
 }
 
-// Run breaks a service that start makes, as the environment plans it, and fails the test if anything is wrong. It is
-// skipped with -short.
+// Run breaks a service that start makes, with the plan from the environment, and fails the test if the run fails. It
+// is skipped with -short.
 func Run(t *testing.T, start func(t testing.TB) Service) {
 	t.Helper()
 	if testing.Short() {
@@ -88,8 +88,8 @@ func Run(t *testing.T, start func(t testing.TB) Service) {
 	play(t, start(t), p)
 }
 
-// RunReported is Run with the kinds that no driver promises to survive: it prints how often there were violations, and
-// fails only if a fault did not happen or the clients do not go on after it.
+// RunReported is Run with the kinds that no driver promises to survive: it prints the number of violations, and fails
+// only if a fault does not happen or the clients do not go on after it.
 func RunReported(t *testing.T, start func(t testing.TB) Service) {
 	t.Helper()
 	if testing.Short() {

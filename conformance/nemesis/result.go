@@ -19,10 +19,10 @@ import (
 	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
-// Failed is the kind of violation that a run finds without check: an event that did not come.
+// Failed is the kind of violation that a run finds without check: a missing event.
 const Failed check.Kind = "failed"
 
-// Inconclusive is the kind of a step that failed three times, each time while the machine stood still: no failure.
+// Inconclusive is the kind of a step that failed three times, each time while the machine stalled: not a failure.
 const Inconclusive check.Kind = "inconclusive"
 
 // Result is the result of a run.
@@ -33,7 +33,7 @@ type Result struct {
 	Took     time.Duration
 	Reported bool
 	Schedule Schedule
-	Steps    int // of the schedule that were carried out
+	Steps    int // executed steps of the schedule
 	Faults   int
 	Kinds    map[string]*KindResult // by slug
 
@@ -47,22 +47,22 @@ type Result struct {
 // KindResult is the result of the faults of one kind.
 type KindResult struct {
 	Count      int
-	Recoveries []time.Duration // from the end of the fault until every client and every name had a turn
-	Outages    []time.Duration // from its beginning until all unaffected clients went on, also with the victim's name
-	Told       []time.Duration // until a holder knew that its lock was taken away
-	// Unexplained counts the holders that got another reason than the true one.
+	Recoveries []time.Duration // from the end of the fault until every client and every name has had a turn
+	Outages    []time.Duration // from its beginning until the unaffected clients went on, even with the victim's name
+	Told       []time.Duration // from a forced release until the holder's notification
+	// Unexplained counts the holders that were notified with a wrong reason.
 	Unexplained int
-	Violated    int // after how many of them something was violated, until the next step
+	Violated    int // number of faults with a violation before the next step
 }
 
-// played is a step that began then.
+// played is a step with the instant of its beginning.
 type played struct {
 	since    backend.Instant
 	step     Step
 	violated bool
 }
 
-// Failures are the violations that are no mere figures.
+// Failures returns the violations that fail the run, and are not only counted.
 func (r *Result) Failures() []check.Violation {
 	return slices.DeleteFunc(slices.Clone(r.Violations), func(v check.Violation) bool {
 		return v.Kind == Inconclusive ||
@@ -141,7 +141,7 @@ func (r Result) String() string {
 	return b.String()
 }
 
-// fact is the summary for programs.
+// fact returns the summary for programs.
 func (r *Result) fact() testfacts.Soak {
 	fact := testfacts.Soak{
 		Driver: r.Driver, Reported: r.Reported, Seed: r.Seed, Took: r.Took, Faults: r.Faults, Operations: r.Operations,
@@ -198,11 +198,11 @@ func most(all []time.Duration) time.Duration {
 	return slices.Max(all).Round(time.Millisecond)
 }
 
-// failed notes that the run cannot go on.
+// failed records an error that ends the run.
 func (r *run) failed(err error) {
 	kind := Failed
 	switch {
-	case errors.Is(err, errNoFault): // no result, for any reason
+	case errors.Is(err, errNoFault): // the step has no result, for any reason
 		kind = check.NoFault
 	case errors.As(err, new(*stallmeter.InconclusiveError)):
 		kind = Inconclusive
@@ -214,7 +214,7 @@ func (r *run) found(kind check.Kind, text string) {
 	r.result.Violations = append(r.result.Violations, check.Violation{Kind: kind, At: r.all.marks.Now(), Text: text})
 }
 
-// verify checks the history of the names of the present epoch.
+// verify checks the history of the names of the current epoch.
 func (r *run) verify(ctx context.Context) {
 	h := r.all.epoch(r.epoch)
 	report := check.Verify(ctx, h, check.Rules{
@@ -239,7 +239,7 @@ func (r *run) verify(ctx context.Context) {
 	}
 }
 
-// blame says of each step of the epoch whether something was violated from its beginning to that of the next one.
+// blame marks each step of the epoch with a violation between its beginning and the next step's.
 func (r *run) blame(found []check.Violation) {
 	for _, v := range found {
 		for i, p := range slices.Backward(r.played) {
@@ -258,7 +258,7 @@ func (r *run) blame(found []check.Violation) {
 	r.played = nil
 }
 
-// add adds what another epoch has shown.
+// add adds the figures of another epoch.
 func (r *Result) add(f check.Figures) {
 	if f.Margins > 0 && (r.Margins == 0 || f.Margin < r.Margin) {
 		r.Margin = f.Margin
@@ -280,7 +280,7 @@ func (r *Result) add(f check.Figures) {
 	r.Search += f.Search
 }
 
-// dump writes the data about a failure into a folder that the result names.
+// dump writes the data about a failure into a folder, and names it in the result.
 func (r *run) dump(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()

@@ -9,23 +9,22 @@ import (
 )
 
 // Schedule is the list of a run's faults with their times. It is a pure function of a Plan and of the possible faults
-// of the service: two runs with one seed have the same. The target of a draw at run time ("the leader", "a client that
-// holds") is
-// looked up when its turn comes.
+// of the service: two runs with one seed have the same schedule. A target such as the leader, or a client that holds,
+// is looked up when the fault strikes.
 type Schedule struct {
 	Seed  uint64
 	Steps []Step
 }
 
-// Step is one fault, or two at once.
+// Step is one fault, or two simultaneous faults.
 type Step struct {
-	// At is the time of its beginning, from the beginning of the run. If its predecessors take longer, it begins after
+	// At is the beginning of the step, from the beginning of the run. If earlier steps take longer, it begins after
 	// them.
 	At    time.Duration
 	Draws []Draw
 }
 
-// Draw is one fault with all that chance decides about it.
+// Draw is one fault with all of its random choices.
 type Draw struct {
 	Kind    string        // the slug of a Kind
 	After   time.Duration // from the beginning of the step
@@ -35,16 +34,15 @@ type Draw struct {
 	Variant uint32        // which variant of the kind, by remainder
 }
 
-// The pace of a schedule, in TTLs: how long clients are left alone before a step, and how long recovery is thought to
-// take.
+// The pace of a schedule, in TTLs: the time without faults before a step, and the expected time of recovery.
 const (
 	gapMost      = 0.75
 	recoverySpan = 0.75
 )
 
-// NewSchedule draws from kinds, in the order in which they are given, until d is over. A kind comes back only after
-// all others came. With pairs, every third step or so has two faults at once, never on more nodes than a minority. The
-// name of the driver takes part, so that the usual seed does not mean the same faults for all drivers.
+// NewSchedule draws from kinds until d is over. It repeats a kind only after all other kinds. With pairs, about every
+// third step has two faults, never on more nodes than a minority. The draws also depend on the name of the driver and
+// on the order of kinds, so that one seed gives other faults for other drivers.
 func NewSchedule(driver string, seed uint64, d, ttl time.Duration, kinds []Kind, nodes int, pairs bool) Schedule {
 	s := Schedule{Seed: seed}
 	if len(kinds) == 0 {
@@ -90,13 +88,13 @@ func newDraw(r *rand.Rand, k Kind, ttl time.Duration) Draw {
 	}
 }
 
-// fraction draws between least and most times d, in whole milliseconds: a schedule is read by people.
+// fraction draws between least and most times d, in whole milliseconds, for readers of the schedule.
 func fraction(r *rand.Rand, d time.Duration, least, most float64) time.Duration {
 	return time.Duration(float64(d) * (least + (most-least)*r.Float64())).Round(time.Millisecond)
 }
 
-// together reports whether two kinds may strike at once: different clients, or clients and servers, or two servers
-// where these are a minority.
+// together reports whether two kinds may strike at once: different clients, or clients and servers, or two servers if
+// they are a minority.
 func together(a, b Kind, nodes int) bool {
 	if a.alone || b.alone || a.Slug == b.Slug {
 		return false
@@ -111,7 +109,7 @@ func (s Step) length() (longest time.Duration) {
 	return longest
 }
 
-// String is one line for each step. Equal schedules have equal lines.
+// String returns one line for each step. Equal schedules have equal lines.
 func (s Schedule) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "schedule of seed %d: %d steps", s.Seed, len(s.Steps))

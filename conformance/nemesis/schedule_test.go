@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// everything is a service that can suffer everything, as far as a schedule is concerned.
+// everything returns all kinds, for a service that supports them.
 func everything() []Kind {
 	all := matrix()
 	for i := range all {

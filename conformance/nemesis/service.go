@@ -12,20 +12,20 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// Service is one fresh lock service, and what can be done to it. Driver, Client and Open must be set; each further
+// Service is one fresh lock service, with the means to break it. Driver, Client and Open must be set; each further
 // field adds kinds of faults, see Kinds. Nodes are numbered from 0. All functions are safe for concurrent use.
 type Service struct {
 	Driver string // for the summary: "etcd"
 
-	// Client makes the paths of one more client, over separate links, and returns the target for Open.
+	// Client makes the paths of a new client, over separate links, and returns the target for Open.
 	Client func(t testing.TB) (target string, links fault.Links)
 
-	// Open opens a driver. A child process opens with the function that its TestMain gave to Role; both are the same in
-	// most tests. A service that is not ready yet, or is being broken, may answer with an error: Open is then repeated.
+	// Open opens a driver. A child process uses the function that its TestMain passed to Client; in most tests both are
+	// the same. Open may fail while the service is not ready or broken: it is then repeated.
 	Open func(ctx context.Context, target string) (backend.Driver, error)
 
-	// Processes is the number of clients in separate processes, which Role makes of the test binary, and Inside the
-	// number of clients in the test's process. Default 3 and 2. Negative: 0.
+	// Processes is the number of clients in separate processes, which run the test binary in Role, and Inside the number
+	// of clients in the test's process. Default 3 and 2. Negative: 0.
 	Processes, Inside int
 
 	// TTL of all locks. Default 2 s.
@@ -39,37 +39,37 @@ type Service struct {
 	// runs have no effect.
 	Kill, Start, Pause, Resume func(ctx context.Context, node int) error
 
-	// Probe asks a node whether it answers, past all links, and returns a text that differs between its processes, or
-	// "" if that is unknown. By it a run knows that a node was really killed or paused.
+	// Probe checks that a node answers, without its links, and returns a text that differs between its processes, or ""
+	// if that is unknown. A run uses it to check that a node was really killed or paused.
 	Probe func(ctx context.Context, node int) (process string, err error)
 
 	// Leader waits until a majority follows a leader of a term after the given one.
 	Leader func(ctx context.Context, after uint64) (node int, term uint64, err error)
 
-	// Cut keeps back the messages from node from to node to, and only these; Heal ends every Cut. Said returns how many
-	// bytes node from has sent to node to, delivered or not.
+	// Cut keeps back the messages from node from to node to, and only these; Heal ends every Cut. Said returns the
+	// number of bytes that node from has sent to node to, delivered or not.
 	Cut  func(from, to int)
 	Heal func()
 	Said func(from, to int) int64
 
-	// RefuseRelease has the service refuse to release holds of one name (or of all), while it renews them: a right that
-	// was revoked. RefuseWrites has it refuse all changes of locks: a read-only database, a password that was
-	// changed. Both answer, unlike a service that is down, and are the functions of conformance.Server.
+	// RefuseRelease has the service refuse to release holds of one name (or of all), while it renews them: a revoked
+	// right. RefuseWrites has it refuse all changes of locks: a read-only database, a changed password. Unlike a service
+	// that is down, both return errors. They are the functions of conformance.Server.
 	RefuseRelease, RefuseWrites func(t testing.TB, name string) (allow func())
 
 	// Leftovers lists the drivers' remaining entries in the service. Nil: not checked.
 	Leftovers func() ([]string, error)
 
-	// Logs returns the end of each server's log, by a name that is valid for a file. Nil: no logs.
+	// Logs returns the end of each server's log, by a valid file name. Nil: no logs.
 	Logs func(ctx context.Context) map[string]string
 
-	// More are kinds of this service alone: see NewKind and NewLapse.
+	// More are further kinds for this service alone: see NewKind and NewLapse.
 	More []Kind
 
-	caps backend.Capabilities // of the driver, once it is open
+	caps backend.Capabilities // of the driver, once opened
 }
 
-// quorum reports whether the service goes on when one of its nodes does not.
+// quorum reports whether the service survives the loss of one node.
 func (s *Service) quorum() bool { return s.Nodes >= 3 }
 
 // resolve fills in defaults.
@@ -98,7 +98,7 @@ func defaultTo(n *int, otherwise int) {
 	}
 }
 
-// tierOf is the highest tier that the driver serves.
+// tierOf returns the highest tier that the driver serves.
 func tierOf(d backend.Driver) fencelock.Tier {
 	if _, promises := d.(backend.FencingDriver); promises && d.Describe().Capabilities.Has(backend.CapFencing) {
 		return fencelock.Correctness
@@ -106,7 +106,7 @@ func tierOf(d backend.Driver) fencelock.Tier {
 	return fencelock.Efficiency
 }
 
-// open opens a driver, with retries until ctx ends: a client may come while something is broken.
+// open opens a driver, with retries until ctx ends: a client may start during a fault.
 func open(ctx context.Context, opener func(context.Context, string) (backend.Driver, error),
 	target string) (backend.Driver, error) {
 	for {
@@ -114,7 +114,7 @@ func open(ctx context.Context, opener func(context.Context, string) (backend.Dri
 		if err == nil || ctx.Err() != nil {
 			return d, err
 		}
-		pause(ctx, 50*time.Millisecond) // the return of the service is not notified
+		pause(ctx, 50*time.Millisecond) // no notification when the service is back
 	}
 }
 
@@ -128,8 +128,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Addresses makes what Service.Client returns of one address for each node: the target is the addresses with commas
-// between them.
+// Addresses returns the results of Service.Client for one address per node: target is the addresses, separated by
+// commas.
 func Addresses(addrs []string, links fault.Links) (target string, same fault.Links) {
 	return strings.Join(addrs, ","), links
 }

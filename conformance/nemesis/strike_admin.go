@@ -9,13 +9,12 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// soon bounds the time until a holder learns that somebody took its lock away: a second, and the allowance of a busy
-// machine.
+// soon bounds the time until a holder is notified of a forced release: a second, and the allowance of a busy machine.
 const soon = 10 * time.Second
 
-// forceRelease takes away the victim's name. The victim is notified within a second, and may be mistaken until then: a
-// forced release takes effect when the operator's call returns, and only the tokens protect the data. A driver may have
-// no time to find out that the release was forced.
+// forceRelease force-releases the victim's name. The victim is notified within a second. A forced release takes
+// effect when the operator's call returns: until the notification, only tokens protect the data. A driver may have no
+// time to find out that the release was forced.
 func (a *attack) forceRelease(ctx context.Context) error {
 	operator, ok := backend.As[backend.ForceReleaser](a.admin)
 	if !ok {
@@ -46,7 +45,7 @@ func (a *attack) forceRelease(ctx context.Context) error {
 	return a.goOn(ctx, began, true)
 }
 
-// lapse lets the service forget the victim's hold. The victim must learn of it in the end.
+// lapse makes the service forget the victim's hold. The victim must be notified of the loss.
 func (a *attack) lapse(ctx context.Context, forget func(ctx context.Context, name string) error) error {
 	began := time.Now()
 	if err := a.within(ctx, func(ctx context.Context) error { return forget(ctx, a.name) }); err != nil {

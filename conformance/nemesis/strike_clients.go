@@ -9,11 +9,11 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// stopHolder: the holder wakes up after others have had its lock, and must know that at once.
+// stopHolder stops the holder until other clients have had its lock. When it continues, it must notice the loss.
 func (a *attack) stopHolder(ctx context.Context) error {
 	child := a.victim.now().child
 	began := time.Now()
-	if err := child.Pause(); err != nil { // returns when the kernel says that it stands still
+	if err := child.Pause(); err != nil { // returns when the kernel reports it as stopped
 		return fmt.Errorf("%w: %w", errNoFault, err)
 	}
 	defer child.Resume()
@@ -28,7 +28,7 @@ func (a *attack) stopHolder(ctx context.Context) error {
 	return err
 }
 
-// stopWaiter: a waiter that stands still must not keep the others waiting for longer than a TTL.
+// stopWaiter stops a waiter, which must not delay the others for longer than a TTL.
 func (a *attack) stopWaiter(ctx context.Context) error {
 	r := a.victim.now()
 	defer r.child.Resume()
@@ -43,7 +43,7 @@ func (a *attack) stopWaiter(ctx context.Context) error {
 		if holds, waits := a.all.standing(r.name); holds == 0 && waits > 0 {
 			return true
 		}
-		r.child.Resume() // it went on meanwhile
+		r.child.Resume() // it has stopped waiting meanwhile
 		return false
 	})
 	if err != nil {
@@ -57,7 +57,7 @@ func (a *attack) stopWaiter(ctx context.Context) error {
 	return r.child.Resume()
 }
 
-// killHolder: nobody is left to release.
+// killHolder kills the holder, so that no process releases its lock.
 func (a *attack) killHolder(ctx context.Context) error {
 	r := a.victim.now()
 	began := time.Now()
@@ -78,7 +78,7 @@ func (a *attack) killHolder(ctx context.Context) error {
 	})
 }
 
-// cut breaks the links of a holder. Seen is the direction in which they must have taken in something meanwhile.
+// cut breaks the links of a holder. Seen is the direction in which they must have received bytes meanwhile.
 func (a *attack) cut(ctx context.Context, breakIt func(fault.Link), seen fault.Direction) error {
 	link := a.victim.links
 	before := link.Seen(seen)
@@ -91,8 +91,8 @@ func (a *attack) cut(ctx context.Context, breakIt func(fault.Link), seen fault.D
 	return a.kept(ctx, seen, before)
 }
 
-// cutOff checks a victim that cannot reach the service: if that lasts, it is notified of its loss, and others get its
-// name. No later request of it is granted meanwhile.
+// cutOff checks a victim that cannot reach the service: if the fault lasts, the victim is notified of its loss, and
+// others are granted its name. None of its later requests is granted meanwhile.
 func (a *attack) cutOff(ctx context.Context, began time.Time) error {
 	since := a.all.marks.Now()
 	if err := a.goOn(ctx, began, a.outlasted()); err != nil {
@@ -110,7 +110,7 @@ func (a *attack) cutOff(ctx context.Context, began time.Time) error {
 	return nil
 }
 
-// kept waits until the links of the victim have taken in something that they did not deliver.
+// kept waits until the links of the victim have received undelivered bytes.
 func (a *attack) kept(ctx context.Context, dir fault.Direction, before int64) error {
 	return a.eventually(ctx, "nothing was kept back", func(context.Context) bool {
 		return a.victim.links.Seen(dir) > before
@@ -146,7 +146,7 @@ func (a *attack) refuse(ctx context.Context) error {
 	defer link.Pass()
 	began := time.Now()
 	err := a.sever(ctx, func() {
-		link.Pass() // a client without connections makes one, and then there is something to break
+		link.Pass() // a client without connections opens one, which Refuse then breaks
 		pause(ctx, settle)
 		link.Refuse()
 	})
@@ -156,7 +156,8 @@ func (a *attack) refuse(ctx context.Context) error {
 	return a.cutOff(ctx, began)
 }
 
-// sever breaks connections until there were some. Links that are no proxies cannot tell.
+// sever breaks connections until at least one was open. Only proxies report that; for other links it breaks them
+// once.
 func (a *attack) sever(ctx context.Context, breakThem func()) error {
 	link := a.victim.links
 	tells := false
@@ -171,14 +172,14 @@ func (a *attack) sever(ctx context.Context, breakThem func()) error {
 	})
 }
 
-// late holds back the victim's requests while it releases its name, and delivers them when others hold it.
+// late holds back the victim's requests while it releases its name, and delivers them when other clients hold it.
 func (a *attack) late(ctx context.Context) error {
 	link := a.victim.links
 	before := link.Seen(fault.Requests)
 	began := time.Now()
 	link.Hold(fault.Requests)
 	defer link.Pass()
-	if err := a.finish(ctx); err != nil { // the release is held back too, and times out after a TTL
+	if err := a.finish(ctx); err != nil { // the release is held back, too, and times out after a TTL
 		return err
 	}
 	if err := a.goOn(ctx, began, true); err != nil {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// node chooses a node that does not lead and is not hit yet.
+// node chooses a node that does not lead and is not a target yet.
 func (a *attack) node(ctx context.Context) (int, error) {
 	leader := -1
 	if leads(&a.Service) {
@@ -40,7 +40,7 @@ func (a *attack) leader(ctx context.Context) (node int, term uint64, err error) 
 	return node, term, err
 }
 
-// another waits for another leader than the broken one.
+// another waits for a leader other than the broken node.
 func (a *attack) another(ctx context.Context, broken int, term uint64) error {
 	return a.within(ctx, func(ctx context.Context) error {
 		now, _, err := a.Leader(ctx, term)
@@ -99,7 +99,7 @@ func (a *attack) leaderPause(ctx context.Context) error {
 	})
 }
 
-// beside checks that the service goes on beside a broken node, if it has others.
+// beside checks that the service goes on beside a broken node, if it has a majority without it.
 func (a *attack) beside(ctx context.Context, began time.Time) error {
 	if !a.quorum() {
 		return nil
@@ -107,7 +107,7 @@ func (a *attack) beside(ctx context.Context, began time.Time) error {
 	return a.goOn(ctx, began, false)
 }
 
-// paused freezes a node, for as long as was drawn and until during returns.
+// paused freezes a node, for at least the drawn length and until during returns.
 func (a *attack) paused(ctx context.Context, node int, during func(began time.Time) error) error {
 	began := time.Now()
 	if err := a.within(ctx, func(ctx context.Context) error { return a.Pause(ctx, node) }); err != nil {
@@ -149,8 +149,8 @@ func (a *attack) leaderKill(ctx context.Context) error {
 	})
 }
 
-// ended kills a node, restarts it after as long as was drawn and when during has returned, and checks that it is
-// another process.
+// ended kills a node, restarts it after at least the drawn length and after during has returned, and checks that it
+// is a new process.
 func (a *attack) ended(ctx context.Context, node int, during func(began time.Time) error) error {
 	former, err := a.answers(ctx, node)
 	if err != nil {
@@ -186,14 +186,14 @@ func (a *attack) rollingRestart(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("restart of node %d: %w", node, err)
 		}
-		if err := a.goOn(ctx, time.Now(), false); err != nil { // before the next one
+		if err := a.goOn(ctx, time.Now(), false); err != nil { // before the next node
 			return err
 		}
 	}
 	return nil
 }
 
-// isolate cuts a node off from the others, both ways.
+// isolate cuts a node off from the others, in both directions.
 func (a *attack) isolate(node int) {
 	for other := range a.Nodes {
 		if other != node {
@@ -203,7 +203,7 @@ func (a *attack) isolate(node int) {
 	}
 }
 
-// said waits until a node has sent something to another one since before.
+// said waits until a node has sent more than before bytes to another node.
 func (a *attack) said(ctx context.Context, from, to int, before int64) error {
 	return a.eventually(ctx, fmt.Sprintf("nothing was kept back from node %d to node %d", from, to),
 		func(context.Context) bool { return a.Said(from, to) > before })
@@ -269,15 +269,15 @@ func (a *attack) oneWayPeers(ctx context.Context) error {
 	began := time.Now()
 	elects := false
 	switch a.Variant % 4 {
-	case 0: // the leader does not hear a follower
+	case 0: // the leader does not hear one follower
 		from, to = follower, leader
 		a.Cut(from, to)
 	case 1: // a follower does not hear the leader
 		a.Cut(from, to)
-	case 2: // nobody hears the leader: another one must be elected
+	case 2: // no follower hears the leader: they must elect another
 		elects = true
 		all(func(other int) { a.Cut(leader, other) })
-	case 3: // the leader hears nobody: it must step down
+	case 3: // the leader hears no follower: it must step down
 		elects = true
 		from, to = follower, leader
 		all(func(other int) { a.Cut(other, leader) })

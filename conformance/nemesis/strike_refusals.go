@@ -11,7 +11,7 @@ import (
 )
 
 // refuseRelease has the victim release its hold while the service refuses releases. The hold ends with its TTL or with
-// a release that the client repeats, although the client lives.
+// a repeated release, although the client is still running.
 func (a *attack) refuseRelease(ctx context.Context) error {
 	return a.refusal(ctx, a.RefuseRelease, a.refusedRelease)
 }
@@ -39,7 +39,7 @@ func (a *attack) refuseWrites(ctx context.Context) error {
 	})
 }
 
-// refusedRelease has the victim release its hold, which must be refused, and lasts for as long as was drawn.
+// refusedRelease has the victim release its hold, which must be refused, and lasts for the drawn length.
 func (a *attack) refusedRelease(ctx context.Context, began time.Time) error {
 	if err := a.finish(ctx); err != nil {
 		return err
@@ -51,14 +51,14 @@ func (a *attack) refusedRelease(ctx context.Context, began time.Time) error {
 	return nil
 }
 
-// refusal begins a refusal, ends it when during returns, and waits until others had every name. This must be within a
-// TTL, with the allowance of a busy machine.
+// refusal begins a refusal, ends it when during returns, and waits until other clients have had every name. This must
+// take at most a TTL, plus the allowance of a busy machine.
 func (a *attack) refusal(ctx context.Context, begin func(testing.TB, string) func(),
 	during func(ctx context.Context, began time.Time) error) error {
 	began := time.Now()
 	allow := sync.OnceFunc(begin(a.t, a.name))
 	defer allow()
-	pause(ctx, settle) // connections notice one after the other
+	pause(ctx, settle) // connections are affected one after the other
 	if err := during(ctx, began); err != nil {
 		return err
 	}
@@ -76,10 +76,9 @@ func (a *attack) refusal(ctx context.Context, begin func(testing.TB, string) fun
 	return nil
 }
 
-// neverOpens waits on after a name did not open within most, until the machine has run for most once more. A name
-// that opens then was late, which a busy machine excuses. A name that stays closed is an error that no stall excuses.
-// Without this wait the step would be repeated on a name that nobody gets any more, and fail with another error each
-// time.
+// neverOpens waits after a name did not open within most, until the machine has run for most again. If the name opens
+// then, it was late, which a busy machine excuses. If it stays closed, no stall excuses that. Without this wait the
+// step would be repeated on a name that no client can acquire, and fail with another error each time.
 func (a *attack) neverOpens(ctx context.Context, began time.Time, most time.Duration, late error) error {
 	since := time.Now()
 	for ran := time.Duration(0); ran < most; {

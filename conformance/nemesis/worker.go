@@ -42,34 +42,34 @@ func Client(open func(ctx context.Context, target string) (backend.Driver, error
 // config is the configuration of a client at its start.
 type config struct {
 	Target string
-	Client string // its name: another one for each process
+	Client string // its name: a new one for each process
 	TTL    time.Duration
 	Epoch  int
-	Seed   uint64 // of the lengths of holds and pauses, which no schedule fixes
+	Seed   uint64 // of the lengths of holds and pauses, which the schedule does not fix
 }
 
-// The lines to a client, and the lines from it that are no events.
+// The lines to a client, and the lines from it that are not events.
 const (
-	lineEpoch = "epoch " // and its number: contend for its names, and leave the earlier ones
-	lineKeep  = "keep "  // and the number of a name: hold it until told otherwise
+	lineEpoch = "epoch " // and its number: contend for its names, and no longer for earlier names
+	lineKeep  = "keep "  // and the number of a name: hold it until lineFree
 	lineFree  = "free"   // release the kept name
-	lineStop  = "stop"   // release everything, and end
+	lineStop  = "stop"   // release all locks, and end
 
 	lineReady = "ready"   // the client contends
-	lineLeft  = "left "   // and the number of an epoch: no call of it is under way
+	lineLeft  = "left "   // and the number of an epoch: no call of it is in flight
 	lineKept  = "kept "   // and a name
 	lineLost  = "lost "   // and the reason: the kept name was lost
 	lineFreed = "freed"   // the kept name was released, or was lost; and the error of the release, in one line
 	lineBye   = "stopped" // no hold is left
 )
 
-// slot is one name that all clients contend for, in each epoch another one.
+// slot stands for one name in each epoch, for which all clients contend.
 type slot struct {
 	slug string
 	kind backend.Kind // KindShared: shared or exclusive, at random
 }
 
-// slots are the names. The first ones can be kept: they are always held exclusively.
+// slots are the names. A client can keep the first ones: they are always exclusive.
 var slots = []slot{
 	{"a", backend.KindExclusive},
 	{"b", backend.KindExclusive},
@@ -105,12 +105,12 @@ type worker struct {
 	out       io.Writer
 	recorder  *check.Recorder
 	locks     *check.Locker
-	inspector backend.Inspector // nil if the driver cannot
+	inspector backend.Inspector // nil if the driver cannot inspect
 	slots     []slot
 	ctx       context.Context    // ends with the worker
 	free      context.CancelFunc // releases the kept name; nil without one
 	keeper    sync.WaitGroup
-	released  error // of the kept name; keeper.Wait comes before it is read
+	released  error // of the kept name; read only after keeper.Wait
 }
 
 // work contends until the line stop, or until in ends. Each line to out is one Write.
@@ -156,7 +156,7 @@ func work(c config, opener func(context.Context, string) (backend.Driver, error)
 }
 
 func (w *worker) say(prefix string, args ...any) {
-	_, _ = io.WriteString(w.out, prefix+fmt.Sprint(args...)+"\n") // a parent that does not listen has gone
+	_, _ = io.WriteString(w.out, prefix+fmt.Sprint(args...)+"\n") // if the parent does not read, it has exited
 }
 
 func (w *worker) contendUntilStopped(in <-chan string) {
@@ -183,8 +183,7 @@ func (w *worker) contendUntilStopped(in <-chan string) {
 	w.stopKeeping()
 }
 
-// startEpoch starts contenders for the names of an epoch. The function that it returns stops them, and returns when
-// they have released.
+// startEpoch starts contenders for the names of an epoch. stop ends them, and returns when they have released.
 func (w *worker) startEpoch(epoch int) (stop func()) {
 	ctx, cancel := context.WithCancel(w.ctx)
 	var all sync.WaitGroup
@@ -198,7 +197,7 @@ func (w *worker) startEpoch(epoch int) (stop func()) {
 	}
 }
 
-// contend acquires, holds and releases one name, most of the time briefly.
+// contend acquires, holds and releases one name, mostly briefly.
 func (w *worker) contend(ctx context.Context, s slot, name string, r *rand.Rand) {
 	upTo := func(d time.Duration) time.Duration { return time.Duration(r.Int64N(int64(d))) }
 	for ctx.Err() == nil {
@@ -210,7 +209,7 @@ func (w *worker) contend(ctx context.Context, s slot, name string, r *rand.Rand)
 		held, err := acquire(waiting, name, s.options(r)...)
 		cancel()
 		if err != nil {
-			pause(ctx, 10*time.Millisecond+upTo(40*time.Millisecond)) // refused connections fail at once
+			pause(ctx, 10*time.Millisecond+upTo(40*time.Millisecond)) // refused connections fail immediately
 			continue
 		}
 		length := upTo(20 * time.Millisecond)
@@ -223,7 +222,7 @@ func (w *worker) contend(ctx context.Context, s slot, name string, r *rand.Rand)
 	}
 }
 
-// options of one acquire.
+// options returns the options of one acquire.
 func (s slot) options(r *rand.Rand) []fencelock.AcquireOption {
 	switch {
 	case s.kind == backend.KindPermits:
@@ -234,8 +233,8 @@ func (s slot) options(r *rand.Rand) []fencelock.AcquireOption {
 	return nil
 }
 
-// hold keeps a hold for d, while it is held and ctx lives. It records renewals, since the process may be killed and
-// then nobody else knows of them, and the service's answer about the holder.
+// hold keeps a hold for d, while it is held and ctx lives. It records renewals, since no other process could report
+// them after a kill, and the service's answer about the holder.
 func (w *worker) hold(ctx context.Context, held *check.Held, d time.Duration) {
 	end := time.NewTimer(d)
 	defer end.Stop()
@@ -256,7 +255,7 @@ func (w *worker) hold(ctx context.Context, held *check.Held, d time.Duration) {
 	}
 }
 
-// ask records who holds a name that is held exclusively here, if the driver can tell.
+// ask records the service's answer about the holder of an exclusive lock held here, if the driver can inspect.
 func (w *worker) ask(ctx context.Context, lease *fencelock.Lease) {
 	if w.inspector == nil || lease.Grant().Kind != backend.KindExclusive {
 		return

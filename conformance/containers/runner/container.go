@@ -18,11 +18,11 @@ import (
 // pullTimeout bounds the pull of an image.
 const pullTimeout = 3 * time.Minute
 
-// errNoEngine: no Docker engine answers.
+// errNoEngine means that no Docker engine answers.
 var errNoEngine = errors.New("no Docker engine answers")
 
-// container is a server in a container. Testcontainers starts it and cleans up after it; operations that it has no
-// methods for (pause, kill, restart) go to the Docker client behind it.
+// container is a server in a container. Testcontainers starts and removes it; operations without a method there
+// (pause, kill, restart) use the Docker client behind it.
 type container struct {
 	spec      Spec
 	provider  *testcontainers.DockerProvider
@@ -40,7 +40,7 @@ func newContainer(ctx context.Context, spec Spec) (*container, error) {
 // connect returns a provider with an engine that answers.
 func connect(ctx context.Context) (provider *testcontainers.DockerProvider, err error) {
 	defer func() {
-		if r := recover(); r != nil { // testcontainers panics where it finds no address of an engine
+		if r := recover(); r != nil { // testcontainers panics if it finds no address of an engine
 			provider, err = nil, fmt.Errorf("%w: %v", errNoEngine, r)
 		}
 	}()
@@ -62,7 +62,7 @@ type quiet struct{}
 
 func (quiet) Printf(string, ...any) {}
 
-// pull pulls the image unless it is there. Testcontainers would do it too, but repeats failures for minutes.
+// pull pulls the image unless the engine has it. Testcontainers would pull it too, but repeats failures for minutes.
 func (c *container) pull(ctx context.Context) error {
 	docker := c.provider.Client()
 	if _, err := docker.ImageInspect(ctx, c.spec.Image); err == nil {
@@ -82,7 +82,7 @@ func (c *container) pull(ctx context.Context) error {
 
 func (c *container) start(ctx context.Context) (string, error) {
 	if c.container != nil {
-		// Not testcontainers' Start: it was made for a new container.
+		// Not testcontainers' Start: that is for a new container.
 		if _, err := c.provider.Client().ContainerStart(ctx, c.id(), client.ContainerStartOptions{}); err != nil {
 			return "", err
 		}
@@ -98,7 +98,7 @@ func (c *container) start(ctx context.Context) (string, error) {
 	if c.spec.HostNetwork {
 		return "", nil
 	}
-	return c.container.PortEndpoint(ctx, c.spec.Port, "") // another one after each start
+	return c.container.PortEndpoint(ctx, c.spec.Port, "") // a new port after each start
 }
 
 func (c *container) request() testcontainers.ContainerRequest {
@@ -120,7 +120,7 @@ func (c *container) request() testcontainers.ContainerRequest {
 		return r
 	}
 	r.HostConfigModifier = func(host *engine.HostConfig) { host.NetworkMode = "host" }
-	// Testcontainers adds its own network, which does not go together with the host's.
+	// Testcontainers adds its own network, which excludes the host's network.
 	r.EndpointSettingsModifier = func(networks map[string]*network.EndpointSettings) { clear(networks) }
 	return r
 }
@@ -135,7 +135,7 @@ func (c *container) ended(ctx context.Context) error {
 	return fmt.Errorf("the container has ended with exit code %d", state.ExitCode)
 }
 
-// kill returns when the container does not run any more.
+// kill returns when the container no longer runs.
 func (c *container) kill(ctx context.Context) error {
 	docker := c.provider.Client()
 	wait := docker.ContainerWait(ctx, c.id(), client.ContainerWaitOptions{})
@@ -150,8 +150,8 @@ func (c *container) kill(ctx context.Context) error {
 	}
 }
 
-// pause retries if the kernel did not freeze all threads in the time that the runtime allows, as happens on
-// busy machines with the first version of control groups; the runtime then unfreezes the others.
+// pause retries if the kernel did not freeze all threads within the runtime's time limit, as happens on busy machines
+// with control groups v1; the runtime then unfreezes the other threads.
 func (c *container) pause(ctx context.Context) error {
 	for {
 		_, err := c.provider.Client().ContainerPause(ctx, c.id(), client.ContainerPauseOptions{})
@@ -187,7 +187,7 @@ func (c *container) close(ctx context.Context) error {
 	if c.container == nil {
 		return nil
 	}
-	// Terminate would wait for a server that is paused or slow to save. It may have ended already.
+	// Terminate would wait for a server that is paused or slow to save. The container may have ended already.
 	c.provider.Client().ContainerKill(ctx, c.id(), client.ContainerKillOptions{Signal: "KILL"})
 	if err := c.container.Terminate(ctx, testcontainers.StopTimeout(0)); err != nil {
 		return err

@@ -1,9 +1,10 @@
-// Command runner runs one container with testcontainers-go for package containers, which starts it. It is a program in
-// its own module, so that testcontainers-go and the client of Docker are not among the modules of a user of Fencelock.
+// Command runner runs one container with testcontainers-go for package containers, which starts the command. It has
+// its own module, so that users of Fencelock do not depend on testcontainers-go and the Docker client.
 //
 // The first line on stdin is the Spec, in JSON. Every other line is an operation (pull, start, ended, kill, pause,
-// resume, logs, close), or cancel, which cancels the operation that runs. Each line but cancel gets an Answer, a line of
-// JSON on stdout. At the end of stdin, that is with the process that started it, the runner removes the container.
+// resume, logs, close), or cancel, which cancels the running operation. For each line but cancel, the runner writes
+// an Answer, a line of JSON, to stdout. At the end of stdin, that is when the process that started it ends, the
+// runner removes the container.
 package main
 
 import (
@@ -23,7 +24,7 @@ import (
 // removeTimeout bounds the removal of a container.
 const removeTimeout = 2 * time.Minute
 
-// Spec says what to run.
+// Spec describes the container to run.
 type Spec struct {
 	Image       string
 	Entrypoint  []string // nil: the image's
@@ -49,8 +50,8 @@ type operation struct {
 }
 
 func main() {
-	// Signals from a terminal go to the whole process group. The end of the test is the end of stdin.
-	// SIGPIPE would end this program, and leave the container, at an answer to a test that died.
+	// Signals from a terminal go to the whole process group. The test ends with the end of stdin. SIGPIPE would end this
+	// program, and leave the container, when it answers a test that has died.
 	signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
 	if err := serve(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "runner:", err)
@@ -86,14 +87,14 @@ func serve(in io.Reader, out io.Writer) (err error) {
 		if err != nil {
 			a.Error = err.Error()
 		}
-		// A test that died does not read. Its end of stdin follows.
+		// A test that has died does not read. The end of stdin follows.
 		_ = answers.Encode(a)
 	}
 	return nil
 }
 
-// read sends the lines of in as operations. It ends them when they are canceled, or when nobody waits for them any
-// more. A start is not canceled then: it could leave a container with an unknown ID.
+// read sends the lines of in as operations. It cancels an operation on cancel, and at the end of stdin. At the end of
+// stdin it does not cancel a start, which could leave a container with an unknown ID.
 func read(in io.Reader, operations chan<- operation) {
 	cancel := func() {}
 	var last []byte

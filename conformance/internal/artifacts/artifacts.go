@@ -13,8 +13,8 @@ func Kept() bool {
 	return f != nil && f.Value.String() == "true"
 }
 
-// Dir returns the artifact folder of the test if go test keeps artifacts, and otherwise a new one that stays, with what
-// in its name.
+// Dir returns the artifact folder of the test if go test keeps artifacts, and otherwise a new folder that is kept,
+// with what in its name.
 func Dir(t testing.TB, what string) (string, error) {
 	if Kept() {
 		return t.ArtifactDir(), nil
