@@ -102,7 +102,7 @@ func (h *hold) grant() Grant {
 	return Grant{Name: h.Name, RequestID: h.ID, Sealed: h.Sealed, Token: h.token, Nonce: h.Nonce, MinHold: h.MinHold, MaxHold: h.max}
 }
 
-// admit refuses requests beyond the limits, whoever holds the names.
+// admit refuses requests beyond the limits, and requests that do not mix with the use of their names.
 func (m *Machine) admit(requests []Request, claims []claim) *Result {
 	for _, c := range claims {
 		if e := m.names[c.name]; e != nil && !e.mixes(c) {
@@ -152,7 +152,7 @@ func (m *Machine) available(claims []claim) bool {
 	return true
 }
 
-// grant makes holds of requests.
+// grant turns requests into holds.
 //
 // ticket is the ticket of the wait that the grant ends; zero: there was no wait.
 func (m *Machine) grant(s SessionID, requests []Request, ticket uint64) []Grant {

@@ -10,9 +10,9 @@ import (
 // at is the leader's wall clock when it made the log entry, in Unix nanoseconds (Batch.At). It is kept for people to
 // read, never goes back within the machine, and does not affect any decision.
 //
-// Whatever the command contains, Apply answers with a code and does not panic. A command that was not carried out (any
-// Code but OK, Granted and Queued) has no effect, except that its result is remembered, that Acked and Target count,
-// and that it removes the deadline of its session.
+// Apply returns a code for every command, and never panics. A command that was not carried out (any Code but OK,
+// Granted and Queued) has no effect, except that its result is remembered, that Acked and Target count, and that it
+// removes the deadline of its session.
 func (m *Machine) Apply(at int64, c *Command) (Result, []Notice) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -110,7 +110,7 @@ func (m *Machine) carryOut(s *session, c *Command) *Result {
 	return r
 }
 
-// settle grants waiters, wherever a claim ended.
+// settle grants waiters of the names that lost a claim.
 //
 // The order of the names affects only the order of tokens of different names: a grant excludes no waiter with an
 // earlier ticket, because it is compatible with all of them.
@@ -131,10 +131,10 @@ func (m *Machine) settle() {
 }
 
 func (m *Machine) settleName(e *entry) {
-	ahead := claim{permits: e.limit, limit: e.limit} // the claims of the waiters so far that wait on
+	ahead := claim{permits: e.limit, limit: e.limit} // the claims of the visited waiters that still wait
 	for i := 0; i < len(e.waits().queue); {
 		if (ahead.modes|e.held.modes())&exclusive != 0 || ahead.modes&permits != 0 {
-			return // nobody behind can have it
+			return // no later waiter can have it
 		}
 		m.looked++
 		p := e.line.queue[i]
@@ -149,7 +149,7 @@ func (m *Machine) settleName(e *entry) {
 
 // fits reports whether all of claims are compatible with every holder and with every waiter before ticket.
 func (m *Machine) fits(claims []claim, ticket uint64) bool {
-	for _, c := range claims { // cheap, and usually enough to say no
+	for _, c := range claims { // cheap, and usually enough to refuse
 		if e := m.names[c.name]; e != nil && !compatible(e.holders(), c) {
 			return false
 		}

@@ -165,7 +165,7 @@ func (c *Command) conditional() bool {
 	return c.Principal != "" || c.Nonce != fencing.Nonce{} || c.Token != 0
 }
 
-// share is the limits' share, if it is not the fixed one of members of the first level; zero otherwise.
+// share returns the limits' ClientShare; zero if it is the default, which members of the first level use.
 func (c *Command) share() int {
 	if c.Limits == nil || c.Limits.ClientShare == DefaultLimits().ClientShare {
 		return 0
@@ -173,9 +173,9 @@ func (c *Command) share() int {
 	return c.Limits.ClientShare
 }
 
-// DecodeBatch reads what AppendBatch wrote. It shares no memory with data. An operation that this build does not know
-// is no error: its command carries Payload, and Apply answers CodeUnknown. Anything else that AppendBatch does not
-// write is a *FormatError; no memory is allocated for lengths that data cannot contain.
+// DecodeBatch decodes the output of AppendBatch. It shares no memory with data. An operation that this build does not
+// know is no error: its command carries Payload, and Apply answers CodeUnknown. Any other data that AppendBatch does
+// not write is a *FormatError; no memory is allocated for lengths that data cannot contain.
 func DecodeBatch(data []byte) (*Batch, error) {
 	r := &reader{what: "batch", data: data}
 	if v := r.byte(); v != batchVersion {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// filled returns a machine with so many locks held, in sessions of 100 each.
+// filled returns a machine with that many locks held, in sessions of 100 each.
 func filled(b *testing.B, locks int) *Machine {
 	m := New(1 << 16)
 	for i := range locks {

@@ -33,10 +33,10 @@ func limited(field string) *Result {
 	return &Result{Code: CodeLimit, Field: field, Detail: LimitReached}
 }
 
-// LimitReached is the Detail of a CodeLimit by Limits. That of a policy says which.
+// LimitReached is the Detail of a CodeLimit by Limits. A CodeLimit by a policy has another Detail.
 const LimitReached = "the limit is reached"
 
-// checkCall checks what does not depend on the state. It returns nil if c can be carried out.
+// checkCall makes the checks that do not depend on the state. It returns nil if c can be carried out.
 func checkCall(c *Command) *Result {
 	known := c.Op >= OpOpenSession && c.Op <= OpSetPolicies
 	none := c.Session == SessionID{}
@@ -169,7 +169,7 @@ func checkText(field, s string, most int) *Result {
 	return nil
 }
 
-// checkUnder checks the holds under which an acquire is made. They need not exist any more.
+// checkUnder checks the ids of Command.Under. Their holds need not exist any more.
 func checkUnder(under []string) *Result {
 	if len(under) > MaxUnder {
 		return invalid("Under", "%d holds, more than %d", len(under), MaxUnder)

@@ -38,7 +38,7 @@ func mismatch(a, b *Request) bool {
 		b.Hierarchical && !a.Hierarchical && isAncestor(a.Name, b.Name)
 }
 
-// checkState checks what must hold between any two commands.
+// checkState checks the invariants between any two commands.
 func checkState(t tester, m *Machine) {
 	t.Helper()
 	holds, waits := sorted(m.holds), sorted(m.waits)
@@ -191,7 +191,7 @@ func indexes(m *Machine) string {
 	return strings.Join(lines, "\n")
 }
 
-// checkUsage demands that what clients have is counted.
+// checkUsage checks that the usage of every client is counted.
 func checkUsage(t tester, m *Machine) {
 	t.Helper()
 	want := map[string]Usage{}

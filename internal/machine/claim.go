@@ -18,7 +18,7 @@ const (
 	modeCount = 5
 )
 
-// claim is the use that one or several requests want, or have, of one name.
+// claim is the use of one name that one or several requests have or want.
 type claim struct {
 	name    string
 	modes   modes

@@ -154,7 +154,7 @@ func (r *reader) bytes(n int) []byte {
 
 func (r *reader) text() string { return string(r.bytes(r.count(1))) }
 
-// threeTexts reads texts that are kept and forgotten together: they are pieces of one string.
+// threeTexts reads texts that are kept and dropped together, as pieces of one string.
 func (r *reader) threeTexts() (a, b, c string) {
 	from := r.off
 	var first, last [3]int
@@ -213,7 +213,7 @@ const minRequest = 6
 
 func (r *reader) request() (q Request) {
 	q.Name, q.ID, q.HoldID = r.threeTexts()
-	q.Owner = r.text() // most requests of a session have the same: see shareOwner
+	q.Owner = r.text() // most requests of a session have the same owner: see shareOwner
 	q.Kind = Kind(r.byte())
 	f := r.flags(8)
 	q.Hierarchical, q.HeedsMaxHold = f[0], f[6]

@@ -10,8 +10,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// crowd returns a machine with n shared waiters behind an exclusive one on a/x, which a shared hold keeps them all out
-// of.
+// crowd returns a machine with a shared hold of a/x, an exclusive waiter for it, and n shared waiters behind that.
 func crowd(t testing.TB, n int) *Machine {
 	m := New(1)
 	limits := DefaultLimits()
@@ -49,7 +48,7 @@ func cycleBeside(t testing.TB, m *Machine, name string) {
 	}
 }
 
-// One operation is an acquire and a release of a/y, beside so many waiters for a/x in the same tree.
+// One operation is an acquire and a release of a/y, beside n waiters for a/x in the same tree.
 func BenchmarkBesideACrowd(b *testing.B) {
 	for _, n := range []int{0, 1000, 9990} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

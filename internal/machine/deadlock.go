@@ -15,10 +15,10 @@ type link struct {
 
 // cycle returns the cycle that a wait of c, in session s, for claims would close, or nil.
 //
-// It searches breadth first, from the newcomer's blockers towards the holds under which it is made.
+// It searches breadth first, from the newcomer's blockers towards the holds in its Under.
 func (m *Machine) cycle(s SessionID, c *Command, claims []claim) []Blocker {
 	if len(c.Under) == 0 {
-		return nil // nobody can wait for it
+		return nil // no cycle can close
 	}
 	var links []link
 	steps := m.limits.DeadlockSteps
@@ -40,7 +40,7 @@ func (m *Machine) cycle(s SessionID, c *Command, claims []claim) []Blocker {
 		switch h, w := links[i].hold, links[i].wait; {
 		case w != nil:
 			followWait(i, w)
-		case h.lingering(): // it is nobody's
+		case h.lingering(): // it has no owner
 		case slices.Contains(c.Under, h.ID):
 			r := &c.Requests[0]
 			return path(links, i, Blocker{Session: s, Owner: r.Owner, HoldID: r.HoldID, Waits: true})
@@ -66,7 +66,7 @@ func path(links []link, last int, newcomer Blocker) []Blocker {
 }
 
 // blockers yields every holder, and every waiter before ticket, that claims must wait for, with the name that both
-// want, until yield returns false or it has visited as many names, holders and waiters as steps says.
+// want, until yield returns false or it has visited *steps names, holders and waiters.
 func (m *Machine) blockers(claims []claim, ticket uint64, steps *int, yield func(string, *hold, *wait) bool) {
 	for _, c := range claims {
 		if *steps--; *steps < 0 {

@@ -63,7 +63,7 @@ func TestNoDeadlocks(t *testing.T) {
 		for range rapid.IntRange(10, 100).Draw(t, "length") {
 			c := drawCommand(t, m)
 			if c.Op == OpSetLimits {
-				continue // a short search finds not all
+				continue // a short search misses cycles
 			}
 			holds, waits, before := sorted(m.holds), sorted(m.waits), m.revision
 			result, _ := m.Apply(1, &c)

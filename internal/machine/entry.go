@@ -65,7 +65,7 @@ func (t *tally) modes() (m modes) {
 	return m
 }
 
-// mixes reports whether c is of the kind and limit that the name is in use with.
+// mixes reports whether c has the hierarchy and the limit that the name is in use with.
 func (e *entry) mixes(c claim) bool { return e.tree == c.tree && e.limit == c.limit }
 
 // holders returns the claim of all holders together.
@@ -89,7 +89,7 @@ func (e *entry) ahead(ticket uint64) claim {
 	return all
 }
 
-// frees reports whether the end of c, a claim of the entry that was a holder's or a waiter's, may let a waiter in.
+// frees reports whether the end of c, the claim of a holder or a waiter of the entry, may let a waiter in.
 func (e *entry) frees(c claim) bool {
 	if c.modes&permits != 0 {
 		return len(e.waits().queue) > 0

@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// EventType says what happened.
+// EventType is the type of an Event.
 type EventType uint8
 
 const (
@@ -17,7 +17,7 @@ const (
 	EventExpired   EventType = 3 // a hold ended with its session, by OpExpire; or by OpFree, with ReasonMaxHold as Reason
 	EventForced    EventType = 4 // a hold ended by OpForceRelease; Reason, By, Principal
 	EventQueued    EventType = 5 // a wait began; one event for all of its names, Name is the first one
-	EventCancelled EventType = 6 // a wait ended without a grant, for whatever reason; Name as with EventQueued
+	EventCancelled EventType = 6 // a wait ended without a grant, for any reason; Name as with EventQueued
 	EventFreed     EventType = 7 // a lingering hold ended; its lingering was reported as its release or expiry
 )
 
@@ -39,12 +39,12 @@ type Event struct {
 	By     string
 	// Principal is Command.Principal.
 	Principal string
-	// Holder is the principal that asked for the hold or the wait: Request.For, or that of Session, where the machine is
-	// followed.
+	// Holder is the principal that asked for the hold or the wait: Request.For, or else the principal of Session, which
+	// only News fills in.
 	Holder principal.Principal
 }
 
-// ErrAhead: this replica has not reached the requested revision.
+// ErrAhead means that this replica has not reached the requested revision.
 var ErrAhead = errors.New("machine: revision is ahead of this replica")
 
 // CompactedError means that events after the requested revision are no longer kept.
@@ -57,8 +57,8 @@ func (e *CompactedError) Error() string {
 	return fmt.Sprintf("machine: events since revision %d are no longer kept, only since %d", e.Since, e.Revision)
 }
 
-// EventsSince returns up to limit events after revision since, of all names, in order and without gaps; no events if
-// there are no new ones. Each replica keeps its own events, but not from before a Restore. The error is ErrAhead or a
+// EventsSince returns up to limit events after revision since, of all names, in order and without gaps; none if there
+// is no later event. Each replica keeps its own events, and drops them at a Restore. The error is ErrAhead or a
 // *CompactedError.
 func (m *Machine) EventsSince(since uint64, limit int) ([]Event, error) {
 	m.mu.RLock()

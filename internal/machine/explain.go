@@ -30,7 +30,7 @@ type ExplainedWait struct {
 	Since                 int64 // Unix nanoseconds by the leader's clock; for people
 	// Names are all names of the wait.
 	Names []string
-	// Under are the hold ids of its holds meanwhile.
+	// Under are the hold ids of the holds under which it waits.
 	Under []string
 }
 
@@ -38,12 +38,13 @@ const (
 	// maxExplained bounds the names of one explanation, and maxShown the holders and the waiters of one name.
 	maxExplained = 64
 	maxShown     = 100
-	// maxSessionWaits bounds the waits of a session that are checked: a session may have many that belong to others.
+	// maxSessionWaits bounds the waits of a session that are checked: a session may have many that belong to other
+	// holders.
 	maxSessionWaits = 1000
 )
 
-// Explain returns an explanation of name, and of each name that its holders wait for, and so on: the edges between names.
-// It returns at most maxExplained, and reports whether there are more.
+// Explain returns an explanation of name, and of each name that its holders wait for, and so on. It returns at most
+// maxExplained, and reports whether there are more.
 func (m *Machine) Explain(name string) (all []Explanation, more bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

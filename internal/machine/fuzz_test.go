@@ -67,7 +67,7 @@ func TestBatchSurvivesTheLog(t *testing.T) {
 		if again := AppendBatch(nil, b); !bytes.Equal(again, data) {
 			t.Errorf("%x was read and written as %x", data, again)
 		}
-		// No prefix is taken for the whole.
+		// No prefix decodes.
 		for n := range data {
 			if _, err := DecodeBatch(data[:n]); err == nil {
 				t.Errorf("%d of %d bytes were enough", n, len(data))
@@ -87,7 +87,7 @@ func TestBatchSurvivesTheLog(t *testing.T) {
 	}
 }
 
-// Whatever a server puts into a command, the log gives it back: an entry that cannot be read stops every replica.
+// The log preserves every command that a server can make: an entry that cannot be read stops every replica.
 func TestAnyCommandSurvivesTheLog(t *testing.T) {
 	text := rapid.OneOf(rapid.Just(""), rapid.String(), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string {
 		return string(b)

@@ -2,8 +2,8 @@ package machine
 
 import "github.com/google/btree"
 
-// holdSet is a set of holds in the order of their tokens. Most have one; some have hundreds of thousands, of which each
-// comes and goes in logarithmic time.
+// holdSet is a set of holds in the order of their tokens. Most sets have one hold; some have hundreds of thousands,
+// each added and removed in logarithmic time.
 type holdSet struct {
 	one  *hold                // if it is alone
 	many *btree.BTreeG[*hold] // otherwise, until the set is empty

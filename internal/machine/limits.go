@@ -62,7 +62,7 @@ func (l *Limits) All() []Limit {
 	}
 }
 
-// firstLevel are the limits that members of the first level know, too.
+// firstLevel returns the limits that members of the first level know.
 func (l *Limits) firstLevel() []Limit { all := l.All(); return all[:len(all)-1] }
 
 // At returns l with the defaults in place of limits that members of level do not know.

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What only tests look at.
+// Views of the state for tests only.
 
 // Wait is one place in one or several queues.
 type Wait struct {
@@ -23,7 +23,7 @@ type Session struct {
 	Waits []Wait // by ticket
 }
 
-// Session returns a session with all that hangs on it.
+// Session returns a session with its holds and waits.
 func (m *Machine) Session(id SessionID) (Session, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

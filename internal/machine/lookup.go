@@ -29,7 +29,7 @@ type Hold struct {
 	Since     int64         // Unix nanoseconds by the leader's clock; for people
 	// Hierarchical, and the hold therefore excludes others on ancestors and descendants of Name.
 	Hierarchical bool
-	// Lingering: nobody holds it, its minimum keeps the name closed until OpFree.
+	// Lingering: it has no holder, and its minimum keeps the name closed until OpFree.
 	Lingering bool
 }
 
@@ -39,7 +39,7 @@ type Info struct {
 	Holders []Hold          // by token; of this very name, not of its descendants
 	Waiters int             // waits that have a request for this very name
 	Queue   []ExplainedWait // from Look only: the first maxShown waits in their order
-	// Revision of the machine at the time of the look: EventsSince it follows without a gap.
+	// Revision of the machine at the time of the look: EventsSince continues from it without a gap.
 	Revision uint64
 }
 
@@ -47,8 +47,8 @@ type Info struct {
 type SessionTTL struct {
 	ID  SessionID
 	TTL time.Duration
-	// Due is when the session ends by the cluster's clock, if no command of it goes through the log before. Zero:
-	// some leader may have renewed it without the log, up to now.
+	// Due is the time by the cluster's clock at which the session ends, unless one of its commands goes through the log
+	// before. Zero: a leader may have renewed it without the log, up to now.
 	Due time.Duration
 }
 
@@ -70,14 +70,14 @@ func (m *Machine) Look(name string) Info {
 	return info
 }
 
-// Use is how a name is in use.
+// Use describes the use of a name.
 type Use struct {
-	Owner string // of one holder, or of a waiter where nobody holds
+	Owner string // of one holder, or of a waiter if there is no holder
 	Kind  Kind
 	Limit uint32
 }
 
-// Use returns how name is in use. The zero value: nobody holds this very name or waits for it.
+// Use returns the use of name; the zero value if this very name has no holders and no waiters.
 func (m *Machine) Use(name string) (use Use) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -186,7 +186,7 @@ func (m *Machine) Principal(id SessionID) (principal.Principal, bool) {
 	return principal.Nobody, false
 }
 
-// Sessions returns all open sessions, sorted by id: for operators, and for a new leader, who gives each a full TTL.
+// Sessions returns all open sessions, sorted by id: for operators, and for a new leader, which gives each a full TTL.
 func (m *Machine) Sessions() []SessionUsage {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -225,8 +225,8 @@ func (m *Machine) LongestTTL() (longest time.Duration) {
 	return longest
 }
 
-// Timed returns all holds that have a MinHold or a MaxHold, by token, lingering ones among them: for a new leader, who
-// gives each the full time. It looks at every hold.
+// Timed returns all holds that have a MinHold or a MaxHold, by token, lingering ones included: for a new leader,
+// which gives each the full time. It visits every hold.
 func (m *Machine) Timed() []Hold {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

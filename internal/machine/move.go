@@ -49,7 +49,7 @@ func (m *Machine) moveHold(h *hold, to SessionID, sealed string) {
 	m.replaceHold(h, &moved)
 }
 
-// replaceHold puts another in the place of h, with the same token and the same claims but for their limit.
+// replaceHold replaces h by another hold with the same token and, except for their limit, the same claims.
 func (m *Machine) replaceHold(h, by *hold) {
 	m.disown(h)
 	m.holds[h.token.Order()] = by
@@ -76,7 +76,7 @@ func (m *Machine) moveWait(w *wait, to SessionID, c *Command) {
 	m.replaceWait(w, &moved)
 }
 
-// replaceWait puts another in the place of w, with the same ticket and the same claims but for their limit.
+// replaceWait replaces w by another wait with the same ticket and, except for their limit, the same claims.
 func (m *Machine) replaceWait(w, by *wait) {
 	m.disownWait(w)
 	m.waits[w.ticket] = by

@@ -26,8 +26,8 @@ type SessionPage struct {
 	More     bool           // there are names after the last one
 }
 
-// SessionPage returns the first limit entries of a session whose names come after the name after, and with the last
-// one all others of its name; false if there is no such session. It visits the whole session: some milliseconds for
+// SessionPage returns the first limit entries of a session whose names come after the name after, and all further
+// entries of the last name; false if there is no such session. It visits the whole session: some milliseconds for
 // 100,000 holds, during which Apply waits.
 func (m *Machine) SessionPage(id SessionID, after string, limit int) (SessionPage, bool) {
 	m.mu.RLock()
@@ -73,7 +73,7 @@ func (f *firstEntries) add(r *Request, token fencing.Token) {
 	}
 }
 
-// prune sorts the entries and drops those beyond the limit.
+// prune sorts the entries and drops the names beyond the limit.
 func (f *firstEntries) prune() {
 	slices.SortFunc(f.entries, func(a, b SessionEntry) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.RequestID, b.RequestID))

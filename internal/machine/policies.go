@@ -12,8 +12,8 @@ import (
 // ReasonMaxHold is the reason in the event of a hold that OpFree ended because its maximum was over.
 const ReasonMaxHold = "max-hold"
 
-// Policies bound what anybody may do with names: see rules.Policy. The zero value is no policies. They never change, so
-// all methods are safe for concurrent use.
+// Policies bound the use of names by all principals: see rules.Policy. The zero value has no policies. They never
+// change, so all methods are safe for concurrent use.
 type Policies struct {
 	// Text is the file of policies. Empty: there are no policies.
 	Text string
@@ -21,7 +21,7 @@ type Policies struct {
 	parsed *rules.Policies // nil without policies
 }
 
-// newPolicies parses text. The error is a *rules.SyntaxError, or says that the text is too long.
+// newPolicies parses text. The error is a *rules.SyntaxError, or reports that the text is too long.
 func newPolicies(text string) (*Policies, error) {
 	if len(text) > MaxRulesBytes {
 		return nil, errors.New("the policies are too long")
@@ -66,7 +66,7 @@ func (m *Machine) setPolicies(c *Command) *Result {
 	return done
 }
 
-// limit returns the limit of permits of a name for which requests ask with another one; zero for other kinds.
+// limit returns the limit of permits of a name, given the limit in a request; zero for other kinds.
 func (p *Policies) limit(name string, asked uint32) uint32 {
 	if asked == 0 {
 		return 0
@@ -74,8 +74,8 @@ func (p *Policies) limit(name string, asked uint32) uint32 {
 	return cmp.Or(p.of(name).Permits, asked)
 }
 
-// relimit gives a name that is in use with permits another limit. All that hold or wait have the same one, so that a
-// state that is restored is the same.
+// relimit gives a name that is in use with permits another limit. All holders and waiters get the same limit, so that
+// a restored state is the same.
 func (m *Machine) relimit(e *entry, limit uint32) {
 	e.limit = limit
 	for _, h := range slices.Collect(e.holds.all) {
@@ -97,7 +97,7 @@ func (m *Machine) relimit(e *entry, limit uint32) {
 			if r.Name != e.name {
 				continue
 			}
-			if r.Limit = limit; r.Permits > limit { // it would wait for good, and so would all behind it
+			if r.Limit = limit; r.Permits > limit { // it would wait indefinitely, and so would all later waiters
 				m.endWait(w, r, CauseGivenBack, "")
 			} else {
 				m.replaceWait(w, &next)
@@ -111,8 +111,8 @@ func (m *Machine) relimit(e *entry, limit uint32) {
 	}
 }
 
-// underPolicies returns requests as the policies have them, or refuses them: permits have the limit of the policy, and a
-// maximum hold time needs a client that heeds it and a TTL that is no longer.
+// underPolicies applies the policies to requests, or refuses them: permits get the limit of the policy, and a maximum
+// hold time needs a client that heeds it and a TTL that is no longer.
 func (m *Machine) underPolicies(s *session, requests []Request) ([]Request, *Result) {
 	if m.policies.parsed == nil {
 		return requests, nil
@@ -140,8 +140,8 @@ func (m *Machine) underPolicies(s *session, requests []Request) ([]Request, *Res
 	return requests, nil
 }
 
-// maxHold returns how long a hold that is granted now for r may last: no less than the TTL of its session, for which
-// its client believes to hold it at once. A request that waited since before the policy may not heed it.
+// maxHold returns the maximum time of a hold that is granted now for r: at least the TTL of its session, for which
+// its client relies on the hold from the start. A request that waited since before the policy may not heed it.
 func (m *Machine) maxHold(s SessionID, r *Request) time.Duration {
 	p := m.policies.of(r.Name)
 	if p.MaxHold == 0 || !r.HeedsMaxHold {

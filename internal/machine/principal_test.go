@@ -2,7 +2,7 @@ package machine
 
 import "testing"
 
-// The news of a machine that is followed name the principal of a hold: that of its session, or the one for which a
+// News returns events with the principal of the hold: the principal of its session, or the principal for which a
 // gateway has asked.
 func TestNewsNameThePrincipal(t *testing.T) {
 	s := newStory(t, 1000)

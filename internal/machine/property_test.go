@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// TestMain lets rapid draw more logs than by default: the rare meetings of three commands count here.
+// TestMain lets rapid draw more logs than by default, to cover rare interleavings of three commands.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
@@ -157,7 +157,7 @@ func drawRequest(t *rapid.T, s SessionID) Request {
 	return r
 }
 
-// drawTarget makes c name something that its session has, if it has anything.
+// drawTarget makes c name a hold or a wait of its session, if there is one.
 func drawTarget(t *rapid.T, m *Machine, c *Command) {
 	s, _ := m.Session(c.Session)
 	if c.Op == OpMove {
@@ -205,7 +205,7 @@ func drawNumbers(t *rapid.T, m *Machine, c *Command) {
 	}
 }
 
-// witness checks what each command did.
+// witness checks the effect of each command.
 type witness struct {
 	t       tester
 	m       *Machine
@@ -231,9 +231,9 @@ func (w *witness) apply(at int64, c Command) (Result, []Notice) {
 }
 
 // checkOrder checks that no grant passed a waiter with an earlier ticket or took permits that there are not, and that
-// tokens increased. Holds of before may have more permits than a limit that was lowered.
+// tokens increased. Earlier holds may have more permits than a lowered limit.
 func (w *witness) checkOrder(before *Frozen) {
-	ticketOf := map[string]uint64{} // what was granted to a waiter
+	ticketOf := map[string]uint64{} // of the requests that were granted after a wait
 	for _, old := range before.waits {
 		for _, r := range old.requests {
 			ticketOf[r.Name+" "+r.ID] = old.ticket
@@ -265,7 +265,7 @@ func (w *witness) checkOrder(before *Frozen) {
 	}
 }
 
-// checkEvents checks that the events alone tell who holds what.
+// checkEvents checks that the holders follow from the events alone.
 func (w *witness) checkEvents() {
 	events, err := w.m.EventsSince(w.seen, 1<<20)
 	if err != nil {
@@ -363,7 +363,7 @@ func (w *witness) drain() {
 	}
 }
 
-// Any log: what must hold between and during commands, holds; and the machine can be emptied.
+// For any log, the invariants hold during and between commands, and the machine can be emptied.
 func TestAnyLog(t *testing.T) { rapid.Check(t, anyLog) }
 
 // FuzzAnyLog is TestAnyLog with logs that the fuzzer draws.
@@ -420,7 +420,7 @@ func TestReplicasAgree(t *testing.T) {
 	})
 }
 
-// answer is all that Apply returns.
+// answer is the output of Apply.
 type answer struct {
 	result  Result
 	notices []Notice
@@ -436,7 +436,7 @@ func snapshot(t tester, m *Machine) []byte {
 	return b.Bytes()
 }
 
-// A frozen state never changes, whatever the machine does afterwards.
+// A frozen state never changes, even if the machine does.
 func TestFrozenStaysFrozen(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newWorld(1)

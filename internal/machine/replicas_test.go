@@ -58,13 +58,13 @@ type replica struct {
 	back    time.Duration
 }
 
-// free is when the leader frees a lingering hold.
+// free is the time at which the leader frees a lingering hold.
 type free struct {
 	name string
 	at   time.Duration
 }
 
-// client sends commands on a session, until it dies and another takes its place.
+// client sends commands on a session, until it dies and another client replaces it.
 type client struct {
 	session SessionID
 	ttl     time.Duration
@@ -100,7 +100,7 @@ func (c *cluster) within(most time.Duration) time.Duration {
 	return time.Duration(c.Int64N(int64(most))) + 1
 }
 
-// run lets d pass, and then demands that everything comes to an end.
+// run simulates d, and then settles the cluster.
 func (c *cluster) run(d time.Duration) {
 	for c.now < d {
 		c.now += time.Duration(c.ExpFloat64() * float64(600*time.Millisecond))
@@ -144,13 +144,13 @@ func (c *cluster) weather() {
 		c.depose()
 	case c.one(1000):
 		r := c.replicas[c.IntN(3)]
-		c.backup = r.disk // older than what clients have seen, mostly
+		c.backup = r.disk // mostly older than the state that clients have seen
 	case c.one(2000):
 		c.disaster()
 	}
 }
 
-// start lets a replica begin with a snapshot that it has, or that another one gives it.
+// start starts a replica from its own snapshot, or from a snapshot of another replica.
 func (c *cluster) start(r *replica) {
 	from := r
 	if other := c.replicas[c.IntN(3)]; other != nil && other.disk != nil && c.one(2) {
@@ -165,7 +165,7 @@ func (c *cluster) start(r *replica) {
 	c.compare(r)
 }
 
-// apply lets r apply up to n entries, which must do to it what they did to the witness.
+// apply lets r apply up to n entries, which must have the same effects as on the witness.
 func (c *cluster) apply(r *replica, n int) {
 	for ; n > 0 && r.applied < len(c.entries); n-- {
 		b, err := DecodeBatch(c.entries[r.applied])
@@ -190,7 +190,8 @@ func (c *cluster) compare(r *replica) {
 	}
 }
 
-// depose leaves the cluster without a leader for a while. What was on its way to it gets lost, or arrives at the next.
+// depose leaves the cluster without a leader for a while. Commands on their way get lost, or arrive at the next
+// leader.
 func (c *cluster) depose() {
 	c.leader, c.elected = noLeader, c.now+c.within(4*time.Second)
 	c.pool = slices.DeleteFunc(c.pool, func(Command) bool { return c.one(2) })
@@ -222,7 +223,7 @@ func (c *cluster) elect() {
 	}
 }
 
-// timers are the leader's.
+// timers runs the timers of the leader.
 func (c *cluster) timers() {
 	if c.leader == noLeader {
 		return
@@ -270,8 +271,8 @@ func (c *cluster) deliver() {
 	}
 }
 
-// commit appends an entry to the log. The witness carries it out first, then the leader; the others when they get to
-// it.
+// commit appends an entry to the log. The witness carries it out first, then the leader; the others when they reach
+// the entry.
 func (c *cluster) commit(commands ...Command) {
 	at := int64(c.now) + int64(c.leader)*int64(time.Minute) // leaders' clocks differ
 	entry := AppendBatch(nil, &Batch{At: at, Commands: commands})
@@ -339,7 +340,7 @@ func (c *cluster) carryOut(at int64, cmd Command) answer {
 	return answerOf(result, notices)
 }
 
-// granted demands that tokens grow, whatever crashed and was restored since.
+// granted checks that tokens increase, even across crashes and restores.
 func (c *cluster) granted(grants []Grant, before uint64) {
 	for _, g := range grants {
 		if g.Token.Order() <= before {
@@ -369,7 +370,7 @@ func (c *cluster) turn(cl *client) {
 		c.send(Command{Op: OpOpenSession, Session: cl.session, TTL: cl.ttl})
 		return
 	case !open:
-		if c.one(20) { // it got lost, or ended while the client could not keep it
+		if c.one(20) { // it got lost, or ended while the client could not renew it
 			cl.dies = c.now
 		}
 		return
@@ -589,7 +590,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// What happens follows from the seed.
+// A seed determines a run.
 func TestReplicasRepeat(t *testing.T) {
 	for seed := range uint64(3) {
 		first, second := newCluster(t, seed), newCluster(t, seed)

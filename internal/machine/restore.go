@@ -23,10 +23,11 @@ func (m *Machine) Restore(r io.Reader) error {
 	return nil
 }
 
-// RestoreBackup is Restore for a snapshot that may be older than what clients have seen: a backup. It sets the revision
-// ahead by 1<<32 plus more, so that every later token is greater than all tokens issued after the backup was made,
-// and marks all below as compacted. It ends every session, because its holds and waits may have changed after the
-// backup: holds with a MinHold linger, all else is gone, and clients learn that their session ended.
+// RestoreBackup is Restore for a backup, which may be older than the state that clients have seen. It sets the
+// revision ahead by 1<<32 plus more, so that every later token is greater than all tokens issued after the backup was
+// made, and marks all below as compacted. It ends every session, because its holds and waits may have changed after
+// the backup: holds with a MinHold linger, all other holds and waits are gone, and clients find that their session
+// ended.
 //
 // It returns the longest TTL of a session in the backup. All replicas need the result: freeze it, and hand that
 // snapshot to the cluster.
@@ -211,8 +212,8 @@ func (r *reader) wait() *wait {
 	return w
 }
 
-// sane fails if q is a request that no acquire would have taken, as far as the state depends on it. over: a hold may
-// have more permits than a limit that was lowered since.
+// sane fails if q has fields on which the state depends and which no acquire would have accepted. over: a hold may
+// have more permits than its limit, which was lowered later.
 func (r *reader) sane(q *Request, over bool) {
 	known := q.Kind <= Permits && q.Name != ""
 	fits := q.Kind != Permits && q.Limit == 0 && q.Permits == 0 ||

@@ -9,7 +9,7 @@ import (
 	"testing/iotest"
 )
 
-// busy returns a story with something of everything.
+// busy returns a story with every kind of state.
 func busy(t *testing.T) *story {
 	s := newStory(t, 1000)
 	s.wantTold(`a: granted x (token 2)
@@ -105,7 +105,7 @@ func TestWriteErrorsAreTold(t *testing.T) {
 	}
 }
 
-// small takes so many bytes.
+// small is a writer with room for that many bytes.
 type small struct{ room int }
 
 func (s *small) Write(p []byte) (int, error) {
@@ -120,7 +120,7 @@ func (s *small) Write(p []byte) (int, error) {
 func TestRestoreBackup(t *testing.T) {
 	r := busy(t)
 	data := snapshot(t, r.m)
-	// What happens after the backup was made.
+	// Changes after the backup was made.
 	r.tell("acquire a later")
 	later := r.m.Holder("later").Holders[0].Token
 	const more = 12345
@@ -156,7 +156,7 @@ func TestRestoreBackup(t *testing.T) {
 	}
 }
 
-// Rules and policies are part of clusters that are made of backups.
+// A cluster that is restored from a backup has its rules and policies.
 func TestBackupsHaveRulesAndPolicies(t *testing.T) {
 	s := newStory(t, 8)
 	s.wantTold("ok\nok\nok", "raise level=5", "rules set=(allow cert:a acquire a)", "policies set=(max-hold=1m a)")

@@ -16,7 +16,7 @@ const (
 	CodeGranted Code = 2
 	// CodeQueued: waits now. Result.Ticket. A NoticeGranted follows, unless the wait ends otherwise.
 	CodeQueued Code = 3
-	// CodeHeld: somebody else holds the name or waits for it. Result.Holder.
+	// CodeHeld: another request holds the name or waits for it. Result.Holder.
 	CodeHeld Code = 4
 	// CodeNotHeld: there is no such hold or wait, or no longer.
 	CodeNotHeld Code = 5
@@ -24,7 +24,7 @@ const (
 	CodeCancelled Code = 6
 	// CodeDeadlock: waiting would close a cycle. Result.Cycle.
 	CodeDeadlock Code = 7
-	// CodeMismatch: the name is in use with another kind, another limit of permits, or the other sort of hierarchy.
+	// CodeMismatch: the name is in use with another kind, another limit of permits, or another Hierarchical.
 	CodeMismatch Code = 8
 	// CodeConflict: an id is in use for something else.
 	CodeConflict Code = 9
@@ -34,13 +34,13 @@ const (
 	CodeLimit Code = 11
 	// CodeNoSession: the session is not open. Not remembered.
 	CodeNoSession Code = 12
-	// CodeStale: the client said by Command.Acked that it has the answer. Not remembered.
+	// CodeStale: Command.Acked has acknowledged the answer. Not remembered.
 	CodeStale Code = 13
 	// CodeUnknown: this build does not know the operation or the level. Not remembered. The replica must stop before it
 	// drifts apart from others, unless Command.Ignorable is set.
 	CodeUnknown Code = 14
-	// CodeDenied: the session, or the session of the hold or the wait, is another principal's; or the rules do not
-	// allow it, with Field Name.
+	// CodeDenied: the session, or the session of the hold or the wait, belongs to another principal; or the rules deny
+	// the request, with Field Name.
 	CodeDenied Code = 15
 )
 
@@ -53,11 +53,11 @@ type Result struct {
 	Ticket uint64
 	// Holder is the blocker: a holder, or a waiter if there is no such holder. Only with CodeHeld.
 	Holder *Blocker
-	// Cycle of blockers, the newcomer first, with the name that it would wait for; each of the others has the name
-	// that its predecessor waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
+	// Cycle of blockers, the newcomer first, with the name that it would wait for; each later blocker has the name that
+	// its predecessor waits for, and the last one is a hold of the newcomer's Under. Only with CodeDeadlock.
 	Cycle []Blocker
-	// Field is the refused field, by its name in Command, Request or Limits; Detail says why, for people. Only
-	// with CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
+	// Field is the refused field, by its name in Command, Request or Limits; Detail is the reason, for people. Only with
+	// CodeInvalid, CodeLimit, CodeMismatch, CodeConflict and CodeUnknown.
 	Field, Detail string
 }
 
@@ -69,8 +69,8 @@ type Grant struct {
 	Token     fencing.Token
 	Nonce     fencing.Nonce
 	MinHold   time.Duration
-	// MaxHold is how long the hold may last, by the policy of its name; zero: without a bound. The leader measures it, and
-	// ends the hold with OpFree.
+	// MaxHold is the maximum hold time, by the policy of the name; zero: none. The leader measures it, and ends the hold
+	// with OpFree.
 	MaxHold time.Duration
 }
 
@@ -83,17 +83,17 @@ type Blocker struct {
 	Waits   bool // it waits for the name and does not hold it
 }
 
-// Cause says why a hold or a session ended against its owner's will.
+// Cause is the reason why a hold, a wait or a session ended.
 type Cause uint8
 
 const (
-	// CauseExpired: the session's time was over.
+	// CauseExpired: the session expired.
 	CauseExpired Cause = 1
 	// CauseClosed: the session was closed.
 	CauseClosed Cause = 2
 	// CauseForced: an administrator force-released the hold.
 	CauseForced Cause = 3
-	// CauseGivenBack: somebody outside the session released the hold or cancelled the wait, by the request id.
+	// CauseGivenBack: a client outside the session released the hold or cancelled the wait, by the request id.
 	CauseGivenBack Cause = 4
 	// CauseMoved: another session took it over, by OpMove.
 	CauseMoved Cause = 5
@@ -112,14 +112,12 @@ const (
 	// NoticeLost: the hold with Name, RequestID and Token of Session was ended, or the wait with Name, RequestID and
 	// Ticket. Cause, Detail.
 	NoticeLost NoticeType = 2
-	// NoticeSessionEnded: Session ended, and with it all its holds and waits. Cause. One notice, however many
-	// holds there were.
+	// NoticeSessionEnded: Session ended with all its holds and waits. Cause. One notice for all of them.
 	NoticeSessionEnded NoticeType = 3
 	// NoticeLingering: the hold with Name, RequestID and Token lingers from now on; the leader frees it when its
 	// MinHold is over. It has no Session any more.
 	NoticeLingering NoticeType = 4
-	// NoticeUntimed: the hold with Token, which had a maximum, has ended. It is for the leader, and nobody's: it has no
-	// Session.
+	// NoticeUntimed: the hold with Token, which had a maximum, has ended. It is for the leader, and has no Session.
 	NoticeUntimed NoticeType = 5
 )
 

@@ -11,18 +11,18 @@ import (
 // MaxRulesBytes bounds the text of Rules.
 const MaxRulesBytes = 1 << 20
 
-// Rules say which principal may do what: see package rules. The zero value is no rules, and everybody may do everything.
-// They never change, so all methods are safe for concurrent use.
+// Rules define the rights of principals: see package rules. With the zero value every principal may do everything.
+// Rules never change, so all methods are safe for concurrent use.
 type Rules struct {
 	// Text is the file of rules. Empty: there are no rules.
 	Text string
-	// Version counts how often the cluster has been given rules.
+	// Version counts the changes of the cluster's rules.
 	Version uint64
 
 	parsed *rules.Rules // nil without rules
 }
 
-// newRules parses text. The error is a *rules.SyntaxError, or says that the text is too long.
+// newRules parses text. The error is a *rules.SyntaxError, or reports that the text is too long.
 func newRules(text string, version uint64) (*Rules, error) {
 	if len(text) > MaxRulesBytes {
 		return nil, errors.New("the rules are too long")
@@ -47,8 +47,8 @@ func (r *Rules) Revision() string {
 // Parsed returns the rules themselves; nil without rules.
 func (r *Rules) Parsed() *rules.Rules { return r.parsed }
 
-// Refusal says why p may not do v with a name, or with everything under it. It is empty if p may. The program of a
-// member may do everything: it decides for its own clients.
+// Refusal returns the reason why p may not do v with a name, or with everything under it; empty if p may. The process
+// of a member may do everything: it decides for its own clients.
 func (r *Rules) Refusal(p principal.Principal, v rules.Verb, name string, subtree bool) string {
 	if r.parsed == nil || p == principal.Process {
 		return ""
@@ -56,9 +56,9 @@ func (r *Rules) Refusal(p principal.Principal, v rules.Verb, name string, subtre
 	return r.parsed.Refusal(p, v, name, subtree)
 }
 
-// RefusalFor is Refusal where p may ask for another principal, as a gateway does for its clients: then p needs the right
-// to proxy the name, and the other one that to do v. Nobody does anything for others but acquire and read. Where other
-// is empty, p asks for itself.
+// RefusalFor is Refusal if p may ask for another principal, as a gateway does for its clients: then p needs the right
+// to proxy the name, and other the right to do v, which must be to acquire or to read. If other is empty, p asks for
+// itself.
 func (r *Rules) RefusalFor(p, other principal.Principal, v rules.Verb, name string, subtree bool) string {
 	switch {
 	case r.parsed == nil:
@@ -108,8 +108,8 @@ func (m *Machine) setRules(c *Command) *Result {
 	return done
 }
 
-// endDeniedWaits ends the waits that the rules do not allow any more, in the order of their tickets. Their clients ask
-// again, and are denied.
+// endDeniedWaits ends the waits that the rules now deny, in the order of their tickets. Their clients repeat the
+// requests, and are denied.
 func (m *Machine) endDeniedWaits() {
 	for _, w := range sorted(m.waits) {
 		bad := m.mayAcquire(m.sessions[w.session], w.requests)
@@ -123,8 +123,8 @@ func (m *Machine) endDeniedWaits() {
 // refusedBy is the answer to a request that the rules deny.
 func refusedBy(why string) *Result { return &Result{Code: CodeDenied, Field: "Name", Detail: why} }
 
-// mayAcquire refuses locks that the principal of s may not hold, or not for the principal for whom it asks: it needs the
-// right to all names, and to everything under those that are hierarchical.
+// mayAcquire refuses requests that the rules deny to the principal of s, or to the principal for which it asks. It
+// needs the right to every name, and to everything under each hierarchical name.
 func (m *Machine) mayAcquire(s *session, requests []Request) *Result {
 	for i := range requests {
 		r := &requests[i]

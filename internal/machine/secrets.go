@@ -1,10 +1,10 @@
 package machine
 
-// Secrets. Whoever knows the id of a session speaks for the session, and whoever knows the id of a request moves and
-// releases its hold. From LevelHiddenIDs the machine keeps neither. Its ids are hashes, which the leader makes before it
-// proposes. Beside the hash of a request's id stands the id itself, sealed with a key that follows from the id of the
-// session of the request. So a snapshot names everything but grants no right, and the leader can still tell a client,
-// which knows its session, the ids of its requests.
+// Secrets. A client that knows the id of a session can act for the session, and a client that knows the id of a
+// request can move and release its hold. From LevelHiddenIDs the machine keeps only hashes of both, which the leader
+// makes before it proposes. Beside the hash of a request id it keeps the id itself, sealed with a key that is derived
+// from the id of the request's session. So a snapshot gives no access to sessions and holds, and the leader can still
+// return the ids of its requests to a client, which knows its session.
 
 import (
 	"crypto/aes"
@@ -54,7 +54,7 @@ func NewSeal(secret SessionID) Seal {
 	key := hash(sealsRequest, secret[:])
 	block, err := aes.NewCipher(key[:])
 	if err != nil {
-		panic(err) // the key is of 16 bytes
+		panic(err) // the key has 16 bytes
 	}
 	return Seal{block}
 }
@@ -65,7 +65,7 @@ func (s Seal) Close(hidden, id string) string { return s.xor(hidden, id) }
 // Open returns the id that Close has sealed.
 func (s Seal) Open(hidden, sealed string) string { return s.xor(hidden, sealed) }
 
-// xor applies the key stream of hidden: one id has one hash, so no stream serves for two ids.
+// xor applies the key stream of hidden: one id has one hash, so no two ids share a stream.
 func (s Seal) xor(hidden, text string) string {
 	var first [aes.BlockSize]byte
 	if n, err := base64.RawURLEncoding.Decode(first[:], []byte(hidden)); err != nil || n != len(first) || text == "" {
@@ -77,7 +77,7 @@ func (s Seal) xor(hidden, text string) string {
 }
 
 // HideRequests replaces the ids of requests in c, as clients send them, by hashes, and seals the ids that the machine
-// has to keep. It returns the error in them, which the machine could not detect any more, or nil.
+// has to keep. It returns the error in these ids, which the machine cannot detect in hashes, or nil.
 func (c *Command) HideRequests(seal Seal) *Result {
 	if bad := checkUnder(c.Under); bad != nil {
 		return bad
@@ -159,8 +159,8 @@ func (m *Machine) hide() {
 	}
 }
 
-// hide replaces the id of the request by its hash. secret is the session as its client knows it; zero: no session, the
-// hold lingers.
+// hide replaces the id of the request by its hash. secret is the session id as the client knows it; zero: no session,
+// the hold lingers.
 func (r *Request) hide(secret SessionID) {
 	id := r.ID
 	if r.ID = HiddenRequest(id); secret != (SessionID{}) {
@@ -168,7 +168,7 @@ func (r *Request) hide(secret SessionID) {
 	}
 }
 
-// hidden returns the result with hashes of the sessions that it names.
+// hidden returns the result with hashes in place of the ids of sessions.
 func (r *Result) hidden() *Result {
 	if r == nil || r.Holder == nil && len(r.Cycle) == 0 {
 		return r
@@ -187,7 +187,7 @@ func (r *Result) hidden() *Result {
 	return &out
 }
 
-// principalOf returns the principal of a session for which an earlier level knows only the client of its share.
+// principalOf returns the principal of a session of an earlier level, which has only the client.
 func principalOf(client string) principal.Principal {
 	name, ok := strings.CutPrefix(client, "certificate ")
 	switch {

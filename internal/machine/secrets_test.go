@@ -87,7 +87,7 @@ func (s *story) requests(session string) string {
 	return strings.Join(all, " ")
 }
 
-// A request that moves is sealed for the session to which it moves, one by one of a set.
+// A request that moves is sealed for its new session. The requests of a set move one by one.
 func TestMoveSealsAnew(t *testing.T) {
 	s := newStory(t, 8)
 	s.tell("raise level=4", "open a,b,c", "acquire a x id=first", "acquire b x y=id:second wait", "move a x id=first to=c",

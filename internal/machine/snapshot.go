@@ -24,7 +24,8 @@ type Frozen struct {
 	waits    map[uint64]*wait
 }
 
-// Freeze takes the state. It copies pointers only: a few milliseconds for 100,000 locks, during which Apply waits.
+// Freeze returns the present state. It copies pointers only: a few milliseconds for 100,000 locks, during which Apply
+// waits.
 func (m *Machine) Freeze() *Frozen {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -96,7 +97,7 @@ const (
 	snapshotFirst     = 2
 	snapshotDeadlines = 3 // from LevelDeadlines: the clock, each session's deadline, and its client
 	snapshotHiddenIDs = 4 // from LevelHiddenIDs: hashes in place of ids, and the principals of sessions
-	snapshotRules     = 5 // from LevelRules: rules, policies, and how long holds may last
+	snapshotRules     = 5 // from LevelRules: rules, policies, and maximum hold times
 )
 
 func snapshotVersion(level uint32) byte {

@@ -17,7 +17,7 @@ type hold struct {
 	token   fencing.Token
 	session SessionID // zero: lingering
 	since   int64
-	max     time.Duration // how long it may last, as the policy said at the grant; zero: without a bound
+	max     time.Duration // the maximum hold time, by the policy at the grant; zero: none
 }
 
 // wait is one ticket. It never changes: when it moves to another session, it is replaced.
@@ -38,7 +38,7 @@ type session struct {
 	client string        // empty if unknown
 	// principal alone may attach it, and take over its holds and waits
 	principal principal.Principal
-	owner     string // of its last hold: most have the same, and share its memory
+	owner     string // of its last hold: most holds have the same owner, and share its memory
 	acked     uint64
 	results   []remembered // by seq
 	holds     map[uint64]*hold
@@ -54,8 +54,8 @@ type claimant struct {
 	wait *wait
 }
 
-// The following functions, and those in move.go, are the only ways in which holds and waits come, go and change. They
-// maintain everything that is computed from them.
+// Only the following functions, and the functions in move.go, add, remove and replace holds and waits. They maintain
+// the state that is computed from these.
 
 func (m *Machine) addHold(h *hold) {
 	m.holds[h.token.Order()] = h
@@ -212,7 +212,8 @@ func (m *Machine) touch(e *entry, c claim) {
 	}
 }
 
-// sorted returns the values of by in the order of their keys: no map is ranged over in a visible order.
+// sorted returns the values of by in the order of their keys. The order of a map must not affect the state or an
+// answer.
 func sorted[K cmp.Ordered, V any](by map[K]V) []V {
 	values := make([]V, 0, len(by))
 	for _, k := range slices.Sorted(maps.Keys(by)) {

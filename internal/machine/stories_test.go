@@ -23,8 +23,8 @@ import (
 //
 // records the answers again, and the diff shows the effect of the change.
 //
-// Several members apply a story: one carries out all of it, and with every command one joins that begins with a
-// snapshot of the state before it. All must give the same answers and come to the same state.
+// Several members apply a story: the first carries out all of it, and before every command a member joins with a
+// snapshot. All must give the same answers and reach the same state.
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -78,7 +78,7 @@ func (s *story) tell(lines ...string) string {
 	return strings.Join(answers, "\n")
 }
 
-// wantTold fails the test if the lines of a story are not answered so.
+// wantTold fails the test if the answers to the lines are not want.
 func (s *story) wantTold(want string, lines ...string) {
 	s.Helper()
 	if got := s.tell(lines...); got != want {
@@ -167,7 +167,7 @@ func each(cmd string, args []datadriven.CmdArg) []step {
 // command carries out one command.
 func (s *story) command(cmd string, args []datadriven.CmdArg) string {
 	switch cmd {
-	case "again": // the last command, as a client sends it that has not seen the answer
+	case "again": // the last command, as a client without its answer repeats it
 		before := s.m.Hash()
 		answer := s.apply(s.last)
 		if s.m.Hash() != before {
@@ -306,7 +306,7 @@ func (s *story) option(c *Command, r *Request, a datadriven.CmdArg) bool {
 	return true
 }
 
-// must returns a value of a story, which must be right.
+// must returns a value of a story. It panics if the story is malformed.
 func must[T any](value T, err error) T {
 	if err != nil {
 		panic(err)
@@ -423,7 +423,7 @@ func (s *story) ask(question func(*Machine) string) string {
 	return answer
 }
 
-// The words for codes, causes and events, and for kinds of holds. A grant or a place in a queue says more.
+// The words for codes, causes and events, and for kinds of holds. Grants and places in a queue have further details.
 var (
 	codeWords = map[Code]string{
 		CodeOK: "ok", CodeHeld: "held", CodeNotHeld: "not held", CodeCancelled: "cancelled", CodeMismatch: "mismatch",
@@ -440,7 +440,7 @@ var (
 	}
 )
 
-// details writes the details that are there: " (a, b)".
+// details writes the nonempty details: " (a, b)".
 func details(all ...string) string {
 	all = slices.DeleteFunc(all, func(s string) bool { return s == "" || s == fmt.Sprint(map[string]string{}) })
 	if len(all) == 0 {
@@ -508,8 +508,8 @@ func (s *story) grants(grants []Grant, who string) string {
 	return strings.Join(all, ", ")
 }
 
-// request writes the id of a request, unless it is the usual one. From the level of seals on, its client must be able
-// to read it; only that of the rest of a set of which a part has moved is unknown.
+// request writes the id of a request, unless it is the usual one. From LevelHiddenIDs on, its client must be able to
+// read it, except in the rest of a set of which a part has moved.
 func (s *story) request(who, request, sealed string) string {
 	name := s.names[request]
 	if s.m.Level() >= LevelHiddenIDs && name != "" && request == id(name) {
@@ -612,7 +612,7 @@ func (s *story) session(m *Machine, name string) string {
 	return fit(", ", parts)
 }
 
-// state writes the values that belong neither to a name nor to a session, unless they are those of the beginning.
+// state writes the values that belong neither to a name nor to a session, unless they are the initial values.
 func state(m *Machine) string {
 	parts := []string{fmt.Sprint("level ", m.Level()), detail("clock %v", m.Clock()),
 		detail("rules version %v", m.Rules().Version), detail("in force as %s", m.Rules().Revision()),

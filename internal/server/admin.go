@@ -1,8 +1,7 @@
 package server
 
-// The service for operators: status, members, leadership and maintenance. Status, SetMaintenance and LookStale
-// (stale.go) are answered by every member for itself, Backup by any member while there is a leader; the rest by the
-// leader alone.
+// The service for operators: status, members, leadership and maintenance. Every member answers Status, SetMaintenance
+// and LookStale (stale.go) for itself, and Backup while there is a leader; only the leader answers the other calls.
 
 import (
 	"context"
@@ -28,7 +27,7 @@ type admin struct {
 func (a *admin) Status(context.Context, *lockpb.StatusRequest) (*lockpb.MemberStatus, error) {
 	s := a.server
 	leader, _ := s.replica.Leader()
-	applied := s.replica.Applied() // before the end of the log, which it is never beyond
+	applied := s.replica.Applied() // read before the end of the log, so that it is never greater
 	is := s.replica.Status()
 	m := &lockpb.MemberStatus{
 		NodeId: s.replica.ID(), ClusterId: s.replica.State.Cluster(), ServerVersion: s.config.Version,

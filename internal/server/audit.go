@@ -1,7 +1,7 @@
 package server
 
-// Audit. Denials are written where they are answered; what operators do, by the member that they ask; decisions of the
-// log, by the leader that proposed it: see lead.trail.
+// Audit. The member that answers a request writes its denial; the member that an operator asks writes the operator's
+// call; the leader that proposed an entry writes its effects: see lead.trail.
 
 import (
 	"cmp"
@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// socketPrincipal is who uses the socket of the data directory: the user of the server, or root.
+// socketPrincipal is the principal of calls over the socket of the data directory: the user of the server, or root.
 const socketPrincipal = "socket:"
 
 // audit writes an event of this member.
@@ -29,7 +29,7 @@ func (s *Server) audit(e audit.Event) {
 	}
 }
 
-// addressFrom is from where a call comes; empty within the process, and for a socket of the system.
+// addressFrom returns the address from which a call comes; empty within the process, and for a Unix socket.
 func addressFrom(ctx context.Context) string {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok || p.Addr == nil || p.Addr.Network() == "unix" {
@@ -57,8 +57,8 @@ func (c *conn) auditDenial(q *lockpb.Request, e *lockpb.Error) {
 	c.server.audit(event)
 }
 
-// about returns what a request asks for, of which name, and for which owner. Of several names it is the name that the
-// rules deny, or else the first.
+// about returns the operation, the name and the owner of a request. Of several names it is the name that the rules
+// deny, or else the first.
 func (c *conn) about(q *lockpb.Request) (what, name, owner string) {
 	m := q.ProtoReflect()
 	if field := m.WhichOneof(m.Descriptor().Oneofs().ByName("call")); field != nil {
@@ -80,8 +80,8 @@ func (c *conn) about(q *lockpb.Request) (what, name, owner string) {
 	return what, name, q.GetAcquire().GetOwner()
 }
 
-// auditCall writes what became of a call of lockpb.AdminService; in is nil if it is a stream. Of calls without
-// changes it writes denials alone.
+// auditCall writes the outcome of a call of lockpb.AdminService; in is nil if it is a stream. For calls without
+// changes it writes only denials.
 func (s *Server) auditCall(ctx context.Context, method string, in any, err error) {
 	if s.config.Audit == nil {
 		return
@@ -122,7 +122,7 @@ func (s *Server) auditCall(ctx context.Context, method string, in any, err error
 	s.audit(e)
 }
 
-// outcomeOf is the outcome of a call of lockpb.AdminService.
+// outcomeOf returns the outcome of a call of lockpb.AdminService.
 func outcomeOf(err error) string {
 	switch status.Code(err) {
 	case codes.OK:
@@ -135,7 +135,7 @@ func outcomeOf(err error) string {
 	return audit.Failed
 }
 
-// eventOf is the name of a method as that of an event: add-member for AddMember.
+// eventOf returns the name of the event for a method: add-member for AddMember.
 func eventOf(method string) string {
 	var b strings.Builder
 	for _, r := range method[strings.LastIndexByte(method, '/')+1:] {
@@ -147,7 +147,7 @@ func eventOf(method string) string {
 	return b.String()
 }
 
-// auditJoin writes that this member, as the leader, has taken in another one.
+// auditJoin writes that this member, as the leader, has admitted another member.
 func (s *Server) auditJoin(id, address string, approved bool, replaced string) {
 	e := audit.Event{Event: "join", Outcome: audit.Done, From: address, Name: id, Reason: "waits for approval"}
 	if approved {

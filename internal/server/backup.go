@@ -1,6 +1,6 @@
 package server
 
-// Backups: the state with everything that was acknowledged before the call, from any member, in pieces.
+// Backups: the state with all changes that were acknowledged before the call, from any member, in pieces.
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// Backup writes everything that the cluster keeps to w, with all that was acknowledged to anybody before the call.
-// Any member can do that while there is a leader. If it returns an error, the output is useless, and replica.Restore
-// refuses it. The locks go on meanwhile.
+// Backup writes the state of the cluster to w, with all changes that were acknowledged to any client before the call.
+// Any member can do that while there is a leader. If Backup returns an error, the output is useless, and
+// replica.Restore refuses it. Locks can be acquired and released meanwhile.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error {
 	frozen, err := s.present(ctx)
 	if err == nil {
@@ -32,8 +32,8 @@ func (s *Server) Backup(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// present returns the state with all that was acknowledged before the call. A follower asks the leader for that
-// index, and waits until it has applied it. It subscribes to news before it compares, so that it misses no news.
+// present returns the state with all changes that were acknowledged before the call. A follower asks the leader for
+// that index, and waits until it has applied it. It subscribes to news before it compares, so that it misses no news.
 func (s *Server) present(ctx context.Context) (*replica.Frozen, error) {
 	index, err := s.replica.Acknowledged(ctx)
 	if err != nil {

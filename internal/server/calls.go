@@ -1,13 +1,13 @@
 package server
 
-// Calls: the processing of a client's request. There are three ways to an answer.
+// Calls: the processing of a client's request. A call is answered in one of three ways.
 //
 //	propose, log   a command goes through the log; that it lands in this term proves that this member led
 //	keepAllAlive   sessions are renewed in memory; the answer waits for the same proof, by Term.Confirm
 //	look           that proof, and then the answer of the state machine
 //
-// An answer says renewed only if the proof is of an instant after the receipt of the request. Without it a leader
-// that was paused and replaced would promise time that its successor does not know of: see
+// An answer is marked renewed only if the proof is of an instant after the receipt of the request. Without the proof
+// a leader that was paused and replaced would promise time that its successor does not know of: see
 // docs/decisions/2026-11-22-no-leader-is-believed-alone.md.
 
 import (
@@ -22,13 +22,13 @@ import (
 	"github.com/fencelock/fencelock/internal/server/lead"
 )
 
-// outcome is the result of a command, for its answer.
+// outcome is the result of a command from which the answer is made.
 type outcome struct {
 	lead.Outcome
 	renewed bool // the command has renewed its session
 }
 
-// propose sends a command through the log and answers with its result, which then converts.
+// propose sends a command through the log, and answers with the reply that then makes of its result.
 //
 // That the command is in the log of this term proves that this member led after the request was received. It renews
 // the session as a keepalive does, even a kept session.
@@ -50,7 +50,7 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 	}
 	places := min(1+lead.Weight(&c)/placeBytes, inFlight)
 	if !x.board(places) {
-		return nil // nobody would get the answer
+		return nil // no client would get the answer
 	}
 	done := func(o lead.Outcome, err error) {
 		defer x.alight(places)
@@ -64,8 +64,8 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 		with := outcome{Outcome: o}
 		r := then(&with)
 		r.Renewed = r.Renewed || with.renewed
-		// Clients that lose something by the command are notified before its sender has the answer: a former holder
-		// that asks from then on whether it still holds finds the loss reported already.
+		// Clients that lose a hold by the command are notified before its sender has the answer: a former holder that then
+		// asks whether it still holds the name has the loss reported already.
 		x.leadership.Deliver(x.conn, o.Notices)
 		x.reply(x.request, r)
 		for _, g := range o.Result.Grants {
@@ -82,9 +82,9 @@ func (x *call) log(c machine.Command, then func(*outcome) *lockpb.Reply) error {
 	return err
 }
 
-// attachedElsewhere returns the reason not to carry out a command that has waited for the log. It waits in the lane
-// of its connection, and may be overtaken by later commands of the client on another connection, to which the session
-// is attached now.
+// attachedElsewhere returns the reason not to carry out a command that has waited for the log. In the lane of its
+// connection, later commands of the client may have overtaken it on another connection, to which the session is
+// attached now.
 func (x *call) attachedElsewhere() error {
 	if !x.speaks() || x.session == (machine.SessionID{}) {
 		return nil
@@ -119,8 +119,8 @@ func (x *call) numbered(c machine.Command) machine.Command {
 }
 
 // openSession claims the session for this connection before the command goes into the log, since the client may use
-// it before it has the answer. The bounds of the TTL are settings of this server and no part of the state, so
-// they are checked here.
+// it before it has the answer. The bounds of the TTL are checked here, because they are settings of this server and
+// not part of the state.
 func (x *call) openSession(ttl time.Duration) error {
 	if low, high := x.server.config.MinTTL, x.server.replica.MaxTTL(); ttl < low || ttl > high {
 		return invalid("ttl", "%v is not between %v and %v", ttl, low, high)
@@ -148,8 +148,8 @@ func (x *call) openSession(ttl time.Duration) error {
 	})
 }
 
-// checkPrincipal refuses the session if it is open and belongs to another principal, whoever knows its id. Members of
-// an earlier version know no principals: before LevelHiddenIDs sessions have no principals.
+// checkPrincipal refuses the session if it is open and belongs to another principal, even if the client knows its id.
+// Before LevelHiddenIDs sessions have no principals.
 func (x *call) checkPrincipal() error {
 	if owner, open := x.machine().Principal(x.session); open && x.leadership.HidesIDs && !x.principal.MayUse(owner) {
 		return refused(lockpb.Code_CODE_DENIED, "session", "it is another principal's")
@@ -188,8 +188,8 @@ func (x *call) acquire(all []*lockpb.Acquire, under, underHidden []string) error
 	return x.propose(x.numbered(c), x.plain)
 }
 
-// settleFields gives a nonce to each request without a nonce, as those of earlier clients, and takes away what a member
-// may not know.
+// settleFields sets the principal of each request, and the nonce of a request without one, as earlier clients send
+// it, and clears the fields that a member may not know.
 func (x *call) settleFields(requests []machine.Request) {
 	level := x.machine().Level()
 	known := level >= machine.LevelNonces
@@ -214,8 +214,8 @@ func (x *call) cancelWait(q *lockpb.CancelWait) error {
 	})), x.plain)
 }
 
-// release ends the hold of a request. With its token a caller had it: its minimum goes on if it is not over. Without
-// a token no caller had it, and a lingering hold ends as well.
+// release ends the hold of a request. With a token, a caller had the hold: a minimum that is not over goes on.
+// Without a token no caller had it, and a lingering hold ends too.
 func (x *call) release(q *lockpb.Release) error {
 	token := fencing.Token(q.GetToken())
 	c := machine.Command{
@@ -314,7 +314,7 @@ func (x *call) renewInLog() <-chan struct{} {
 	return over
 }
 
-// whyNotRenewed tells an ended session from one with an unknown outcome.
+// whyNotRenewed returns the error for a session that was not renewed: it has ended, or may end yet.
 func (x *call) whyNotRenewed(id machine.SessionID) error {
 	if x.machine().SessionOpen(id) {
 		return refused(lockpb.Code_CODE_UNAVAILABLE, "",
@@ -328,11 +328,11 @@ func (x *call) whyNotRenewed(id machine.SessionID) error {
 
 func (x *call) machine() *machine.Machine { return x.server.replica.State.Machine }
 
-// look answers with the result of see, unless that is nil. see sees everything that was acknowledged to anybody
+// look answers with the result of see, unless that is nil. see sees every change that was acknowledged to any client
 // before the request.
 //
-// No other member led later, and everything that this member acknowledged was applied here before; so was everything
-// of earlier leaders before this member began to serve.
+// No other member led later, and this member applied each change before it acknowledged it, and all changes of
+// earlier leaders before it began to serve.
 func (x *call) look(see func() *lockpb.Reply) error {
 	if !x.begin() {
 		return nil
@@ -376,7 +376,7 @@ const (
 	attachLimit = 5000
 )
 
-// limitOf returns the number of entries to answer with; asked is 0 if the client has named no number.
+// limitOf returns the number of entries to answer with; asked is 0 if the client did not set it.
 func limitOf(asked uint32, most int) int {
 	if asked == 0 {
 		return pageLimit
@@ -402,7 +402,7 @@ func (x *call) list(q *lockpb.List) error {
 	})
 }
 
-// namePage returns one page of names, without those that are not shown. next is set if there are more.
+// namePage returns one page of the names that shows permits. next is set if there are more.
 func namePage(
 	infos []machine.Info, more bool, k *lead.Timekeeper, shows func(name string) bool,
 ) (names []*lockpb.NameState, next string) {
@@ -424,7 +424,7 @@ func namePage(
 	return names, next
 }
 
-// attach directs the session's pushes here before it looks at the state, so that a change meanwhile is reported twice
+// attach directs the session's pushes here before it reads the state, so that a change in between is reported twice
 // rather than not at all.
 func (x *call) attach(q *lockpb.Attach) error {
 	if err := x.checkPrincipal(); err != nil {

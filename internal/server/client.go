@@ -1,7 +1,6 @@
 package server
 
-// The client behind a connection. Limits count by client, so that a client that takes too much is refused, and not
-// the others.
+// The client behind a connection. Limits count by client, so that only a client that takes too much is refused.
 
 import (
 	"cmp"
@@ -19,9 +18,9 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// clientOf says whose a connection is: the principal's of its token, or else the certificate's, by its name, or else the
-// address's. The state of all connections of one client counts together. Within the process it is the name given to
-// AttachDoor, and otherwise empty: no share.
+// clientOf returns the client of a connection: the principal of its token, or else the name of its certificate, or
+// else its address. The state of all connections of one client counts together. Within the process it is the name
+// given to AttachDoor, or empty: no share.
 func clientOf(ctx context.Context) string {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok || p.Addr == nil {
@@ -70,7 +69,7 @@ func certificateOf(p *grpcpeer.Peer) (name string, ok bool) {
 	return nameOf(t.State.PeerCertificates[0]), true
 }
 
-// PrincipalOf returns whose a verified certificate of a client is.
+// PrincipalOf returns the principal of a client's verified certificate.
 func PrincipalOf(leaf *x509.Certificate) principal.Principal {
 	return principal.Certificate(nameOf(leaf))
 }
@@ -88,7 +87,7 @@ func nameOf(leaf *x509.Certificate) string {
 	return "of key " + hex.EncodeToString(sum[:8]) // no plain name has a space
 }
 
-// plain reports whether a name can be shown and kept as it is: it stands in tables, in the log and in the state.
+// plain reports whether a name can be shown and stored unchanged: in tables, in the log and in the state.
 func plain(name string) bool {
 	for _, r := range name {
 		if r <= ' ' || r > '~' {

@@ -1,7 +1,7 @@
 package server
 
-// A cluster that was made of a backup or of one disk serves nobody at first: see lead.Closed. Operators, clients and
-// metrics show until when.
+// A cluster that was made of a backup or of one disk does not serve at first: see lead.Closed. Operators, clients and
+// metrics get the remaining time.
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// closedFor returns the time for which this member, the leader, still serves nobody because the cluster was restored;
+// closedFor returns the time for which this member, the leader, does not serve yet because the cluster was restored;
 // zero otherwise.
 func (s *Server) closedFor() time.Duration {
 	if c := s.restored.Load(); c != nil {

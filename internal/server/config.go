@@ -1,6 +1,6 @@
 package server
 
-// Settings and their defaults. resolve looks for mistakes before anything is opened, so that a wrong setting leaves
+// Settings and their defaults. resolve checks them before the server opens anything, so that a wrong setting leaves
 // no files or listeners behind.
 
 import (
@@ -35,18 +35,19 @@ type Config struct {
 	// later.
 	Store replica.Store
 
-	// Listen is where clients connect, host:port. Empty: only Attach reaches the server. Advertise is the address for
-	// clients, if they reach the server under another name.
+	// Listen is the address for clients, host:port. Empty: only Attach reaches the server. Advertise is the address that
+	// clients use, if it differs.
 	Listen, Advertise string
-	// PeerListen is where the other members connect, host:port. Empty: no other members. PeerAdvertise is the address
+	// PeerListen is the address for the other members, host:port. Empty: no other members. PeerAdvertise is the address
 	// by which they know this member, as in their Join.
 	PeerListen, PeerAdvertise string
 
-	// AdminListen is where operators change the cluster: unix:PATH, a socket that only the user of the process can open;
-	// host:port, with AdminTLS; or none. Default: unix:DataDir/admin.sock if there are DataDir and Listen, else none.
+	// AdminListen is the address for operators, who change the cluster: unix:PATH, a socket that only the user of the
+	// process can open; host:port, with AdminTLS; or none. Default: unix:DataDir/admin.sock if there are DataDir and
+	// Listen, else none.
 	AdminListen string
-	// AdminTLS is for operators over TCP. It must require and verify their certificates: every owner of one may do
-	// everything.
+	// AdminTLS is for operators over TCP. It must require and verify their certificates: an operator with a certificate
+	// may do everything.
 	AdminTLS *tls.Config
 
 	// PeerDial opens connections to the other members, by the addresses that they advertise. Default TCP.
@@ -55,7 +56,7 @@ type Config struct {
 	// Join lists the peer addresses of the members; this one may be among them. A member without a cluster asks them
 	// to add it.
 	Join []string
-	// JoinKey, at least MinJoinKey bytes that all members share, approves new members that have it too. Nil: an
+	// JoinKey, of at least MinJoinKey bytes, is shared by all members and approves new members that have it. Nil: an
 	// operator approves each, see AddMember in lockpb.AdminService: until then it has no vote.
 	JoinKey []byte
 	// BootstrapExpect is the number of members in Join, this one included, if they are to make a new cluster once all
@@ -67,19 +68,20 @@ type Config struct {
 	// Insecure permits addresses beyond loopback without TLS.
 	Insecure bool
 
-	// MinTTL and MaxTTL bound the TTLs of sessions while this member leads. Defaults: 3 s, which outlasts an election, and
-	// 1 h, or 24 h in a cluster that a version before 0.1 made. A restored cluster serves nobody for the greatest
+	// MinTTL and MaxTTL bound the TTLs of sessions while this member leads. Defaults: 3 s, which outlasts an election,
+	// and 1 h, or 24 h in a cluster that a version before 0.1 made. A restored cluster does not serve for the greatest
 	// MaxTTL.
 	MinTTL, MaxTTL time.Duration
 	// Limits bound the state of the cluster. A zero field has its value of machine.DefaultLimits. The leader's limits
 	// apply: give all members the same. State over a limit stays when the limit is lowered.
 	Limits machine.Limits
-	// Rules are a file of package rules: the first rules of the cluster, until operators set others. They count for clients
-	// with certificates by the name that lists of sessions show. Give all members the same. Empty: no rules, and
-	// everybody may do everything.
+	// Rules are a file of package rules: the first rules of the cluster, until operators set others. They name clients
+	// with certificates as lists of sessions do. Give all members the same. Empty: no rules, and every client may do
+	// everything.
 	Rules string
-	// Proofs says whose the tokens of clients are, for each connection anew and while it lasts. It needs TLS. Certificates of
-	// clients are known by their names, whatever it says of them. Nil: no token is known.
+	// Proofs returns the principals of tokens. The server calls it for each connection, when it opens and repeatedly
+	// while it lasts. It needs TLS. Its certificates are ignored: clients with certificates are known by their names.
+	// Nil: no token is valid.
 	Proofs func() *principal.Proofs `json:"-"`
 	// Timing of the members among themselves. Give all of them the same.
 	Timing replica.Timing
@@ -106,7 +108,7 @@ type Config struct {
 	Meter    lead.Meter          `json:"-"`
 	Appended func(time.Duration) `json:"-"`
 
-	// Audit gets who did what. The owner closes it, after the server. Nil: no audit log.
+	// Audit gets the audit events. The owner closes it, after the server. Nil: no audit log.
 	Audit *audit.Log `json:"-"`
 
 	// Version is shown to clients, for people.
@@ -115,7 +117,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// MinJoinKey is the least length of Config.JoinKey, in bytes.
+// MinJoinKey is the minimum length of Config.JoinKey, in bytes.
 const MinJoinKey = 16
 
 // Defaults of Config.
@@ -228,8 +230,8 @@ func (c *Config) checkProofs() error {
 	return nil
 }
 
-// checkAddresses refuses addresses that others reach without TLS, unless Insecure says that it is meant so: there are
-// no roles beneath, so a stranger who reaches such an address takes and breaks every lock.
+// checkAddresses refuses addresses that others reach without TLS, unless Insecure permits them: clients need no
+// credentials, so any client that reaches such an address can acquire and break every lock.
 func (c *Config) checkAddresses() error {
 	for _, a := range []struct {
 		setting, address string
@@ -257,8 +259,8 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// checkJoin checks that Join and BootstrapExpect agree, since the cluster is made only once all of its members are
-// there.
+// checkJoin checks that Join and BootstrapExpect agree, since the cluster is made only once all of its members
+// answer.
 func (c *Config) checkJoin() error {
 	if n := len(c.JoinKey); n > 0 && n < MinJoinKey {
 		return mistake("JoinKey", fmt.Sprint(n)+" bytes", fmt.Sprintf("it needs at least %d", MinJoinKey))
@@ -292,7 +294,7 @@ func (c *Config) checkJoin() error {
 	return nil
 }
 
-// peerAddress returns the address by which the others know this member, as far as it is known before listening.
+// peerAddress returns the address by which the others know this member, before it listens.
 func (c *Config) peerAddress() string {
 	if c.PeerAdvertise != "" {
 		return c.PeerAdvertise

@@ -5,11 +5,11 @@ package server
 //	read ─► handle ─► call.start ─► lead ─┬─► reply ─► outbox ─► write
 //	                                Hear ─┘
 //
-// A client must not be able to fill the server, so each of its ways has a bound. board bounds the commands in flight,
-// looks and awaitTurn the reads, the outbox the replies. Too many requests stop the reader, and with it the client.
-// Too many replies end the connection instead: the log cannot wait for a client that does not read.
+// A client must not exhaust the server: board bounds its commands in flight, looks and awaitTurn its reads, and the
+// outbox its replies. Too many requests stop the reader, and with it the client. Too many replies end the connection:
+// the log cannot wait for a client that does not read.
 //
-// A session speaks on one connection at a time, to which it was attached last: see checkAttached, and
+// A session speaks on one connection at a time, the connection to which it was attached last: see checkAttached, and
 // docs/decisions/2026-11-21-a-session-speaks-on-one-connection.md.
 
 import (
@@ -35,17 +35,16 @@ type Stream interface {
 }
 
 const (
-	// farewell is the time in which a connection that is cut off can take the reason.
+	// farewell is the maximum time for which a connection that the server ends can take the reason.
 	farewell = time.Second
-	// inFlight bounds the commands and keepalives in flight on one connection. Reading stops at the bound until some
-	// are answered: a client cannot fill the server. A large command counts as one for each placeBytes, so that they
-	// are bounded in bytes too.
+	// inFlight bounds the commands and keepalives in flight on one connection. Reading stops at the bound until some are
+	// answered. A large command counts as one for each placeBytes, so that they are bounded in bytes too.
 	inFlight   = 4096
 	placeBytes = 1 << 10
-	// looksAtOnce bounds the reads in flight on one connection. They are answered one after the other, each when the
-	// answers before it are on their way to the client.
+	// looksAtOnce bounds the reads in flight on one connection. They are answered one after the other, each once the
+	// earlier answers are on their way to the client.
 	looksAtOnce = 64
-	// unreadTime bounds the time for which a client may leave a message unread that the connection has no room for.
+	// unreadTime is the maximum time for which a client may leave unread a message for which the connection has no room.
 	unreadTime = 15 * time.Second
 )
 
@@ -56,9 +55,9 @@ type conn struct {
 	client string // the client for its share; empty: no share, and no bound
 	// principal is the connection's principal: it owns the sessions that are opened here.
 	principal principal.Principal
-	reported  principal.Principal // the same for people, with the address of Nobody
-	door      bool                // of the HTTP server of this member, which asks for its clients alone
-	address   string              // from where the connection comes; empty within the process
+	reported  principal.Principal // the same for people, with the address if it is Nobody
+	door      bool                // the connection of this member's HTTP server, which asks only for its clients
+	address   string              // the client's address; empty within the process
 	ids       clientIDs           // of the session that was named last; for the reader alone
 	ctx       context.Context
 	out       *outbox
@@ -68,7 +67,7 @@ type conn struct {
 
 	mu    sync.Mutex
 	over  bool           // no task begins any more
-	tasks sync.WaitGroup // what must end before the connection is forgotten; added to only while over is false
+	tasks sync.WaitGroup // the tasks that must end before the connection is dropped; added to only while over is false
 
 	cut     chan struct{} // closed to end the connection
 	cutOnce sync.Once
@@ -79,8 +78,8 @@ type conn struct {
 // serveStream talks with one client until either side ends it. When it returns, no task answers on the connection any
 // more, and no session is attached to it.
 //
-// A connection that the server ends has the time farewell to take the reason, and no longer: a client that does not
-// read must not keep it.
+// A connection that the server ends has the time farewell to take the reason: a client that does not read must not
+// keep it open.
 func (s *Server) serveStream(stream Stream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -115,7 +114,7 @@ func (s *Server) serveStream(stream Stream) error {
 	return nil
 }
 
-// await waits until the connection is to end: its client ends it, or the server, which it does if its token ends.
+// await waits until the client or the server ends the connection. The server ends it if its token is no longer valid.
 func (c *conn) await(reading, writing <-chan struct{}) {
 	var look <-chan time.Time // nil without a token
 	token, ok := bearerOf(c.ctx)
@@ -162,8 +161,8 @@ func (c *conn) finish() {
 	c.tasks.Wait()
 }
 
-// board acquires that many of the places in flight, and waits while there are too few. It reports false if the
-// connection has ended.
+// board acquires that many places in flight, and waits while too few are free. It reports false if the connection has
+// ended.
 func (c *conn) board(places int) bool {
 	for i := range places {
 		select {
@@ -185,7 +184,7 @@ func (c *conn) alight(places int) {
 
 // read starts requests in the order in which they came. All requests of one message have the same instant of receipt.
 //
-// Only EOF at the end of the stream is a farewell, by which a client says that it sends no more: see takeLeave.
+// Only EOF at the end of the stream means that the client has left: see takeLeave.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -201,7 +200,7 @@ func (c *conn) read() {
 			c.handle(q, receipt)
 		}
 		select {
-		case <-c.cut: // nobody would get further answers
+		case <-c.cut: // no client would get further answers
 			<-c.ctx.Done()
 			return
 		default:
@@ -209,9 +208,9 @@ func (c *conn) read() {
 	}
 }
 
-// takeLeave ends the sessions that are attached to the connection, whose client has said that it sends no more. Only
-// a client says that: a broken connection, a dead process and a stopped proxy end a stream in another way, and the
-// client may come back. It returns once the sessions have ended, or cannot be ended now.
+// takeLeave ends the sessions that are attached to the connection, whose client has closed its stream. Only a client
+// does that: a broken connection, a dead process and a stopped proxy end a stream in another way, and the client may
+// reconnect. It returns once the sessions have ended, or cannot be ended now.
 func (c *conn) takeLeave() {
 	defer c.end(&lockpb.Goodbye{Message: "the client has left"}, false)
 	r := c.server.leadership.Load()
@@ -225,7 +224,7 @@ func (c *conn) takeLeave() {
 			Command: machine.Command{Op: machine.OpCloseSession, Session: id, Linger: r.Time.AnyClosed()}, By: c,
 			Obsolete: func() error {
 				if other := r.Listener(id); other != nil && other != c {
-					return notAttached() // it has come back
+					return notAttached() // the client has reconnected
 				}
 				return nil
 			},
@@ -246,7 +245,7 @@ func (c *conn) takeLeave() {
 }
 
 // write sends the outbox, in large messages. The timer ends the connection if the client leaves a message unread:
-// Send blocks then, which is not noticed otherwise while the outbox has room.
+// Send then blocks, and nothing else reports that while the outbox has room.
 func (c *conn) write() {
 	after := cmp.Or(c.server.config.unreadTime, unreadTime)
 	unread := time.AfterFunc(after, func() { c.end(tooSlow(), true) })
@@ -288,9 +287,9 @@ func tooSlow() *lockpb.Goodbye {
 	return &lockpb.Goodbye{Code: lockpb.Code_CODE_EXHAUSTED, Message: "the client reads too slowly"}
 }
 
-// awaitTurn waits until the next look may be answered: one at a time, and only while the client reads. A look's
-// answer may have pageBytes, so that looksAtOnce answers would fill the outbox. It reports false if the connection
-// has ended.
+// awaitTurn waits until the next look may be answered: one at a time, and only while the client reads. The answer to
+// a look may have pageBytes, so looksAtOnce answers would fill the outbox. It reports false if the connection has
+// ended.
 func (c *conn) awaitTurn() bool {
 	select {
 	case c.turn <- struct{}{}:
@@ -308,7 +307,7 @@ func (c *conn) awaitTurn() bool {
 	return true
 }
 
-// end says goodbye and ends the connection. It does not wait for that.
+// end ends the connection with a goodbye. It does not wait for the end.
 func (c *conn) end(why *lockpb.Goodbye, drop bool) {
 	c.out.close(&lockpb.Reply{Answer: &lockpb.Reply_Goodbye{Goodbye: why}}, drop)
 	c.cutOnce.Do(func() { close(c.cut) })
@@ -342,8 +341,8 @@ func (s *Server) wireError(err error) *lockpb.Error {
 	return &lockpb.Error{Code: lockpb.Code_CODE_UNAVAILABLE, Message: err.Error()}
 }
 
-// handle starts one request. It does not wait for its outcome, but for a place if the connection has too many
-// requests in flight. Every member answers Hello, only the leader everything else: a request that a follower
+// handle starts one request. It does not wait for its outcome, but waits for a place if the connection has too many
+// requests in flight. Every member answers Hello; only the leader answers other requests: a request that a follower
 // forwarded would have two instants of receipt.
 func (c *conn) handle(q *lockpb.Request, receipt time.Time) {
 	if _, ok := q.Call.(*lockpb.Request_Hello); ok {
@@ -452,7 +451,7 @@ func notAttached() error {
 	return refused(lockpb.Code_CODE_CONFLICT, "session", "it is not attached to this connection")
 }
 
-// speaks reports whether the call is for a session and restricted to the connection to which that is attached.
+// speaks reports whether the call is restricted to the connection to which its session is attached.
 func (x *call) speaks() bool {
 	switch x.request.Call.(type) {
 	case *lockpb.Request_KeepAlive, *lockpb.Request_Acquire, *lockpb.Request_AcquireAll,
@@ -463,8 +462,8 @@ func (x *call) speaks() bool {
 }
 
 // checkAttached refuses a request for a session on a connection to which it is not attached: late messages of an
-// abandoned connection must not interfere with the client's requests on another one. That holds for keepalives too,
-// although they change no lock: it shows a client that its pushes go elsewhere, or nowhere.
+// abandoned connection must not interfere with the client's requests on another one. It refuses keepalives too,
+// although they change no lock: the error shows a client that its pushes go elsewhere, or nowhere.
 func (x *call) checkAttached() error {
 	if !x.speaks() || x.session == (machine.SessionID{}) || x.attachedHere(x.session) {
 		return nil
@@ -472,7 +471,7 @@ func (x *call) checkAttached() error {
 	return notAttached()
 }
 
-// attachedHere reports whether the session may speak here. A session that is not open may: the log reports that.
+// attachedHere reports whether the session may speak here. A session that is not open may: the log returns the error.
 func (x *call) attachedHere(id machine.SessionID) bool {
 	return x.leadership.Listener(id) == x.conn || !x.machine().SessionOpen(id)
 }

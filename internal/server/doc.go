@@ -14,7 +14,7 @@
 // Tokens increase over all names of the cluster for as long as its data exists.
 //
 // A session lives for at least its TTL after the receipt of the last request that renewed it, whichever member led
-// meanwhile. If a reply says renewed, its sender led after it received the request. Reads are linearizable.
+// meanwhile. If a reply is marked renewed, its sender led after it received the request. Reads are linearizable.
 //
 // # How
 //
@@ -25,7 +25,7 @@
 // Renewals and reads cost no log entry. They wait for a proof of leadership: see replica.Term.Confirm. A leader that
 // was paused and replaced cannot produce it.
 //
-// A leader that stands still falls silent, so that the others elect another, and disconnects its clients.
+// A leader that is blocked falls silent, so that the other members elect another leader, and disconnects its clients.
 //
 // A member whose disk refuses a write stops: it acknowledges no change that it may not have. Restarted with a working
 // disk, it goes on with its data. After a failed fsync the disk may lose data that it still returns until the machine
@@ -38,6 +38,6 @@
 //
 // It does not survive the loss of most members' disks, nor members that lie. A member with an older copy of its data
 // directory lies: it has forgotten votes and entries that it acknowledged, and nobody can detect that. Give it an
-// empty directory; it joins as a new member. A session may outlive its TTL: by the time that the election of
-// a new leader takes, and a little more; see docs/decisions/2026-11-22-what-is-left-of-a-lease.md.
+// empty directory; it joins as a new member. A session may outlive its TTL, by a little more than the election of a
+// new leader takes; see docs/decisions/2026-11-22-what-is-left-of-a-lease.md.
 package server

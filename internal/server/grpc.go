@@ -71,7 +71,7 @@ func (s *Server) openFront(ctx context.Context) (*clientSocket, error) {
 		stopped: make(chan struct{}),
 	}
 	lockpb.RegisterLockServiceServer(f.grpc, f)
-	lockpb.RegisterAdminServiceServer(f.grpc, &admin{server: s, looking: make(chan struct{}, 1)}) // but for changes
+	lockpb.RegisterAdminServiceServer(f.grpc, &admin{server: s, looking: make(chan struct{}, 1)}) // without changes
 	grpc_health_v1.RegisterHealthServer(f.grpc, f.health)
 	reflection.Register(f.grpc)
 	f.leads(false)
@@ -120,7 +120,7 @@ func (s *Server) refuseClients(ctx context.Context, method string) error {
 	return s.refuseReaders(ctx, method)
 }
 
-// refuseBrowsers refuses a call with an Origin: only browsers send one, for a page, and no page may use this socket.
+// refuseBrowsers refuses a call with an Origin, which only browsers send: no web page may use this socket.
 func refuseBrowsers(ctx context.Context) error {
 	if origin := metadata.ValueFromIncomingContext(ctx, "origin"); len(origin) > 0 {
 		return status.Errorf(codes.PermissionDenied, "the call has an Origin, %q: it comes from a page in a browser",
@@ -160,14 +160,14 @@ func (f *clientSocket) Connect(stream grpc.BidiStreamingServer[lockpb.ClientMess
 // drain sets the health to the end of the server.
 func (f *clientSocket) drain() { f.health.Shutdown() }
 
-// close ends all connections, whose streams have ended or are about to. Written messages still leave, unless a client
-// takes longer for that than twice the farewell.
+// close ends all connections, whose streams have ended or are about to. Written messages are still sent, unless a
+// client takes longer than twice the farewell to read them.
 func (f *clientSocket) close() {
 	stopGRPC(f.grpc)
 	<-f.stopped
 }
 
-// stopGRPC ends the connections of a server: after twice the farewell the remaining ones are cut off.
+// stopGRPC ends the connections of a server, and cuts the remaining ones after twice the farewell.
 func stopGRPC(s *grpc.Server) {
 	impatient := time.AfterFunc(2*farewell, s.Stop)
 	defer impatient.Stop()

@@ -11,7 +11,7 @@ import (
 // clientIDs are the ids of one session, and of the requests on it.
 type clientIDs struct {
 	secret  machine.SessionID // as the client knows the session; zero: no session
-	session machine.SessionID // as the state machine does
+	session machine.SessionID // as the state machine knows it
 	hidden  bool              // the state machine has no ids of clients
 	seal    machine.Seal      // if hidden
 }
@@ -41,8 +41,8 @@ func (ids *clientIDs) hide(c *machine.Command, leads *lead.Leadership) *machine.
 	return c.HideRequests(ids.seal)
 }
 
-// request returns the id of a request as the client of the session knows it; empty if no request on this session had
-// it.
+// request returns the id of a request as the client of the session knows it; empty if it is not sealed for this
+// session.
 func (ids *clientIDs) request(id, sealed string) string {
 	switch {
 	case !ids.hidden:

@@ -1,7 +1,7 @@
 package server
 
-// Keepalives. One may renew all sessions of a client: it costs one proof of leadership and one answer, however many
-// there are. A kept session is renewed through the log, since a new leader goes by its deadline in the log.
+// Keepalives. One keepalive may renew all sessions of a client, for one proof of leadership and one answer. A kept
+// session is renewed through the log, since a new leader uses its deadline in the log.
 
 import (
 	"sync/atomic"
@@ -54,8 +54,8 @@ func (x *call) keepAlives(secrets [][]byte) error {
 	})
 }
 
-// keepAllAlive renews sessions, and answers with the reply that made builds from each result: nil, or the reason why
-// it is not renewed.
+// keepAllAlive renews sessions, and answers with the reply that made builds from their results: for each session nil,
+// or the reason why it was not renewed.
 func (x *call) keepAllAlive(ids []machine.SessionID, made func([]error) *lockpb.Reply) error {
 	k := &keeping{call: x, ids: ids, lives: make([]error, len(ids)), made: made}
 	var kept []int

@@ -12,11 +12,11 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// tooMuch has the limits that a single request can exceed, whatever others do, and the field of the request that
+// tooMuch maps each limit that a single request can exceed, regardless of others, to the field of the request that
 // does. The request is invalid for these servers, and a repetition cannot succeed.
 var tooMuch = map[string]string{"NameBytes": "name", "Levels": "name", "MetadataBytes": "metadata"}
 
-// clientError returns the error for a client that has its share of something.
+// clientError returns the error for a client that has reached its share.
 func clientError(field, of string, share, all int) *lockpb.Error {
 	return &lockpb.Error{
 		Code: lockpb.Code_CODE_EXHAUSTED, Field: field,
@@ -36,7 +36,7 @@ func limitError(field string, limits machine.Limits) *lockpb.Error {
 		}
 	}
 	i := slices.IndexFunc(all, func(l machine.Limit) bool { return l.Field == field })
-	if i < 0 { // it cannot be configured
+	if i < 0 { // it is not configurable
 		return &lockpb.Error{
 			Code: lockpb.Code_CODE_EXHAUSTED, Field: field, Message: "the servers have come to their end of it",
 		}

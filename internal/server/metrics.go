@@ -11,23 +11,23 @@ import (
 type Measurement struct {
 	Leader, KnowsLeader, Maintenance bool
 	// Well: this member leads, and all members with a vote follow and are close to its log. VotersBehind counts the
-	// others; zero on a member that does not lead.
+	// voters that are not; zero on a member that does not lead.
 	Well         bool
 	VotersBehind int
-	// ClosedFor is the time for which this member, the leader, still serves nobody because the cluster was restored.
+	// ClosedFor is the time for which this member, the leader, does not serve yet because the cluster was restored.
 	ClosedFor time.Duration
 
 	Term, LastIndex, CommitIndex, AppliedIndex      uint64
 	AgreedIndex, DiffersIndex                       uint64
 	UnreadBytes, LogBytes, SnapshotBytes, Connected int
-	// SnapshotAt is when the last snapshot was made, and BackupAt when the last backup from this process was complete.
-	// Zero: never.
+	// SnapshotAt is the time of the last snapshot, and BackupAt the time at which the last backup from this process was
+	// complete. Zero: never.
 	SnapshotAt, BackupAt time.Time
-	// Standing is the cluster's locks; nil on a member that does not lead.
+	// Standing counts the cluster's locks; nil on a member that does not lead.
 	Standing *lead.Standing
 }
 
-// Used returns the usage of all clients of the cluster, and its limits, as far as this member has applied the log.
+// Used returns the usage of all clients of the cluster, and its limits, in the state that this member has applied.
 func (s *Server) Used() (machine.Usage, machine.Limits) {
 	m := s.replica.State.Machine
 	return m.Total(), m.Limits()

@@ -24,18 +24,18 @@ import (
 // AdminSocket is the name of the default of Config.AdminListen in the data directory.
 const AdminSocket = "admin.sock"
 
-// noAdmin is the Config.AdminListen of a member that takes no changes.
+// noAdmin is the Config.AdminListen of a member that accepts no changes.
 const noAdmin = "none"
 
-// readCalls are the calls of lockpb.AdminService that make no change and hand out no backup. All others, and future
-// calls, are for operators.
+// readCalls are the calls of lockpb.AdminService that make no change and return no backup. All other and future calls
+// are for operators.
 var readCalls = map[string]bool{
 	lockpb.AdminService_Status_FullMethodName: true, lockpb.AdminService_ListMembers_FullMethodName: true,
 	lockpb.AdminService_LookStale_FullMethodName: true, lockpb.AdminService_ListSessions_FullMethodName: true,
 	lockpb.AdminService_Explain_FullMethodName: true,
 }
 
-// refuseChanges refuses operators' calls at the socket for clients.
+// refuseChanges refuses calls for operators at the socket for clients.
 func (s *Server) refuseChanges(method string) error {
 	if readCalls[method] || !strings.HasPrefix(method, "/"+lockpb.AdminService_ServiceDesc.ServiceName+"/") {
 		return nil
@@ -154,7 +154,7 @@ func (s *Server) streamOfOperators(
 	return err
 }
 
-// reachable returns an address of this machine with the host by which clients find it, if it has no host.
+// reachable returns address, with the host by which clients find this machine if it has no host.
 func (s *Server) reachable(address string) string {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || !net.ParseIP(host).IsUnspecified() {

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// maxOutbox and maxOutboxBytes bound the replies that a client may leave unread before it is cut off, in number
-	// and size.
+	// maxOutbox and maxOutboxBytes bound the unread replies of a client, in number and size. A client beyond them is
+	// disconnected.
 	maxOutbox      = 64 << 10
 	maxOutboxBytes = 8 << 20
 	// maxUnread bounds the unread bytes of all clients together. Beyond it, a client with more than fairUnread unread
-	// is cut off at its next message.
+	// bytes is disconnected at its next message.
 	maxUnread  = 256 << 20
 	fairUnread = 64 << 10
-	// calmOutbox and calmBytes bound the unread data up to which a client gets events, and answers to looks. A slower
-	// client gets them later, or learns that the events are not kept any more.
+	// A client gets events, and answers to looks, while its unread data is below calmOutbox and calmBytes. A slower
+	// client gets them later, or an error if the events are not kept any more.
 	calmOutbox = 1 << 10
 	calmBytes  = 1 << 20
 	// maxReplies and maxReplyBytes bound one message. One reply alone may be larger.
@@ -30,8 +30,8 @@ const (
 	maxReplyBytes = 1 << 20
 )
 
-// outbox has the messages for one client. Adding to it never blocks, since one goroutine delivers outcomes of the log
-// for all clients: a client that does not read would stop the others. Instead add fails beyond a bound, and the
+// outbox holds the messages for one client. Adding to it never blocks, since one goroutine delivers outcomes of the
+// log for all clients: otherwise a client that does not read would stop the others. add fails beyond a bound, and the
 // connection is ended. Every reply counts, in bytes, until the connection has taken it.
 //
 // Events and looks, which can wait, ask isCalm first, so that a slow client does not lose its connection for them.
@@ -40,7 +40,7 @@ type outbox struct {
 
 	mu      sync.Mutex
 	replies []sized
-	pushed  uint64 // how many pushes about sessions were added
+	pushed  uint64 // the number of pushes about sessions that were added
 	bytes   int    // of replies, and of the replies that take returned last
 	taken   int    // bytes of these
 	closed  bool   // no further replies are added
@@ -62,8 +62,8 @@ func newOutbox(unread *atomic.Int64) *outbox {
 	}
 }
 
-// add reports false if the client reads too slowly. After close it has no effect. A reply with a field for the number
-// of pushes gets it here, where no other push can come between.
+// add reports false if the client reads too slowly. After close it has no effect. add sets the number of pushes in a
+// reply that has a field for it: no push can come between.
 func (o *outbox) add(r *lockpb.Reply) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -133,7 +133,7 @@ func (o *outbox) close(last *lockpb.Reply, drop bool) {
 	o.closed = true
 }
 
-// abandon forgets everything: the connection has ended.
+// abandon drops all messages: the connection has ended.
 func (o *outbox) abandon() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -141,7 +141,7 @@ func (o *outbox) abandon() {
 	o.count(-o.bytes)
 }
 
-// sent notes that the connection has taken the result of the last take, which counts no more.
+// sent notes that the connection has taken the result of the last take, which no longer counts.
 func (o *outbox) sent() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

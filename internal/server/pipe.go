@@ -1,7 +1,7 @@
 package server
 
 // Connections within the process: an embedded server's own clients, and tests. A pipe replaces gRPC's stream and ends
-// like one, so that conn need not know the difference.
+// like one, so that conn sees no difference.
 
 import (
 	"context"
@@ -11,9 +11,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// ClientStream is a client's end of a connection: the stream of Server.Attach, or of lockpb's
-// Connect. Send and Recv may run beside each other, but neither beside itself. A message belongs to the other side once
-// it is sent.
+// ClientStream is a client's end of a connection: the stream of Server.Attach, or of lockpb's Connect. Send and Recv
+// may run concurrently, but neither with itself. A message belongs to the other side once it is sent.
 type ClientStream interface {
 	Send(*lockpb.ClientMessage) error
 	Recv() (*lockpb.ServerMessage, error)
@@ -33,12 +32,12 @@ type pipe struct {
 }
 
 // Attach connects a client in this process: the counterpart of Connect without a network. The connection ends with
-// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A closed server, or
-// a server that does not lead, says so as over the network.
+// ctx, with CloseSend, which also ends the sessions attached to it, or when the server ends it. A closed server, or a
+// server that does not lead, answers as over the network.
 func (s *Server) Attach(ctx context.Context) ClientStream { return s.attach(ctx) }
 
-// AttachDoor is Attach for the HTTP server of this member, whose share of the limits counts by a name. While the cluster
-// has rules it has each right for the clients that it names, and none for itself.
+// AttachDoor is Attach for the HTTP server of this member. name is the client whose share of the limits counts. While
+// the cluster has rules, the HTTP server has every right for the clients that it names, and no right for itself.
 func (s *Server) AttachDoor(ctx context.Context, name string) ClientStream {
 	return s.attach(context.WithValue(ctx, doorName{}, name))
 }
@@ -125,7 +124,7 @@ func (e serverEnd) Recv() (*lockpb.ClientMessage, error) {
 	case <-e.p.closed:
 	}
 	select {
-	case m := <-e.p.toServer: // it was sent before
+	case m := <-e.p.toServer: // the client sent it before it closed
 		return m, nil
 	default:
 		return nil, io.EOF

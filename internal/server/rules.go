@@ -1,7 +1,7 @@
 package server
 
-// Rules. What changes a lock is decided in the state machine, at its place in the log, by the principal of the session.
-// Here is decided what nobody logs: who sees what.
+// Rules. The state machine decides about changes of locks, at their place in the log, by the principal of the
+// session. This file decides about reads, which are not logged.
 
 import (
 	"context"
@@ -18,18 +18,19 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// Ruled reports whether the cluster has rules, as far as this member knows.
+// Ruled reports whether the cluster has rules, in the state that this member has applied.
 func (s *Server) Ruled() bool { return s.rules().Parsed() != nil }
 
 func (s *Server) rules() *machine.Rules { return s.replica.State.Machine.Rules() }
 
-// asker is who asks: the client of a connection for itself, or for another principal, as a gateway does.
+// asker is the principal behind a request: the client of a connection, or another principal for which it asks, as a
+// gateway does.
 type asker struct {
 	client principal.Principal
 	other  principal.Principal // empty: the client asks for itself
 }
 
-// asker returns who asks by a request.
+// asker returns the asker of a request.
 func (c *conn) asker(q *lockpb.Request) (asker, error) {
 	by := asker{client: c.principal}
 	if q.GetOnBehalfOf() == "" {
@@ -42,8 +43,8 @@ func (c *conn) asker(q *lockpb.Request) (asker, error) {
 	return by, nil
 }
 
-// mayAsk refuses the door of a member, which may do everything, to do something for itself under rules: it would do it
-// for a client whose principal it has not named.
+// mayAsk refuses a request of the door of a member for itself under rules: the door may do everything, and would do
+// it for a client whose principal it has not named.
 func (x *call) mayAsk() error {
 	if !x.door || x.by.other != "" || !x.server.Ruled() {
 		return nil
@@ -56,7 +57,7 @@ func (x *call) mayAsk() error {
 	return nil
 }
 
-// mayRead refuses to show a name that may not be read by the one who asks.
+// mayRead returns the error for a name that by may not read, or nil.
 func (s *Server) mayRead(by asker, name string) *lockpb.Error {
 	if why := s.rules().RefusalFor(by.client, by.other, rules.Read, name, false); why != "" {
 		return &lockpb.Error{Code: lockpb.Code_CODE_DENIED, Field: "name", Message: why}
@@ -64,14 +65,13 @@ func (s *Server) mayRead(by asker, name string) *lockpb.Error {
 	return nil
 }
 
-// reads reports whether a name may be read by the one who asks, by the rules of the moment of the call.
+// reads returns a function that reports whether by may read a name, under the rules at the time of this call.
 func (s *Server) reads(by asker) func(name string) bool {
 	all := s.rules()
 	return func(name string) bool { return all.RefusalFor(by.client, by.other, rules.Read, name, false) == "" }
 }
 
-// hide removes from an answer to an acquire who is in the way, unless every name that it is about may be read by the one
-// who asks.
+// hide removes the blockers from an answer to an acquire, unless the asker may read every name in it.
 func (x *call) hide(e *lockpb.Error) {
 	if e.GetHolder() == "" && e.GetHoldId() == "" && len(e.GetCycle()) == 0 {
 		return
@@ -86,7 +86,7 @@ func (x *call) hide(e *lockpb.Error) {
 	}
 }
 
-// showCalls are those of readCalls that show all names.
+// showCalls are the readCalls that show all names.
 var showCalls = map[string]bool{
 	lockpb.AdminService_LookStale_FullMethodName: true, lockpb.AdminService_ListSessions_FullMethodName: true,
 	lockpb.AdminService_Explain_FullMethodName: true,
@@ -100,8 +100,8 @@ func (s *Server) refuseReaders(ctx context.Context, method string) error {
 	return denied(s.rules().Refusal(principalOf(ctx), rules.Read, "", true))
 }
 
-// refuseOperators refuses a call at the listener for operators by a certificate without the right admin. Who opens the
-// socket of the data directory may do everything: so rules shut nobody out for good.
+// refuseOperators refuses a call at the listener for operators with a certificate that lacks the right admin. A
+// caller on the socket of the data directory may do everything, so rules cannot lock out every operator.
 func (s *Server) refuseOperators(ctx context.Context) error {
 	who := principalOf(ctx)
 	if who == "" { // no TLS: the socket
@@ -164,7 +164,7 @@ func (a *admin) SetPolicies(ctx context.Context, q *lockpb.SetPoliciesRequest) (
 	return out, nil
 }
 
-// setFile has the cluster use a file of rules or policies, and waits until it is in force.
+// setFile proposes a file of rules or policies, and waits until it is in force.
 func (s *Server) setFile(ctx context.Context, op machine.Op, text string) error {
 	r := s.leadership.Load()
 	switch {
@@ -182,7 +182,7 @@ func (s *Server) setFile(ctx context.Context, op machine.Op, text string) error 
 	err := r.Submit(lead.Proposal{
 		Command: machine.Command{Op: op, Rules: text},
 		Done: func(o lead.Outcome, err error) {
-			if err == nil { // waits may end, and permits may be free
+			if err == nil { // waits may have ended, and permits may be free
 				r.Deliver(nil, o.Notices)
 			}
 			landed <- answer{o.Result, err}

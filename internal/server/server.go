@@ -3,7 +3,7 @@ package server
 // The server as a whole: its assembly, and the order in which its parts end.
 //
 // Beside the connections run lead.Watch, which leads whenever this member is elected, the replica, and
-// closeOnFailure. A part that cannot go on calls fail, and the server closes: without its log a member would
+// closeOnFailure. A part that cannot go on calls fail, and the server closes: a member without its log would
 // acknowledge changes that it may not have.
 //
 // Connections reach the leadership only by Server.leadership. It is nil while this member does not serve, so a
@@ -39,35 +39,35 @@ type Server struct {
 	advertise string // by which clients know it
 
 	leadership atomic.Pointer[lead.Leadership] // nil while this member does not serve
-	restored   atomic.Pointer[lead.Closed]     // nil unless this member leads and serves nobody yet
+	restored   atomic.Pointer[lead.Closed]     // nil unless this member leads and does not serve yet
 	news       notifier                        // rings when an entry was applied
 
 	unread   atomic.Int64 // bytes of replies that clients have not taken
 	backedUp atomic.Int64 // when the last backup was complete, in Unix seconds; 0: never
 
-	stop      context.CancelFunc // of what watches
+	stop      context.CancelFunc // stops the goroutines of watching
 	failed    chan error         // has room for one: the error with which the server cannot go on
-	watching  sync.WaitGroup     // what stop stops
-	streams   sync.WaitGroup     // what reads and writes connections
+	watching  sync.WaitGroup     // the goroutines that stop ends
+	streams   sync.WaitGroup     // the goroutines that read and write connections
 	attaching sync.WaitGroup     // connections within the process
 	closing   sync.Once
-	closed    error         // of Close, once done is closed
+	closed    error         // the result of Close, once done is closed
 	done      chan struct{} // closed at the end of Close
 
 	mu      sync.Mutex // protects the following fields
 	conns   map[*conn]struct{}
-	clients map[string]int // how many of conns each has
-	ended   bool           // no connection is taken any more
+	clients map[string]int // the number of conns of each
+	ended   bool           // no connection is accepted any more
 	failure error
 }
 
 var errClosing = errors.New("the server is closed")
 
-// transferTime bounds how long Close waits for another member to take over, and for the answers to requests under
-// way.
+// transferTime is the maximum time for which Close waits until another member takes over and requests under way are
+// answered.
 const transferTime = 2 * time.Second
 
-// Start starts a server and returns as soon as it takes connections, which may be before there is a leader: see
+// Start starts a server and returns as soon as it accepts connections, which may be before there is a leader: see
 // WaitLeader. ctx bounds the start only.
 func Start(ctx context.Context, c Config) (*Server, error) {
 	c, err := c.resolve()
@@ -150,8 +150,8 @@ func (s *Server) listenToMembers(ctx context.Context) (net.Listener, error) {
 	return listeners.NewGate(members, members, s.log).Admit(listener, members, "members"), nil
 }
 
-// addressOf returns where others find a listener, by the configured host, which certificates name: the address to
-// which the system resolved it does not help them.
+// addressOf returns the address of a listener for others. It has the configured host, which certificates name, and
+// not the address to which the system resolved the host.
 func addressOf(configured string, l net.Listener) string {
 	actual := l.Addr().String()
 	host, _, err := net.SplitHostPort(configured)
@@ -162,9 +162,9 @@ func addressOf(configured string, l net.Listener) string {
 	return net.JoinHostPort(host, port)
 }
 
-// Close stops the server: it takes no new connections, hands the leadership to another member if there is one, answers
-// requests under way and ends the connections. Sessions and locks stay as they are. ctx bounds the polite part; Close
-// always closes.
+// Close stops the server: it refuses new connections, hands the leadership to another member if there is one, answers
+// requests under way and ends the connections. Sessions and locks stay as they are. ctx bounds the hand-over and the
+// answers; Close always closes.
 func (s *Server) Close(ctx context.Context) error {
 	s.closing.Do(func() {
 		ctx, cancel := context.WithTimeout(ctx, transferTime)
@@ -177,7 +177,7 @@ func (s *Server) Close(ctx context.Context) error {
 }
 
 // close ends the parts in this order: first it refuses new connections; then the leadership goes to another member,
-// while raft still runs and requests under way are answered; then raft; and the streams last, which carry the answers
+// while raft still runs and requests under way are answered; then raft; and last the streams, which carry the answers
 // and the goodbye. If most members do not acknowledge, the leadership waits for its entries until raft ends and fails
 // them. So once ctx has ended, raft is closed before that wait is over.
 func (s *Server) close(ctx context.Context) error {
@@ -233,7 +233,7 @@ func (s *Server) closeOnFailure(ctx context.Context) {
 	}
 }
 
-// Done is closed when the server is closed, by Close or because it could not go on: see Err.
+// Done returns a channel that is closed when the server is closed, by Close or because it could not go on: see Err.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
 // Err returns the reason why the server could not go on; nil while it can, and after Close.
@@ -340,7 +340,7 @@ func (s *Server) shut() {
 	}
 }
 
-// dismiss says goodbye to all connections: this member does not serve them any more.
+// dismiss ends all connections with a goodbye: this member does not serve them any more.
 func (s *Server) dismiss() {
 	s.mu.Lock()
 	all := make([]*conn, 0, len(s.conns))
@@ -358,7 +358,8 @@ func (s *Server) dismiss() {
 	}
 }
 
-// leaderAddress returns where clients find the leader; empty if unknown, or if it is this member and does not serve.
+// leaderAddress returns the address of the leader for clients; empty if unknown, or if it is this member and does not
+// serve.
 func (s *Server) leaderAddress() string {
 	id, _ := s.replica.Leader()
 	if id == "" || id == s.replica.ID() && s.leadership.Load() == nil {

@@ -1,7 +1,7 @@
 package server
 
-// Sessions for operators: the holds and waits of each, and ending one. A session's id is a secret, since anybody who
-// knows it can speak for the session. So operators use a name derived from it.
+// Sessions for operators: the holds and waits of each, and ending one. A session's id is a secret, since a client
+// that knows it can act for the session. So operators use a name derived from it.
 
 import (
 	"context"

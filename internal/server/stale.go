@@ -1,7 +1,7 @@
 package server
 
-// Reads for people while nobody leads: this member's knowledge, without a proof that it is still true. The answer has
-// the time since its last contact with a leader.
+// Reads for people while there is no leader: the state of this member, without a proof that it is current. The answer
+// has the time since its last contact with a leader.
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func (a *admin) LookStale(ctx context.Context, q *lockpb.LookStaleRequest) (*loc
 	} else {
 		infos = []machine.Info{s.replica.State.Machine.Look(q.GetName())}
 	}
-	// Only the leader knows deadlines.
+	// Only a leader knows deadlines.
 	names, next := namePage(infos, more, nil, func(string) bool { return true })
 	return &lockpb.LookStaleReply{
 		Names: names, NextAfter: next, NodeId: s.replica.ID(), HeardNanos: int64(s.heard()),

@@ -1,6 +1,7 @@
 package server
 
-// Tokens. A client may send one with each call at the socket for clients. It counts before the certificate.
+// Tokens. A client may send a token with each call at the socket for clients. It takes precedence over the
+// certificate.
 
 import (
 	"context"
@@ -17,9 +18,10 @@ import (
 )
 
 const (
-	// tokenGrace is how long a connection outlasts its token. The client has that time to connect with another one.
+	// tokenGrace is the time for which a connection outlasts its token, so that the client can connect with another
+	// token.
 	tokenGrace = 30 * time.Second
-	// tokenEvery is how often the token of a connection is verified.
+	// tokenEvery is the interval at which the token of a connection is verified.
 	tokenEvery = time.Second
 )
 
@@ -32,13 +34,13 @@ type bearer struct {
 // bearerKey finds the bearer in a call's context.
 type bearerKey struct{}
 
-// bearerOf returns whose token a call has; false if it has no token.
+// bearerOf returns the bearer of a call; false if the call has no token.
 func bearerOf(ctx context.Context) (bearer, bool) {
 	b, ok := ctx.Value(bearerKey{}).(bearer)
 	return b, ok
 }
 
-// authenticated adds to ctx whose token a call has. It refuses a token that is not valid.
+// authenticated adds the bearer of a call to ctx. It refuses a token that is not valid.
 func (s *Server) authenticated(ctx context.Context) (context.Context, error) {
 	given := metadata.ValueFromIncomingContext(ctx, "authorization")
 	if len(given) == 0 {
@@ -59,8 +61,8 @@ func (s *Server) authenticated(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, bearerKey{}, bearer{who, token}), nil
 }
 
-// tokenEnded is why a connection must end that a token has begun: the token has expired some time ago, was removed, or
-// is another principal's. nil: it need not.
+// tokenEnded returns the reason why a connection must end: its token expired tokenGrace ago, was removed, or belongs
+// to another principal. nil: it need not end.
 func (s *Server) tokenEnded(b bearer) error {
 	who, err := s.config.Proofs().Token(b.token, time.Now().Add(-tokenGrace))
 	if err == nil && who != b.who {

@@ -111,7 +111,7 @@ var codesOut = map[machine.Code]lockpb.Code{
 	machine.CodeDenied:    lockpb.Code_CODE_DENIED,
 }
 
-// messages are for people, where the state machine has no message.
+// messages are for people, and used if the state machine has no message.
 var messages = map[machine.Code]string{
 	machine.CodeHeld:      "the lock is held",
 	machine.CodeNotHeld:   "there is no such hold or wait",
@@ -126,7 +126,7 @@ func resultReply(x *machine.Result, k *lead.Timekeeper, limits machine.Limits) *
 	switch x.Code {
 	case machine.CodeLimit:
 		e := limitError(x.Field, limits)
-		if x.Detail != machine.LimitReached { // that of a policy
+		if x.Detail != machine.LimitReached { // the limit of a policy
 			e.Message = x.Detail
 		}
 		return errorReply(e)
@@ -191,8 +191,8 @@ func grantedPush(n *machine.Notice, ids clientIDs, k *lead.Timekeeper) *lockpb.R
 	}}}
 }
 
-// reasonsOut has no reason for holds that somebody released who knows the request id, and for waits that new rules
-// deny: their clients ask again, and get the answer.
+// reasonsOut has no reason for holds that another client released by the request id, and for waits that new rules
+// deny: their clients repeat the request, and get the answer.
 var reasonsOut = map[machine.Cause]lockpb.Reason{
 	machine.CauseExpired: lockpb.Reason_REASON_SESSION_ENDED,
 	machine.CauseClosed:  lockpb.Reason_REASON_SESSION_ENDED,

@@ -2,9 +2,9 @@ package server
 
 // Watches: events of names, sent to the clients that watch them.
 //
-// Events are not pushed into connections. Each watch reads the list of kept events at its own pace, from its own
-// place, and the notifier only says that there is more. A queue for each watch would grow with the slowest client;
-// this way such a client eventually falls out of the list, and gets CODE_COMPACTED.
+// Events are not pushed into connections. Each watch reads the list of kept events at its own pace, and the notifier
+// only wakes it. A queue for each watch would grow with the slowest client; instead, such a client eventually falls
+// behind the list and gets CODE_COMPACTED.
 
 import (
 	"fmt"
@@ -17,14 +17,14 @@ import (
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// eventsAtOnce bounds the events that are read in one go, and sent in one reply.
+// eventsAtOnce bounds the events that are read together and sent in one reply.
 const eventsAtOnce = 256
 
-// watchesPerConn bounds the watches of one connection: each looks at every event.
+// watchesPerConn bounds the watches of one connection: each examines every event.
 const watchesPerConn = 1024
 
 // watches are the watches of one connection. One goroutine serves them, each from its own place in the list of kept
-// events: a slow client delays nobody, and is notified if it falls too far behind.
+// events: a slow client delays no other client, and gets an error if it falls too far behind.
 type watches struct {
 	mu      sync.Mutex
 	all     map[uint64]*watch // by the number of the request
@@ -44,8 +44,8 @@ func (w *watch) matches(name string) bool {
 	return name == w.name || w.prefix && strings.HasPrefix(name, w.name)
 }
 
-// watch is a look, so that it begins after everything that was acknowledged before the request. A client that names a
-// revision whose later events are not kept any more is refused.
+// watch is a look, so that it begins after all changes that were acknowledged before the request. It refuses a
+// revision whose later events are not kept any more.
 func (x *call) watch(q *lockpb.Watch) error {
 	return x.look(func() *lockpb.Reply {
 		if e := x.mayWatch(q); e != nil {
@@ -83,7 +83,8 @@ func (x *call) mayWatch(q *lockpb.Watch) *lockpb.Error {
 	return e
 }
 
-// addWatch begins w, after announce: no event comes before the reply. It reports false if there are too many watches.
+// addWatch calls announce and then begins w, so that no event precedes the reply. It reports false if there are too
+// many watches.
 func (c *conn) addWatch(w *watch, announce func()) bool {
 	c.watches.mu.Lock()
 	defer c.watches.mu.Unlock()
@@ -114,7 +115,7 @@ func (c *conn) unwatch(number uint64) {
 }
 
 // follow sends events until the connection ends. It subscribes to news before it checks the events, so that it misses
-// no event. While the client has enough to read, news would wake it needlessly.
+// no event. While the client has enough to read, it waits for the client instead of news.
 func (c *conn) follow() {
 	for {
 		news := c.server.news.wait()
@@ -178,10 +179,10 @@ func (w *watch) next(m *machine.Machine, reads func(name string) bool) (*lockpb.
 	return out, len(events) == eventsAtOnce
 }
 
-// notifier wakes all who wait for news. It does not name the news: each waiter checks from its own place.
+// notifier wakes all goroutines that wait for news. Each then checks for itself.
 type notifier struct {
 	mu sync.Mutex
-	c  chan struct{} // nil: nobody waits
+	c  chan struct{} // nil: no goroutine waits
 }
 
 // wait returns a channel that the next ring closes.
