@@ -155,8 +155,8 @@ func (c *connections) expectAnswer() (answered func() bool) {
 	return time.AfterFunc(time.Duration(c.bears.Load()), c.closeSilent).Stop
 }
 
-// closeSilent closes the connections on which a server has owed an answer for half of that time: the request that
-// hangs was written a little after its timer was set. gRPC then fails the requests on them. Frames that need no answer
+// closeSilent closes the connections on which a server has owed an answer for half of c.bears: the request that hangs
+// was written a little after its timer was set. gRPC then fails the requests on them. Frames that need no answer
 // count, too: closing a connection whose server owed no answer does no harm.
 func (c *connections) closeSilent() {
 	before := c.now() - c.bears.Load()/2

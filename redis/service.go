@@ -18,8 +18,8 @@ package redis
 // goroutine.
 //
 // The nonce of an attempt is the instant at which it was sent, followed by the key by which the engine knows the
-// waiter: of two nonces of one client the greater one is the later one, which the script relies on, and a push
-// identifies its waiter without a table, and the age of that waiter's last request.
+// waiter: of two nonces of one client the greater one is the later one, which the script relies on, and from a push
+// the driver reads its waiter, and the age of that waiter's last request, without a table.
 
 import (
 	"context"
