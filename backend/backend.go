@@ -14,7 +14,7 @@
 // # The life of a hold
 //
 //  1. The core makes a Request with a new random RequestID and calls Acquire. The driver answers with a Grant, or with
-//     an error that says whether anything may have been left in the service.
+//     an error that shows whether the request may have left state in the service.
 //  2. The core checks that the grant is still valid. In the correctness tier it also checks the token: its kind, and
 //     that it is greater than the earlier tokens of the name. The hold is valid until SentAt + Validity(TTL). The core
 //     releases a grant that it does not accept.
@@ -77,19 +77,19 @@
 // Ambiguity. A timeout, a reset or a lost reply after the request left the process is resolved by reading back or by
 // retrying with the same RequestID. If the outcome cannot be resolved within the context, the driver returns an error
 // that wraps ErrUnknown; the core then calls Release for that RequestID in the background until it knows. A request
-// that is delivered late, after its caller has returned, must not close the name for longer than one TTL. Silent
+// that is delivered late, after its caller has returned, must not close the name for longer than one TTL. Hidden
 // retries of the client library are switched off, or made idempotent. (This loop is in the core, and not in each
 // driver, because Close has to wait for it: see docs/decisions, the-core-cleans-up.)
 //
 // Waiting is push: the driver watches its predecessor or receives a notification and never polls tightly. Every push
-// has a jittered poll as fallback, because notifications get lost. A configuration without push says so in
-// Description.Polling, and its waiters poll. One release wakes at most one waiter of a queue. A waiter watches its
-// own entry too, and proves before it reports a grant that its entry and its session live. A cancelled waiter is out
-// of the queue within 500 ms. Where CapFair is declared, grants are FIFO by arrival: no waiter and no attempt without
+// has a jittered poll as fallback, because notifications get lost. A configuration without push declares
+// Description.Polling, and its waiters poll. One release wakes at most one waiter of a queue. A waiter watches its own
+// entry too, and proves before it reports a grant that its entry and its session live. A cancelled waiter is out of
+// the queue within 500 ms. Where CapFair is declared, grants are FIFO by arrival: no waiter and no attempt without
 // Wait overtakes another.
 //
 // Tokens are allocated in the same atomic step that grants, not in a step before or after it. With two steps, two
-// grants can be carried out in one order and numbered in the other.
+// grants can take effect in one order and be numbered in the other.
 //
 // Renewals never shorten. A renewal sets the end of the hold in the service to the later of its current end and now +
 // TTL. Hence a late renewal, or a lost answer, does no harm, and the core may rely on the latest confirmation.
@@ -99,9 +99,9 @@
 // revision, a zxid that fell or changed. From then on every hold of the driver is lost with ReasonHistoryLost, and
 // every acquire returns ErrHistoryLost, until the program creates a new driver.
 //
-// Time. No driver uses the client's wall clock for anything that the service enforces; TTLs travel as durations. The
-// driver owns the clock (Description.Clock), and the core measures with the same clock, so that driver and core
-// cannot disagree about the time.
+// Time. No driver uses the client's wall clock for a time that the service enforces; TTLs travel as durations. The
+// driver owns the clock (Description.Clock), and the core measures with the same clock, so that driver and core cannot
+// disagree about the time.
 //
 // Names. Every name that passes ValidateName is accepted; the driver escapes injectively, so that no two names share
 // one key. Foreign entries beside ours never break a driver.
@@ -109,8 +109,8 @@
 // Capabilities are declared per configuration in Description.Capabilities, and tested both ways: a declared
 // capability works, an undeclared one returns ErrUnsupported without side effects.
 //
-// Errors keep their cause in the chain (%w), say which call on which name failed (CallError) and map to the sentinels
-// of this package. Contended, deadline, lost, unavailable, unknown and unsupported are six different answers. The
+// Errors keep their cause in the chain (%w), name the failed call and its lock (CallError) and map to the sentinels of
+// this package. Contended, deadline, lost, unavailable, unknown and unsupported are six different answers. The
 // context's own error always stays in the chain.
 //
 // Kinds do not mix. Exclusive and shared holds belong together. Using a name for permits while it is in use otherwise,
@@ -292,9 +292,9 @@ type Request struct {
 	// with the same owner exclude each other.
 	Owner string
 
-	// RequestID is the secret key of this attempt: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random
-	// bits, see NewRequestID. A driver may use it unescaped. It is never shown to anybody: not in a log, not in an
-	// error, not in the results of Look and Watch.
+	// RequestID is the secret key of this attempt: 16 to 128 characters of A–Z a–z 0–9 - _ with at least 128 random bits,
+	// see NewRequestID. A driver may use it unescaped. It never appears in a log, in an error, or in the results of Look
+	// and Watch.
 	RequestID string
 
 	// HoldID names the hold to people, logs and other clients: 1 to 64 characters of A–Z a–z 0–9 - _. It is stored
@@ -303,9 +303,9 @@ type Request struct {
 	// recognizes the hold of its predecessor.
 	HoldID string
 
-	// Fresh says that RequestID was made for this call and never sent before, so that the driver may skip the search
-	// for an earlier hold of it. The zero value is always right. It does not cover repetitions inside the driver:
-	// after a lost reply there may be a hold.
+	// Fresh is set if RequestID was made for this call and never sent before, so that the driver may skip the search for
+	// an earlier hold of it. The zero value is always right. It does not cover repetitions inside the driver: after a
+	// lost reply there may be a hold.
 	Fresh bool
 
 	// TTL is the lifetime of the hold in the service without renewal; within Description's range and granularity. The
@@ -318,9 +318,9 @@ type Request struct {
 	// Kind of hold. The zero value is Exclusive. The others need CapShared or CapPermits.
 	Kind Kind
 
-	// Renews: the caller renews the hold at once if its validity is shorter than a TTL, and ends it by Description.Validity
-	// alone. The driver may then grant a waiter a hold that lives for a second, with a SentAt that says so. Unset: the
-	// hold has its TTL when Acquire returns.
+	// Renews: the caller renews the hold immediately if its validity is shorter than a TTL, and ends it by
+	// Description.Validity alone. The driver may then grant a waiter a hold that lives for a second, with the
+	// corresponding SentAt. Unset: the hold has its TTL when Acquire returns.
 	Renews bool
 
 	// Permits and Limit belong to KindPermits: take Permits of Limit, 1 ≤ Permits ≤ Limit < 2^31. Zero otherwise. The
@@ -343,9 +343,8 @@ type Request struct {
 	// CapDeadlock.
 	Under []string
 
-	// MinHold keeps the name closed for at least that long after the grant, also when the holder releases earlier or
-	// dies. The service has to keep it; a timer in the client would not survive the client. Zero: no minimum. Needs
-	// CapMinHold.
+	// MinHold keeps the name closed for at least that long after the grant, even if the holder releases earlier or dies.
+	// The service has to keep it; a timer in the client would not survive the client. Zero: no minimum. Needs CapMinHold.
 	MinHold time.Duration
 
 	// Metadata is stored beside the hold and returned by inspections, byte for byte. The driver neither changes nor
@@ -396,10 +395,10 @@ type Grant struct {
 	// the hold, however often it is renewed or the request is repeated.
 	Token fencing.Token
 
-	// Nonce is 128 random bits that the driver draws for each new hold (fencing.NewNonce) and stores with it. A repeat
-	// of the request returns the nonce of the hold that it finds; a new hold never has the nonce of an earlier one. It
-	// is public and grants no right: guards use it to tell two holds with the same token apart, ForceRelease to name
-	// the hold that it ends.
+	// Nonce is 128 random bits that the driver draws for each new hold (fencing.NewNonce) and stores with it. A repeat of
+	// the request returns the nonce of the hold that it finds; a new hold never has the nonce of an earlier one. It is
+	// public and grants no right: guards use it to distinguish two holds with the same token, ForceRelease to name the
+	// hold that it ends.
 	Nonce fencing.Nonce
 
 	// Generation of the service that issued Token: see fencing.Generation. Zero for a service that records no restores.
@@ -415,8 +414,8 @@ type Grant struct {
 	// three in a row.
 	SentAt Instant
 
-	// Queued says that the request found the name taken and waited for it. It feeds observers only; a driver that
-	// cannot tell leaves it unset.
+	// Queued is set if the request found the name taken and waited for it. It feeds observers only; a driver that does
+	// not know leaves it unset.
 	Queued bool
 
 	// MinHoldUntil is the instant until which the name stays closed, on the driver's clock; zero without a minimum.
@@ -436,9 +435,9 @@ type Renewal struct {
 	SentAt Instant
 	// TTL granted from SentAt, no shorter than Grant.TTL of the argument unless Last is set. Valid only if Err is nil.
 	TTL time.Duration
-	// Last says that the service does not extend the hold beyond SentAt + TTL: a policy bounds how long it may last.
-	// The core no longer renews it, except by Extend, and declares it lost with ReasonMaxHold at its deadline, which
-	// lies before that instant by the margin of every hold. Valid only if Err is nil.
+	// Last is set if the service does not extend the hold beyond SentAt + TTL: a policy bounds how long it may last. The
+	// core no longer renews it, except by Extend, and declares it lost with ReasonMaxHold at its deadline, which lies
+	// before that instant by the margin of every hold. Valid only if Err is nil.
 	Last bool
 	// Err is nil if renewed. It wraps ErrNotHeld on a loss, with the reason in a *NotHeldError; ErrHistoryLost if the
 	// service has lost its history. Any other error is a fault: the hold may still exist.
@@ -459,7 +458,7 @@ type Kind uint8
 
 const (
 	// KindExclusive excludes every other hold of the name. It is the only kind that fencing tokens protect: a resource
-	// that admits the greatest token only cannot serve two writers that hold at once.
+	// that admits the greatest token only cannot serve two concurrent writers.
 	KindExclusive Kind = iota
 	// KindShared excludes exclusive holds only. A waiting exclusive request stops new shared holds, so that
 	// successive readers cannot starve a writer. Needs CapShared.

@@ -42,8 +42,8 @@ type systemClock struct{}
 func (systemClock) Now() Instant { return systemNow() }
 
 // GoClock reads only package time's monotonic clock. It is for tests that run under testing/synctest, where that clock
-// is simulated. Do not use it in production: it stops while the machine is suspended, and a lease would be
-// believed for all that time. All GoClocks are one clock.
+// is simulated. Do not use it in production: it stops while the machine is suspended, and a lease would stay valid for
+// all that time. All GoClocks are one clock.
 func GoClock() Clock { return goClock{} }
 
 type goClock struct{}

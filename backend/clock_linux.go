@@ -1,7 +1,7 @@
 package backend
 
 // CLOCK_BOOTTIME on Linux, read without a system call most of the time. bootSkew is replaced whole, so readers take no
-// lock; callers that measure anew take turns.
+// lock; callers that measure again take turns.
 
 import (
 	"sync"

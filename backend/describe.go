@@ -36,8 +36,8 @@ type Description struct {
 	// Zero MaxTTL and TTLGranularity: no bound.
 	MinTTL, MaxTTL, TTLGranularity time.Duration
 
-	// Margin is the driver's own term of the safety margin: how much earlier than it says its service may end a hold,
-	// beyond the 1 % + 50 ms that every driver gets. A larger one costs holding time in every lease. See Validity.
+	// Margin is the driver's own term of the safety margin: the time by which its service may end a hold early, beyond
+	// the 1 % + 50 ms that every driver gets. A larger one costs holding time in every lease. See Validity.
 	Margin time.Duration
 
 	// Clock is the clock of every Instant that the driver reports. The core measures with the same clock: with two
@@ -65,8 +65,8 @@ type Description struct {
 	// is ErrHistoryLost.
 	TokenSpace string
 
-	// NoFencing says in one sentence why this configuration does not fence. Empty if it does. The error of the tier
-	// quotes it, so it names the change for an operator.
+	// NoFencing is the reason, in one sentence, why this configuration does not fence. Empty if it does. The error of the
+	// tier quotes it, so it names the change for an operator.
 	NoFencing string
 
 	// Shows declares which optional fields of inspections this driver fills in.
@@ -99,7 +99,7 @@ type StateFields struct {
 type Exclusion uint8
 
 const (
-	// ExclusionUndeclared: the driver does not say. The correctness tier takes silence for a no.
+	// ExclusionUndeclared: the driver does not declare it. The correctness tier refuses such a driver.
 	ExclusionUndeclared Exclusion = iota
 	// ExclusionInProcess: the holds live in this process and exclude no other process.
 	ExclusionInProcess
@@ -128,11 +128,11 @@ func (e Exclusion) String() string {
 	return "unknown exclusion"
 }
 
-// Validity returns how long after SentAt a grant of ttl may be believed: ttl − (1 % of ttl + 50 ms + d.Margin). The 1 %
-// covers clocks that run at different rates, the 50 ms scheduling and timer slack. It is not positive if ttl is too
-// short to be of use. The core believes a little less where a client holds thousands of leases.
+// Validity returns the time after SentAt for which a grant of ttl is valid: ttl − (1 % of ttl + 50 ms + d.Margin). The
+// 1 % covers clocks that run at different rates, the 50 ms scheduling and timer slack. It is not positive if ttl is
+// too short to be of use. The core uses a little less if a client holds thousands of leases.
 //
-// With a TTL of 30 s and no term of the driver's own a grant is believed for 29.65 s, and renewed every 8 to 10 s.
+// With a TTL of 30 s and no term of the driver's own a grant is valid for 29.65 s, and renewed every 8 to 10 s.
 func (d Description) Validity(ttl time.Duration) time.Duration {
 	return ttl - ttl/100 - 50*time.Millisecond - d.Margin
 }

@@ -43,7 +43,7 @@ var (
 	// with a pause: immediate retries add to the load.
 	ErrQueueFull = errors.New("the lock's queue is full")
 	// ErrLimitMismatch: the name is in use with another kind, or with another limit of permits, or as a path. A
-	// *LimitError is in the chain. It ends when all who use it that way have gone; usually two parts of a program
+	// *LimitError is in the chain. It ends when all clients with the other use have left; usually two parts of a program
 	// disagree.
 	ErrLimitMismatch = errors.New("name is in use with another kind or limit")
 	// ErrInvalidName: the name fails ValidateName. An *InvalidError is in the chain.
@@ -64,8 +64,8 @@ var (
 	ErrCompacted = errors.New("revision is compacted")
 )
 
-// Reason says why a hold was lost. It is text, so that it reads well in logs and a service's own reasons can be
-// passed on.
+// Reason is the reason why a hold was lost. It is text, so that it reads well in logs and a service's own reasons can
+// be passed on.
 //
 // The core passes it to the holder in a fencelock.LostError. The reason in a driver's NotHeldError, or in
 // Request.Lost, is passed on unchanged.
@@ -95,7 +95,7 @@ const (
 	ReasonClosed Reason = "closed"
 )
 
-// Loss says why a hold is gone.
+// Loss describes the end of a hold.
 type Loss struct {
 	Reason Reason
 	// Text is the reason given to ForceRelease, if Reason is ReasonForceReleased and the service keeps it; By and
@@ -108,7 +108,7 @@ func (l Loss) NotHeld(name string) *NotHeldError {
 	return &NotHeldError{Name: name, Reason: l.Reason, Text: l.Text, By: l.By, Principal: l.Principal}
 }
 
-// CallError says which call on which name failed: `redis: acquire "orders/7": …`. Every error of a driver's methods has
+// CallError names the failed call and its lock: `redis: acquire "orders/7": …`. Every error of a driver's methods has
 // one in its chain; the core adds its own only where the driver has not named that call already.
 type CallError struct {
 	// Driver is Description.Name, or "fencelock" for errors of the core.
@@ -150,7 +150,7 @@ type HeldError struct {
 	SameRequest bool
 }
 
-// Error says who holds the lock and for how long, as far as it is known. It never shows a request id.
+// Error returns a message with the holder and the remaining time, if they are known. It never shows a request id.
 func (e *HeldError) Error() string {
 	s := "lock is held"
 	if e.Holder != "" {

@@ -139,7 +139,7 @@ func redact(raw string) (shown string, password bool) {
 			query, password = "redacted", true
 		default:
 			for name := range values {
-				if strings.HasSuffix(name, "password") { // also sentinel-password, say
+				if strings.HasSuffix(name, "password") { // for example, also sentinel-password
 					values.Set(name, "redacted")
 					query, password = values.Encode(), true
 				}

@@ -23,14 +23,13 @@ import (
 )
 
 // Acquire acquires a lock. Its token is higher than all tokens that the service has issued. With Wait the request
-// stands in the name's queue until it is granted or ctx ends, and survives changes of leader. A repeated RequestID
-// gets the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no leader, no change; a LimitError names a
-// limit that is reached), ErrUnknown (the request may have left a hold that could not be released), DeadlockError, or
-// ctx's error.
+// stays in the name's queue until it is granted or ctx ends, and survives changes of leader. A repeated RequestID gets
+// the same hold. Errors wrap backend.ErrHeld, ErrUnavailable (no leader, no change; a LimitError names a limit that is
+// reached), ErrUnknown (the request may have left a hold that could not be released), DeadlockError, or ctx's error.
 //
 // The validity of the grant counts from Grant.SentAt. A TTL outside the bounds of Describe is backend.ErrInvalidTTL
 // before anything is sent. ErrLimitMismatch means that the name is in use with another kind, limit or hierarchy;
-// ErrHistoryLost, that the cluster has forgotten acknowledged changes, and that this driver fails all further calls;
+// ErrHistoryLost, that the cluster has lost acknowledged changes, and that this driver fails all further calls;
 // ErrClosed, that Close was called.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	grants, err := d.AcquireAll(ctx, []backend.Request{r})
@@ -40,10 +39,10 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	return grants[0], nil
 }
 
-// AcquireAll acquires all names atomically, for any set of distinct names that the server allows in one
-// step: 64 by default. One log entry grants them all. A waiter has one place in all of their queues: it holds no name
-// before it can have all, and later requests wait behind it. More names, or more than 256 KiB of names and metadata,
-// are backend.ErrUnsupported.
+// AcquireAll acquires all names atomically, for any set of distinct names that the server allows in one step: 64 by
+// default. One log entry grants them all. A waiter has one place in all of their queues: it holds no name before it
+// can hold all, and later requests wait behind it. More names, or more than 256 KiB of names and metadata, are
+// backend.ErrUnsupported.
 //
 // An error is about the set; the *backend.CallError names its first name, and a *backend.HeldError the held name.
 //
@@ -63,9 +62,9 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, d.callError("acquire", name, err)
 }
 
-// acquire acquires all of rs in one step, in one session after the other: a session may end while its waiters wait,
-// and they take a place at the end of the queue in the next one. A request that had a place waits on even if the
-// service is away.
+// acquire acquires all of rs in one step, in one session after another: a session may end while its waiters wait, and
+// they take a place at the end of the queue in the next one. A request that had a place still waits if the service is
+// unavailable.
 //
 //	granted                            returned
 //	the session ended                  again in another session, at the end of the queue
@@ -82,7 +81,7 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
 	}
-	queued := false // it had a place in a queue: from then on it waits even if the service is away
+	queued := false // it had a place in a queue: from then on it waits even if the service is unavailable
 	for {
 		s, err := d.sessionFor(ctx, rs[0].TTL)
 		if err != nil {
@@ -106,16 +105,16 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	}
 }
 
-// mostConflicts bounds the times an acquire takes over its request ids from other sessions. If they are taken back
-// more often, another client is doing the same.
+// mostConflicts is the number of times that an acquire takes over its request ids from other sessions. More conflicts
+// mean that another client does the same.
 const mostConflicts = 3
 
 // acquire makes one attempt, and another one if it has to take over the requests from another session.
 //
 // A conflict means that another session has some of the requests, by their ids: a session with another TTL of this
 // driver, or of another process that acts for the same client; or that only part of a set is held. The acquire had no
-// effect then. A lasting conflict means that somebody waits with the request id for another set of names, or insists
-// on the same: that is backend.ErrInvalidOption.
+// effect then. A lasting conflict means that another client waits with the request id for another set of names, or
+// keeps taking the ids back: that is backend.ErrInvalidOption.
 func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
 	for conflicts := 0; ; conflicts++ {
 		grants, err := s.attempt(ctx, s.begin(ctx, rs, *queued, conflicts > 0), rs, queued)
@@ -132,10 +131,10 @@ func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *boo
 	}
 }
 
-// attempt waits until a is decided, or abandons it, and makes grants of its result.
+// attempt waits until a is decided, or abandons it, and returns its grants.
 //
-// If half of a grant's TTL has elapsed when it arrives, attempt proves the session first: the holder could do little
-// with the rest, and the core would release it.
+// If half of a grant's TTL has elapsed when it arrives, attempt proves the session first: the rest would be of little
+// use to the holder, and the core would release it.
 //
 // *queued is set if the attempt had a place in a queue, and never reset. attempt waits only for a, the end of ctx and
 // Close; the connection checks that the server answers.
@@ -160,7 +159,7 @@ func (s *session) attempt(
 	}
 	sent := a.sentAt
 	if d.clock.Now().Sub(sent) > s.ttl/2 {
-		// At least half of the validity must lie ahead.
+		// At least half of the validity must remain.
 		if err := s.prove(ctx); err != nil {
 			return nil, s.giveBackUnproved(a, err)
 		}

@@ -1,7 +1,7 @@
 package builtin
 
 // Admin: members, leadership and sessions of a cluster, for operators and for the command line. It shares only the
-// addresses with Driver: its calls are rare, and a driver in trouble must not stop the operator who repairs it.
+// addresses with Driver: its calls are rare, and a failing driver must not block the operator who repairs the cluster.
 //
 // Every change can be repeated, because an answer may get lost while the leader changes. If the result does not show
 // whether an earlier try of the same call succeeded, the comment of the call says so.
@@ -43,8 +43,8 @@ var (
 
 // Admin manages the members of a cluster of bundled servers. NewAdmin and OpenAdmin make one. It keeps no connection
 // and no state between two calls, so it need not be closed. All methods are safe for concurrent use. Status and the
-// stale looks wait two seconds for a silent member; the others, but Backup, look for a leader and wait for its answer
-// for up to 15 seconds together.
+// stale looks wait two seconds for an unresponsive member; all other methods except Backup look for a leader and wait
+// for its answer for up to 15 seconds in total.
 //
 // Changes of the cluster, and backups, go to the admin_address that the member in question shows in its status: by
 // default a socket in its data directory, which only its user and root can open, on its machine. If the socket is on
@@ -57,13 +57,13 @@ var (
 type Admin struct {
 	addresses []string
 	options   []grpc.DialOption
-	local     []grpc.DialOption // for sockets of the system, which get no token
+	local     []grpc.DialOption // for Unix sockets, which get no token
 }
 
 // NewAdmin returns the administration of the cluster of which addrs are members: host:port where clients or operators
 // connect, or "unix:" and the path of a socket of a member. It does no I/O.
 //
-// Of the options, TLS, TokenFile and Dial count.
+// It uses only the options TLS, TokenFile and Dial.
 func NewAdmin(addrs []string, o *Options) *Admin {
 	tokenless := *cmp.Or(o, &Options{})
 	tokenless.TokenFile = ""
@@ -101,19 +101,19 @@ const (
 type MemberStatus struct {
 	// Address that was asked.
 	Address string
-	// Named: the address was passed to NewAdmin or OpenAdmin. The others come from members.
+	// Named: the address was passed to NewAdmin or OpenAdmin. Other addresses come from members.
 	Named bool
-	// Err says why there is no answer, and wraps backend.ErrUnavailable. Then only the node id of MemberStatus may be
-	// set.
+	// Err is the reason for a missing answer, and wraps backend.ErrUnavailable. Then only the node id of MemberStatus may
+	// be set.
 	Err error
 	*lockpb.MemberStatus
 }
 
-// Status asks the members at the addresses of the Admin, and then the other members that these know, each for at most
-// two seconds. There is one entry for each member and for each address that does not answer. It needs no leader.
+// Status asks the members at the addresses of the Admin, and then the other members that these report, each for at
+// most two seconds. There is one entry for each member and for each address that does not answer. It needs no leader.
 //
-// It never fails as a whole: each entry has the error of its member. Entries come in the order of the
-// addresses, then in the order in which members named others. It takes four seconds at most.
+// Each entry has the error of its member. Entries come in the order of the addresses, then in the order in which
+// members named others. It takes four seconds at most.
 func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	first := make([]MemberStatus, len(a.addresses))
 	for i, address := range a.addresses {
@@ -143,8 +143,8 @@ func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	return append(all, more...)
 }
 
-// askAll asks all members for their status concurrently: a silent member does not delay the others. It fills in their
-// answers, and returns when all have answered or failed.
+// askAll asks all members for their status concurrently: an unresponsive member does not delay the others. It fills in
+// their answers, and returns when all have answered or failed.
 func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 	var all sync.WaitGroup
 	for i := range members {
@@ -180,7 +180,7 @@ func (a *Admin) AddMember(ctx context.Context, peerAddress string) (*lockpb.Memb
 	return member, adminError("add member", peerAddress, err)
 }
 
-// RemoveMember removes the member with the node id for good. A leader hands the leadership over first. Errors wrap
+// RemoveMember permanently removes the member with the node id. A leader first transfers the leadership. Errors wrap
 // ErrNoMember; ErrRefused, if most of the other members with a vote do not answer the leader; backend.ErrUnavailable;
 // or backend.ErrUnknown: it may have been removed.
 //
@@ -206,8 +206,8 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 // wrap ErrNoMember; ErrRefused, if the member has no vote or does not answer the leader; backend.ErrUnavailable; or
 // backend.ErrUnknown: the leader may have changed.
 //
-// It returns once the other member leads, not when that has been asked to. If id is empty, "other" refers to the
-// leader that was found first, however often the call has to ask.
+// It returns once the other member leads, not when it has been asked to. If id is empty, "other" refers to the leader
+// that the call found first, however often it retries.
 func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader string, err error) {
 	first := ""
 	err = patiently(ctx, func(ctx context.Context) error {
@@ -243,13 +243,13 @@ func (a *Admin) SetMaintenance(ctx context.Context, id string, on bool) error {
 	defer cancel()
 	err := a.setMaintenance(ctx, id, on)
 	if status.Code(err) == codes.DeadlineExceeded {
-		err = looked(err) // repeating it does no harm
+		err = looked(err) // repeating it is harmless
 	}
 	return adminError("maintenance", id, err)
 }
 
 // setMaintenance asks the member itself, not the leader: it has to work in a cluster without a leader. Then it waits
-// until another member leads. Repeating it does no harm.
+// until another member leads. Repeating it is harmless.
 func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 	if id == "" && len(a.addresses) != 1 {
 		return status.Error(codes.InvalidArgument, "there are several members: name one")
@@ -272,7 +272,7 @@ func (a *Admin) setMaintenance(ctx context.Context, id string, on bool) error {
 }
 
 // member returns the member with the id, or, if id is empty, the member at the only address. It is NotFound only if
-// all candidates answered, and Unavailable if one of them was silent.
+// all candidates answered, and Unavailable if one of them did not answer.
 func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	var silent error
 	for _, m := range a.Status(ctx) {
@@ -297,7 +297,7 @@ func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.Ad
 }
 
 // withLeader calls do for the leader. It retries if the leader changes meanwhile or is not found immediately. So do
-// may run several times, even after a run that was carried out but not answered, and must be repeatable.
+// may run several times, even after a run that took effect without an answer, and must be repeatable.
 func (a *Admin) withLeader(ctx context.Context, do func(context.Context, *MemberStatus) error) error {
 	return patiently(ctx, func(ctx context.Context) error {
 		m, err := leaderOf(a.Status(ctx))
@@ -367,7 +367,7 @@ type closedFor struct{ error }
 func (e closedFor) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 func (e closedFor) Unwrap() error              { return e.error }
 
-// patiently repeats do while it is Unavailable or Unknown, with pauses, for up to changeTime. It returns nil, a
+// patiently retries do while it is Unavailable or Unknown, with pauses, for up to changeTime. It returns nil, a
 // refusal, or the error of the last try when the time is over, or ctx. It does not wait for a cluster that is closed
 // for longer.
 func patiently(ctx context.Context, do func(context.Context) error) error {
@@ -386,7 +386,7 @@ func patiently(ctx context.Context, do func(context.Context) error) error {
 	}
 }
 
-// leads returns the id of the leader: as the leader says, or, if it was not asked, as its followers say.
+// leads returns the id of the leader: as the leader reports, or, if it was not asked, as its followers report.
 func leads(members []MemberStatus) (id string) {
 	answers := map[string]bool{}
 	for _, m := range members {
@@ -459,7 +459,7 @@ func (a *Admin) at(
 	options := a.options
 	if path, is := strings.CutPrefix(address, unixPrefix); is {
 		options = slices.Concat(a.local, []grpc.DialOption{
-			grpc.WithTransportCredentials(insecure.NewCredentials()), // who can open the socket is for the system to say
+			grpc.WithTransportCredentials(insecure.NewCredentials()), // the system decides who can open the socket
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 				return (&net.Dialer{}).DialContext(ctx, "unix", path)
 			}),
@@ -539,8 +539,8 @@ func looked(err error) error {
 // Sessions lists the open sessions: the holds and waits of clients belong to them. client, if not empty, selects the
 // sessions of one client, as SessionInfo names it. Errors wrap backend.ErrUnavailable.
 //
-// A session is shown with its name, which EndSession takes, and never with its id: anybody who knows the id could speak
-// for the session. If the leader changes during the list, Sessions restarts it from the beginning.
+// A session is shown with its name, which EndSession takes, and never with its id: a client that knows the id could
+// act for the session. If the leader changes during the list, Sessions restarts it from the beginning.
 func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionInfo, error) {
 	var all []*lockpb.SessionInfo
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) error {
@@ -564,8 +564,8 @@ func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionI
 }
 
 // EndSession ends the session with that name, of SessionInfo, with all its holds and waits. Its client is notified
-// that its holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have
-// ended. The names are free immediately but for minimum holds. A live client makes a new session with its next
+// that its holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended.
+// The names are free immediately, except during minimum holds. A live client makes a new session with its next
 // acquire.
 func (a *Admin) EndSession(ctx context.Context, name string) error {
 	asked := false
@@ -604,32 +604,32 @@ func (a *Admin) Rules(ctx context.Context) (*lockpb.Rules, error) {
 	return all, adminError("get rules", "", err)
 }
 
-// setRules and setPolicies are the calls of which InvalidArgument does not mean a member.
+// setRules and setPolicies are the calls for which InvalidArgument does not refer to a member.
 const (
 	setRules    = "set rules"
 	setPolicies = "set policies"
 )
 
 // SetRules replaces the rules of the cluster by the text of a file, at most 1 MiB, and returns the rules then in
-// force. The empty text removes the rules: then everybody may do everything. New rules apply to later calls; earlier
-// holds and waits stay. Errors wrap backend.ErrInvalidOption, which names the line; ErrRefused: a member runs a
-// version without rules, or the caller may not change the cluster; backend.ErrUnavailable; or backend.ErrUnknown:
+// force. The empty text removes the rules: then every client may do everything. New rules apply to later calls;
+// earlier holds and waits stay. Errors wrap backend.ErrInvalidOption, which names the line; ErrRefused: a member runs
+// a version without rules, or the caller may not change the cluster; backend.ErrUnavailable; or backend.ErrUnknown:
 // they may be in force.
 func (a *Admin) SetRules(ctx context.Context, text string) (*lockpb.Rules, error) {
 	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.SetRules, &lockpb.SetRulesRequest{Text: text})
 	return all, adminError(setRules, "", err)
 }
 
-// Policies returns the policies of the cluster: see docs/SERVER.md. It needs what changes need. Errors are those of
-// Rules.
+// Policies returns the policies of the cluster: see docs/SERVER.md. It has the requirements of a change. Errors are
+// those of Rules.
 func (a *Admin) Policies(ctx context.Context) (*lockpb.Policies, error) {
 	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.GetPolicies, &lockpb.GetPoliciesRequest{})
 	return all, adminError("get policies", "", err)
 }
 
-// SetPolicies replaces the policies of the cluster by the text of a file, at most 1 MiB, and returns those in force then.
-// The empty text removes them. Holds keep the maximum hold time with which they were granted, and queues their waiters;
-// permits in use have the new limit at once. Errors are those of SetRules.
+// SetPolicies replaces the policies of the cluster by the text of a file, at most 1 MiB, and returns the policies then
+// in force. The empty text removes them. Holds keep the maximum hold time with which they were granted, and queues
+// their waiters; permits in use have the new limit immediately. Errors are those of SetRules.
 func (a *Admin) SetPolicies(ctx context.Context, text string) (*lockpb.Policies, error) {
 	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.SetPolicies, &lockpb.SetPoliciesRequest{Text: text})
 	return all, adminError(setPolicies, "", err)

@@ -12,10 +12,10 @@ import (
 // driver's own records: the previous connection may have lost pushes and answers. The requests of the session wait
 // for that. The caller holds d.mu.
 //
-// A list confirms holds and shows missing ones, but does not grant. It comes in pages, which the server makes one
-// after the other while pushes go on, so a page may list a hold after the push of its loss. Granting by pages
-// needs a note of each such push until the last page is there; a repeated request needs no note, and costs one
-// request for each waiter that was granted while there was no connection.
+// A list confirms holds and shows missing ones, but does not grant. It comes in pages, which the server makes one by
+// one while pushes continue, so a page may list a hold after the push of its loss. Granting by pages needs a note of
+// each such push until the last page is there; a repeated request needs no note, and costs one request for each waiter
+// that was granted while there was no connection.
 //
 // News on this connection is newer than a page that lacks it: hold.on and attempt.on show that.
 func (s *session) attach() { s.attachPage("") }
@@ -23,8 +23,8 @@ func (s *session) attach() { s.attachPage("") }
 // sessionPage bounds the names of a session in one page: for each page the server visits the whole session.
 //
 // With 100,000 holds the 20 pages are some 9 MB together, and cost the leader a second of its processor
-// (BenchmarkSessionPages). All of it in one page would be one message of that size, behind which every other answer on
-// the connection waits.
+// (BenchmarkSessionPages). All of it in one page would be one message of that size, which delays every other answer on
+// the connection.
 const sessionPage = 5000
 
 // attachPage asks for the page of names after one. The caller holds d.mu. The answer to a page that was lost with its
@@ -86,11 +86,11 @@ func (s *session) attached(r *lockpb.Reply) {
 	}
 }
 
-// finds notes a hold that the service has. A waiter that wants it repeats its request, in misses. A hold that is
+// finds notes a hold that the service has. The waiter for that hold repeats its request, in misses. A hold that is
 // unknown here is a leftover: it may have been granted to an abandoned attempt. The caller holds d.mu.
 //
 // A hold that is on another session here, or has another token, is ignored: the page is older than this driver's
-// records, or the answer to a call under way will settle it.
+// records, or the answer to a call in progress will settle it.
 func (s *session) finds(k key, token uint64) {
 	switch h := s.d.holds[k]; {
 	case h != nil && h.session == s && h.token == token:
@@ -104,7 +104,7 @@ func (s *session) finds(k key, token uint64) {
 // Such a waiter has left the queue, or was granted: it repeats its request, and the same request has the same hold.
 // The caller holds d.mu.
 //
-// A hold with a call under way that ends or moves it (busy), or with an unanswered move (unsure), may be missing for
+// A hold with a call in progress that ends or moves it (busy), or with an unanswered move (unsure), may be missing for
 // that reason: the call's own answer decides. Holders get backend.ReasonEvicted, since the server's own reason was
 // lost with its push.
 func (s *session) misses() {

@@ -19,8 +19,8 @@ import (
 // attempt is one acquire of one session, of one name or of several in one step, until it is decided: granted, refused,
 // or over so that another one must follow.
 //
-// Each has a sequence: whenever it arrives, and however often, it is carried out once, and not at all after the
-// clean-up that follows when it is abandoned.
+// Each has a sequence: whenever it arrives, and however often, it is executed once, and not at all after the cleanup
+// that follows when it is abandoned.
 //
 // begin makes it. It is decided once, by decide, which closes done:
 //
@@ -37,14 +37,14 @@ type attempt struct {
 	wait bool
 	// heir: it follows a takeOver: the server may have part of its request already, even if it is never sent.
 	heir bool
-	// sequence is the sequence of its last request: repeat draws another. A clean-up names it as target.
+	// sequence is the sequence of its last request: repeat draws another. A cleanup names it as target.
 	sequence uint64
 
 	// The following fields are protected by Driver.mu.
 
 	// call is the acquire itself, or its last repetition. It is nil only if the session had ended before begin.
 	call *call
-	// queued: it has, or had, a place in the queue. It stays set when the attempt is granted, and says so in the grant.
+	// queued: it has, or had, a place in the queue. It stays set when the attempt is granted, for the grant.
 	queued bool
 	// on is the connection on which the service last confirmed its place. misses treats a place as lost that the
 	// present connection has not confirmed.
@@ -61,7 +61,7 @@ type attempt struct {
 	lasts []backend.Instant
 	// sentAt is the instant from which the holds' validity counts.
 	sentAt backend.Instant
-	// before: the grant is not earlier, so a minimum hold that counts from here is not too long.
+	// before is no later than the grant, so a minimum hold that counts from here is not too long.
 	before backend.Instant
 	err    error
 }
@@ -69,19 +69,19 @@ type attempt struct {
 // wish is the request for one name of an attempt.
 type wish struct {
 	key
-	lost func(backend.Loss) // nil if nobody listens
+	lost func(backend.Loss) // nil without a listener
 }
 
 // is reports whether g grants it.
 func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId == w.requestID }
 
-// begin sends an acquire. patient: it outlasts a time without a leader, because the request had a place in the queue
-// before. heir: it follows a takeOver, so the service may have part of it even if it is never sent.
+// begin sends an acquire. patient: it waits through a time without a leader, because the request had a place in the
+// queue before. heir: it follows a takeOver, so the service may have part of it even if it is never sent.
 //
-// ctx only says for whom it is: see onBehalf. begin returns immediately.
+// ctx only has the principal of the request: see onBehalf. begin returns immediately.
 //
-// An attempt in an ended session is decided before begin returns, with errSessionEnded. The
-// leftover of an earlier attempt of the same request is overtaken: its release must not end this attempt's hold.
+// An attempt in an ended session is decided before begin returns, with errSessionEnded. begin overtakes the leftover
+// of an earlier attempt of the same request: its release must not end this attempt's hold.
 func (s *session) begin(ctx context.Context, rs []backend.Request, patient, heir bool) *attempt {
 	d := s.d
 	d.mu.Lock()
@@ -112,8 +112,8 @@ func (s *session) begin(ctx context.Context, rs []backend.Request, patient, heir
 // repeat sends the request with a new sequence: the answer is the hold or the place in the queue that the request
 // has. The caller holds d.mu.
 //
-// The old sequence is settled, so the server may have forgotten its answer and refuse it (STALE). The repetition
-// outlasts a time without a leader, since there was a place in the queue.
+// The old sequence is settled, so the server may have forgotten its answer and refuse it (STALE). The repetition waits
+// through a time without a leader, since there was a place in the queue.
 func (a *attempt) repeat() {
 	a.withdraw()
 	next := *a.call
@@ -256,7 +256,7 @@ func (a *attempt) hold(grants []*lockpb.Grant, from backend.Instant) {
 }
 
 // again repeats the acquire, with the same sequence, after a pause: the server could not serve. An election takes a
-// second or two; an attempt that waits for a lock goes on waiting. The caller holds d.mu. before is the call that is
+// second or two; an attempt that waits for a lock keeps waiting. The caller holds d.mu. before is the call that is
 // repeated: if another call has replaced it after the pause, or the attempt is decided, again sends no request. Close
 // cuts the pause short and decides the attempt.
 func (a *attempt) again(wire *lockpb.Error) {
@@ -276,7 +276,7 @@ func (a *attempt) again(wire *lockpb.Error) {
 	})
 }
 
-// granted hands grants, all of one place in the queue, to the attempts that wait for them. The caller holds d.mu.
+// granted passes grants, all of one place in the queue, to the attempts that wait for them. The caller holds d.mu.
 //
 // The validity counts from s.proved, which an answer has set before: a push does not prove the session. If that is
 // long ago, session.attempt proves the session before it returns the grant.
@@ -284,7 +284,7 @@ func (s *session) granted(grants []*lockpb.Grant) {
 	if len(grants) == 0 {
 		return
 	}
-	// Abandoned attempts are not among them; their clean-up ends the holds.
+	// Abandoned attempts are not among them; their cleanup ends the holds.
 	for _, a := range s.attempts[key{grants[0].Name, grants[0].RequestId}] {
 		if mine := a.inOrder(grants); mine != nil {
 			// The request that proved the session was sent before this acquire.

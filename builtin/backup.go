@@ -21,12 +21,12 @@ import (
 // A bound for the whole would have to fit the largest state and the slowest reader: see backupTime.
 const pieceTime = 30 * time.Second
 
-// Backup writes all that the cluster keeps to w, including everything that was acknowledged to any client before the
-// call. It comes from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds.
-// An error wraps backend.ErrUnavailable, or is the error of w. The partial output is then useless, and cannot be
-// restored by mistake: a backup ends with its checksum.
+// Backup writes the whole state of the cluster to w, including all changes acknowledged to any client before the call.
+// It comes from a member that follows the leader, else from the leader, for which it looks for up to 15 seconds. An
+// error wraps backend.ErrUnavailable, or is the error of w. The partial output is then useless, and cannot be restored
+// by mistake: a backup ends with its checksum.
 //
-// "fencelock restore", or embedded.Restore, makes a new cluster of it. Locks go on meanwhile, and ctx ends it.
+// "fencelock restore", or embedded.Restore, makes a new cluster of it. Locks keep working meanwhile, and ctx ends it.
 //
 //	file, err := os.Create("locks.backup")
 //	if err != nil {
@@ -80,11 +80,11 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// backupFrom copies the backup of one member to w. It fails if the member is silent for pieceTime: a
-// backup may take long, but one piece may not.
+// backupFrom copies the backup of one member to w. It fails if the member sends no piece for pieceTime: a backup may
+// take long, but one piece may not.
 //
-// The timer of silence cancels the stream's context; each piece resets it, and it stops on return. It also runs while
-// w is written to: a writer that takes longer than pieceTime for one piece ends the backup.
+// The timer cancels the stream's context; each piece resets it, and it stops on return. It also runs while w is
+// written to: a writer that takes longer than pieceTime for one piece ends the backup.
 func (a *Admin) backupFrom(ctx context.Context, m *MemberStatus, w io.Writer) error {
 	return a.changeAt(ctx, m, backupTime, func(ctx context.Context, c lockpb.AdminServiceClient) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -111,13 +111,12 @@ func (a *Admin) backupFrom(ctx context.Context, m *MemberStatus, w io.Writer) er
 	})
 }
 
-// backupTime bounds a whole backup, so that a stream that brings a piece now and then does not stay open
-// indefinitely.
+// backupTime bounds a whole backup, so that a slow stream does not stay open indefinitely.
 const backupTime = time.Hour
 
 // awaitSources returns the members that can make a backup, the leader last. It waits while no member can.
 //
-// A member that follows nobody is left out: it does not know how far the cluster has come. ctx, or changeTime, ends the
+// A member without a leader is omitted: it cannot know the latest changes of the cluster. ctx, or changeTime, ends the
 // search with the last error.
 func (a *Admin) awaitSources(ctx context.Context) (sources []MemberStatus, err error) {
 	err = patiently(ctx, func(ctx context.Context) error {

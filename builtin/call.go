@@ -1,11 +1,11 @@
 package builtin
 
-// Calls: one request to the service on its way to its answer. A call outlives connections, so its caller need not
-// know about them: it is repeated on the next connection, with a number that makes a second execution harmless.
+// Calls: one request to the service, until its answer. A call outlives connections, so its caller need not handle
+// them: it is repeated on the next connection, with a number that makes a second execution harmless.
 //
-// Two things call the service. ask sends one request, repeats it while the service cannot serve, and returns the
-// answer; almost all callers use it. Attempts and leftovers start their calls themselves, because they may have to
-// withdraw or overtake them while they wait.
+// There are two ways to call the service. ask sends one request, repeats it while the service cannot serve, and
+// returns the answer; almost all callers use it. Attempts and leftovers start their calls themselves, because they may
+// have to withdraw or overtake them while they wait.
 
 import (
 	"cmp"
@@ -32,7 +32,7 @@ import (
 // finish ends it: with an answer; with an event that ends all calls of its kind (the end of its session, the loss of
 // the cluster's past, a round over all members without a leader); when its caller gives up; or, if once is set, with
 // its connection. Attempts and watches may remove theirs from Driver.calls instead; then is not called in that case,
-// and nobody waits for done.
+// and no caller waits for done.
 type call struct {
 	// request has no number, session, sequence or acknowledgement; it never changes, because a connection may be
 	// writing it.
@@ -41,13 +41,12 @@ type call struct {
 	session *session
 	// sequence makes a repetition harmless; zero: the call has no sequence, and is harmless or sent once.
 	sequence uint64
-	// once: it is not repeated when its connection ends, because that would do it twice (ForceRelease), because the
-	// next connection starts with a new one (Attach), or because the caller asked for something newer meanwhile
-	// (overtake).
+	// once: it is not repeated when its connection ends, because that would do it twice (ForceRelease), because the next
+	// connection starts with a new one (Attach), or because the caller has sent a newer request meanwhile (overtake).
 	once bool
 	// looks: it only reads, so a lost answer is no unknown outcome.
 	looks bool
-	// waits: for a lock. Once the request has left, it outlasts a time without a leader, because it may have a place
+	// waits: for a lock. Once the request is sent, it waits through a time without a leader, because it may have a place
 	// in the queue.
 	waits bool
 	// attaches: it opens, attaches or closes the session, and may be sent on a connection to which the session is not
@@ -62,21 +61,22 @@ type call struct {
 	number uint64
 	// size of the request, in bytes.
 	size int
-	// started is when it was started first: repetitions keep it, and so share the time of one call. Otherwise a busy
-	// server would be asked indefinitely.
+	// started is the instant of the first start: repetitions keep it, and so share the time of one call. Otherwise the
+	// driver would ask a busy server indefinitely.
 	started backend.Instant
 	// on is the connection that has it in its queue, or on which it was sent; nil before that.
 	on *conn
-	// sent is just before it was sent on that connection; zero: not yet. The proof of its answer counts from here.
+	// sent is the instant just before it was sent on that connection; zero: not yet. The proof of its answer counts from
+	// here.
 	sent backend.Instant
-	// seen is the greatest known revision just before it was sent: an answer with a smaller one shows that the
-	// service has forgotten something.
+	// seen is the greatest known revision just before it was sent: an answer with a smaller one shows that the service
+	// has lost changes.
 	seen uint64
-	// left is just before it was sent for the first time, on whichever connection: its effects are not earlier.
+	// left is the instant just before it was first sent, on any connection: its effects are not earlier.
 	left backend.Instant
-	// doubt: it may have been carried out already, on an earlier connection or by a server that does not know.
+	// doubt: it may have taken effect already, on an earlier connection or on a server that cannot confirm it.
 	doubt bool
-	// patient: it outlasts any time without a leader.
+	// patient: it waits through any time without a leader.
 	patient bool
 
 	// The following fields are valid once done is closed.
@@ -86,15 +86,15 @@ type call struct {
 	err   error
 }
 
-// mostBytes bounds one request. The server's bound is lower, and its own answer is better; this keeps one request
-// from breaking the connection that all share.
+// mostBytes bounds one request. The server's bound is lower, and its error is more precise; this bound keeps one
+// request from breaking the shared connection.
 const mostBytes = 256 << 10
 
 // start sends c, or lets it wait for a connection. An impossible call is finished immediately: c.then is called
 // before start returns then. The caller holds d.mu.
 //
-// start does not wait for anything, so it may be called from then. A call must not be started twice: repetitions are
-// copies, because the first one may still be in a connection's queue.
+// start does not block, so it may be called from then. A call must not be started twice: repetitions are copies,
+// because the first one may still be in a connection's queue.
 func (d *Driver) start(c *call) {
 	d.last++
 	c.number, c.started, c.done = d.last, cmp.Or(c.started, d.clock.Now()), make(chan struct{})
@@ -141,7 +141,8 @@ func (d *Driver) route(c *call) {
 // want makes maintain connect, and starts it for the first call: an unused driver has no goroutines. The caller holds
 // d.mu.
 //
-// After Close it starts nothing, but maintain goes on if it runs, so that sessions can be ended on its connection.
+// After Close it does not start maintain, but a running maintain continues, so that sessions can be ended on its
+// connection.
 func (d *Driver) want() {
 	if !d.running && d.ctx.Err() == nil {
 		d.running = true
@@ -151,10 +152,10 @@ func (d *Driver) want() {
 }
 
 // finish ends c with a reply or an error, once: c is in d.calls until then. then runs under d.mu, in the order in
-// which answers come, before any caller that waits for c goes on. The caller holds d.mu.
+// which answers come, before any caller that waits for c continues. The caller holds d.mu.
 //
-// An answer to a finished call has no effect. The service may have carried the call out all the same; the caller that
-// abandoned it undoes that: see leave.go.
+// An answer to a finished call has no effect. The service may still have executed the call; the caller that abandoned
+// it undoes that: see leave.go.
 func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	if d.calls[c.number] != c {
 		return
@@ -167,8 +168,8 @@ func (d *Driver) finish(c *call, reply *lockpb.Reply, err error) {
 	close(c.done)
 }
 
-// unanswered returns the error of a call that ends without an answer: it says whether the call may have been carried
-// out. The caller holds d.mu.
+// unanswered returns the error of a call that ends without an answer: the error shows whether the call may have taken
+// effect. The caller holds d.mu.
 //
 //	it was sent, and changes something    backend.ErrUnknown
 //	a setting, or the token, is wrong     the error as it is (backend.ErrMisconfigured, backend.ErrDenied)
@@ -181,7 +182,7 @@ func (c *call) unanswered(err error) error {
 	return fmt.Errorf("%w: %w", noAnswer(doubt), err)
 }
 
-// noAnswer returns the class of a call without an answer. doubt: it may have been carried out.
+// noAnswer returns the class of a call without an answer. doubt: it may have taken effect.
 func noAnswer(doubt bool) error {
 	if doubt {
 		return backend.ErrUnknown
@@ -189,8 +190,8 @@ func noAnswer(doubt bool) error {
 	return backend.ErrUnavailable
 }
 
-// await waits for the answer. When ctx ends first, c is abandoned, and a later answer is ignored. The error then says
-// whether c may have been carried out, except after Close: then it is ErrClosed alone.
+// await waits for the answer. When ctx ends first, c is abandoned, and a later answer is ignored. The error then shows
+// whether c may have taken effect, except after Close: then it is ErrClosed alone.
 //
 // It also watches the end of d.ctx, so no call is left when Close waits for the gate. It returns an answer that has
 // come even if ctx has ended by then: then has handled it, and the caller must get the same result.
@@ -213,8 +214,8 @@ func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	return c.reply, c.err
 }
 
-// busyPause is the pause before a server that cannot serve is asked again, times 0.5 to 1.5 at random. busyTime
-// bounds all repetitions together: it is the longest election where most members work.
+// busyPause is the pause before a server that cannot serve is asked again, times 0.5 to 1.5 at random. busyTime bounds
+// all repetitions together: it is the longest election while most members work.
 const (
 	busyPause = 50 * time.Millisecond
 	busyTime  = 10 * time.Second
@@ -231,8 +232,8 @@ const (
 //	UNKNOWN          the same, but then backend.ErrUnknown; with once, at once
 //	other errors     returned, as replyError says
 //
-// Each round is a new call with the same sequence, so the server carries out only one of them. doubt stays with all
-// later rounds: an UNAVAILABLE does not undo an earlier UNKNOWN.
+// Each round is a new call with the same sequence, so the server executes only one of them. doubt stays with all later
+// rounds: an UNAVAILABLE does not undo an earlier UNKNOWN.
 func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	began := d.clock.Now()
 	for {
@@ -262,7 +263,7 @@ func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	}
 }
 
-// onBehalf adds to a request for whom it is made, if the caller is a gateway, and returns it.
+// onBehalf adds the principal to a request, if the caller is a gateway, and returns it.
 func onBehalf(ctx context.Context, r *lockpb.Request) *lockpb.Request {
 	r.OnBehalfOf = string(principal.CallsFor(ctx))
 	return r
@@ -293,6 +294,6 @@ func (d *Driver) pause(ctx context.Context, t time.Duration) error {
 	return kit.Sleep(bound, spread(t))
 }
 
-// spread returns a random time around t, from a half to one and a half of it: clients that lost a leader at one moment
-// must not come back at one moment.
+// spread returns a random time around t, from a half to one and a half of it: clients that lost a leader at the same
+// moment must not return at the same moment.
 func spread(t time.Duration) time.Duration { return t/2 + rand.N(t) }

@@ -21,9 +21,8 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// conn is one stream to one server, which welcomed us as the leader. greet makes it, install puts it into
-// Driver.conn, and uninstall removes it for good. The code that finds out that it must end calls cancel with the
-// reason:
+// conn is one stream to one server, which welcomed the driver as the leader. greet makes it, install puts it into
+// Driver.conn, and uninstall removes it. The code that ends it calls cancel with the reason:
 //
 //	the stream ended            the stream's error, from read or write
 //	no answer for too long      errSilent, from watch
@@ -50,7 +49,7 @@ type conn struct {
 	// queue has the calls to send, oldest first. An abandoned call stays in it until take meets it: removing it would
 	// cost a search.
 	queue []*call
-	// received is when the last message came. It shows that the server is there, and does not prove any session.
+	// received is when the last message came. It shows that the server is alive, and does not prove any session.
 	received backend.Instant
 	// pushed counts the pushes about sessions, to be compared with the server's count: see receive.
 	pushed uint64
@@ -68,10 +67,10 @@ const (
 	batchBytes = 512 << 10 // the message is closed at this size
 )
 
-// push queues a call. The queue is bounded by the callers: each has one call on its way, or a few. The caller holds
+// push queues a call. The queue is bounded by the callers: each has one call in progress, or a few. The caller holds
 // d.mu.
 //
-// It does not search the queue, so a caller that gives up and asks again takes two places for a moment.
+// It does not search the queue, so a caller that gives up and retries briefly has two places.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
 	c.wake.Notify()
@@ -95,7 +94,7 @@ func (c *conn) write() {
 				break
 			}
 			if err := c.stream.Send(batch); err != nil {
-				c.cancel(err) // the reader learns the reason, if there is one
+				c.cancel(err) // the reader gets the reason, if there is one
 				return
 			}
 		}
@@ -166,12 +165,12 @@ func (c *conn) take() *lockpb.ClientMessage {
 var errSilent = errors.New("the server does not answer")
 
 // watch ends the connection if a call has been unanswered for too long and the server sent no other reply meanwhile. A
-// server that answers other calls is alive, and one call may take any time. TCP would notice a silent server after
-// minutes, when every lease is over. It runs in a timer, which uninstall stops.
+// server that answers other calls is alive, and one call may take any time. TCP would notice an unresponsive server
+// after minutes, when every lease is over. It runs in a timer, which uninstall stops.
 //
-// The oldest call that was sent here without an answer counts. A waiter in a queue does not: it has the answer that
-// it waits. Idle connections have no watchdog, and the next call starts one; because of keepalives a session never
-// has a silent server for long.
+// The oldest call that was sent here without an answer counts. A waiter in a queue does not: it has the answer that it
+// waits. Idle connections have no watchdog, and the next call starts one; because of keepalives a session soon notices
+// an unresponsive server.
 func (c *conn) watch() {
 	d := c.d
 	d.mu.Lock()
@@ -199,12 +198,12 @@ func (c *conn) watch() {
 }
 
 // read receives messages from the server, until the stream ends. Replies are handled in their order, under d.mu and
-// one at a time: a loss that was pushed before an answer is known before the caller that waits for the answer goes
-// on.
+// one at a time: a loss that was pushed before an answer is known before the caller that waits for the answer
+// continues.
 //
-// It is the only goroutine that reads, so the order of the stream is the order of what happens here. A message is
-// handled as a whole before holders are notified, and during the notifications it does not read on: by the contract,
-// their functions must not block.
+// It is the only goroutine that reads, so replies take effect in the order of the stream. A message is handled as a
+// whole before holders are notified, and during the notifications it does not read on: by the contract, their
+// functions must not block.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -237,8 +236,8 @@ func (d *Driver) unlockAndTell() {
 // errDeposed: the server no longer leads.
 var errDeposed = errors.New("the server no longer leads")
 
-// errPushLost: a push of the server did not come, or the server does not know that its pushes go here. Neither can
-// happen while a connection works. The next connection begins with a comparison of the session: see attach.
+// errPushLost: a push of the server did not come, or the server does not push to this connection. Neither can happen
+// while a connection works. The next connection begins with a comparison of the session: see attach.
 var errPushLost = errors.New("a notification from the server was lost")
 
 // receive handles one reply. It drops a reply to a call that has been abandoned, or that belongs to another
@@ -313,7 +312,7 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 		c.pushed++
 		d.lost(p.Lost)
 	case *lockpb.Reply_Events:
-		if w := d.followed[p.Events.Watch]; w != nil { // it has not ended, nor begun anew under another number
+		if w := d.followed[p.Events.Watch]; w != nil { // it has not ended or restarted under another number
 			w.happened(p.Events)
 		}
 	case *lockpb.Reply_Goodbye:
@@ -346,8 +345,8 @@ func (d *Driver) install(c *conn) {
 	}
 }
 
-// uninstall takes note that c has ended. Calls that were sent may have been carried out: they are in doubt, and wait
-// for the next connection, where their sequence makes them harmless. Calls without a sequence (once) end as unknown.
+// uninstall notes that c has ended. Calls that were sent may have taken effect: they are in doubt, and wait for the
+// next connection, where their sequence makes them harmless. Calls without a sequence (once) end as unknown.
 //
 // Sessions stay, attached to no connection. Holders are not notified: their holds live on until the next connection
 // shows otherwise, or until the core's deadline.
@@ -384,7 +383,7 @@ func (d *Driver) inOrder() []*call {
 }
 
 // serve runs c until it ends. When it returns, no goroutine reads or writes c any more, so that two connections are
-// never in use at a time.
+// never in use at the same time.
 //
 // Reading and writing end with c.ctx, whichever of them fails first. Only maintain calls it, for one connection at a
 // time.

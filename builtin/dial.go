@@ -1,7 +1,7 @@
 package builtin
 
-// How a driver reaches a server: a Stream, over gRPC or within the process. The other files do not depend on the
-// transport.
+// The transport between a driver and a server: a Stream, over gRPC or within the process. The other files do not
+// depend on the transport.
 
 import (
 	"cmp"
@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/internal/grpctls"
 )
 
-// Stream is a client's end of one connection. Send and Recv may run beside each other, but neither beside itself. Both
-// return an error once the context with which the stream was opened has ended; they have no time limits.
+// Stream is a client's end of one connection. Send and Recv may run concurrently, but neither concurrently with
+// itself. Both return an error once the context with which the stream was opened has ended; they have no time limits.
 //
 // A stream of gRPC is a Stream, and so is the stream of a server in this process, for Attach.
 type Stream interface {
@@ -26,9 +26,8 @@ type Stream interface {
 	Send(*lockpb.ClientMessage) error
 	// Recv returns the next message, in the order in which the server sent them. Its error is final.
 	Recv() (*lockpb.ServerMessage, error)
-	// CloseSend says that no more messages follow. The driver does not call it: the server would take it for the end
-	// of
-	// the sessions (see Leaving in lock.proto), and Close ends them by separate requests and awaits the answers.
+	// CloseSend ends the client's messages. The driver does not call it: the server would treat it as the end of the
+	// sessions (see Leaving in lock.proto), and Close ends them by separate requests and awaits the answers.
 	CloseSend() error
 }
 
@@ -45,8 +44,8 @@ const maxReplyBytes = 64 << 20
 
 // dialOptions returns the options of every connection over TCP or TLS.
 //
-// gRPC does not retry on its own, and ignores proxies and other settings from the environment: the driver knows which
-// request may be sent twice, and which member to ask next.
+// gRPC does not retry automatically, and ignores proxies and other settings from the environment: the driver knows
+// which request may be sent twice, and which member to ask next.
 func dialOptions(o *Options) []grpc.DialOption {
 	o = cmp.Or(o, &Options{})
 	creds := insecure.NewCredentials()

@@ -29,10 +29,10 @@
 // over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO: no later
 // request overtakes a waiter. The server notifies holders of a loss.
 //
-// TokenSpace is the cluster's id. A driver that has had a reply from a durable cluster notices if that cluster has lost
-// acknowledged changes: its id has changed (it was wiped or replaced), it was restored from a backup, or its revision
-// has decreased (its data directory is an old copy, or was truncated). Then every hold of the driver is lost with
-// backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until a new driver is created. A new
+// TokenSpace is the cluster's id. A driver that has had a reply from a durable cluster notices if that cluster has
+// lost acknowledged changes: its id has changed (it was wiped or replaced), it was restored from a backup, or its
+// revision has decreased (its data directory is an old copy, or was truncated). Then every hold of the driver is lost
+// with backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until a new driver is created. A new
 // driver accepts the cluster as it is: a restored cluster issues greater tokens than before in the same token space, a
 // wiped cluster has a new one.
 //
@@ -62,12 +62,12 @@
 // without an answer, Release removes its holds, as for Acquire.
 //
 // Deadlocks. A request made under holds (backend.Request.Under) that would have to wait is refused with a
-// *backend.DeadlockError if one of these holds is in its way, directly or over any number of others that wait under
-// theirs, whichever client and TTL they belong to, and whether they hold the name or wait ahead. Two requests under one
-// hold that want the same name just queue. The server visits at most 10,000 holders and waiters per request by default;
-// a longer cycle is not found. The holds of other processes are named by Options.Under, which "fencelock run" hands to
-// a fencelock inside of it. A holder of permits counts in the search only if no other holder could make room instead. A
-// waiter that queues a second time because its session had ended is examined a second time.
+// *backend.DeadlockError if one of these holds blocks it, directly or through any number of other requests that wait
+// under holds, of any client and TTL, whether they hold the name or wait ahead. Two requests under one hold that want
+// the same name just queue. The server visits at most 10,000 holders and waiters per request by default; a longer
+// cycle is not found. The holds of other processes are named by Options.Under, which "fencelock run" hands to a
+// fencelock inside of it. A holder of permits counts in the search only if no other holder could make room instead. A
+// waiter that queues again because its session had ended is examined again.
 //
 // # Bounds
 //
@@ -81,7 +81,7 @@
 // least TTL of 3 s by default (--min-ttl). If its session ends, a waiter takes a new place at the end of the queue.
 //
 // Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s
-// without a leader, and after 5 s without any answer. Requests in a queue wait on.
+// without a leader, and after 5 s without any answer. Requests in a queue keep waiting.
 //
 // # Limits
 //
@@ -93,6 +93,6 @@
 //
 // # Settings
 //
-// Give the addresses of all members, or of some: the driver asks them for the others. If clients reach members by other
-// names than the members report, Options.Dial can translate. A Driver links neither the servers nor Raft.
+// Give the addresses of all members, or of some: the driver asks them for the others. If clients reach members by
+// other names than the members report, Options.Dial can translate them. A Driver links neither the servers nor Raft.
 package builtin

@@ -38,12 +38,12 @@ const (
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// TLS for connections to the servers. Nil: in the clear. If ServerName is empty, the dialled name is expected.
+	// TLS for connections to the servers. Nil: no encryption. If ServerName is empty, the dialled name is expected.
 	TLS *tls.Config
 
-	// TokenFile is a file with a token, which says who the client is, also if it has a certificate. It is read for each
-	// connection, so a file that is replaced counts from the next one on; the server ends a connection at most 30 s
-	// after its token has expired. It needs TLS. Empty: the client is known by its certificate, or not at all.
+	// TokenFile is a file with a token, which identifies the client, even if it has a certificate. It is read for each
+	// connection, so a new file takes effect from the next connection on; the server ends a connection at most 30 s after
+	// its token has expired. It needs TLS. Empty: the client is known by its certificate, or not at all.
 	TokenFile string
 
 	// Dial opens connections, to the addresses given to New and to those that servers name. Default TCP.
@@ -52,7 +52,7 @@ type Options struct {
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger receives warnings about servers that are not fit. Default slog.Default.
+	// Logger receives warnings about unfit servers. Default slog.Default.
 	Logger *slog.Logger
 
 	// Under names holds that other processes keep while this process works, by HoldRef, the innermost first: the server
@@ -92,7 +92,7 @@ type Driver struct {
 	// it.
 	unfit error
 	under []string // Options.Under
-	// forming reports that nobody can lead yet, so that calls wait; nil: never. It is called without mu.
+	// forming reports that no member can lead yet, so that calls wait; nil: never. It is called without mu.
 	forming func() bool
 
 	// described is the result of Describe. It is atomic and not under mu, because the core may call Describe while it
@@ -106,7 +106,7 @@ type Driver struct {
 	// sessions are the sessions that calls join, by TTL. Its mutex may be taken under mu, and mu never under it.
 	sessions *kit.Sessions[time.Duration, *session]
 
-	// lineCtx ends when Close has said goodbye: connections outlive ctx, because sessions are ended on them.
+	// lineCtx ends when Close has ended the sessions: connections outlive ctx, because sessions are ended on them.
 	lineCtx context.Context
 	hangUp  context.CancelFunc
 	// lines counts the goroutines that end with lineCtx: maintain, and greetings.
@@ -118,7 +118,7 @@ type Driver struct {
 	running bool       // maintain runs
 	// conn is the connection to the leader, or nil.
 	conn    *conn
-	leader  string   // where to look for the leader first; empty if unknown
+	leader  string   // the address to ask first for the leader; empty if unknown
 	members []string // addresses that servers reported
 	// calls are the unanswered calls, by number, with or without a connection.
 	calls map[uint64]*call
@@ -245,7 +245,7 @@ const capabilities = backend.CapFair | backend.CapShared | backend.CapPermits | 
 	backend.CapInspect | backend.CapList | backend.CapWatch | backend.CapWatchReplay | backend.CapForceRelease
 
 // IssuesFencingTokens promises fencing tokens, as backend.FencingDriver documents, for a durable server. Describe
-// omits CapFencing once the driver has learnt that its server is not durable.
+// omits CapFencing once the server has reported that it is not durable.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe returns the driver's description with the present service, without asking it. Before the first connection
@@ -258,9 +258,9 @@ func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 // fences reports whether the server's tokens fence, as far as is known: a server that is not durable restarts them.
 func (d *Driver) fences() bool { return d.Describe().Capabilities.Has(backend.CapFencing) }
 
-// begin counts a call in; every call starts with it. After Close it is backend.ErrClosed; a driver that is unfit
-// refuses everything but Close, as does every driver after its cluster has forgotten something. An ended ctx is refused
-// before anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
+// begin counts a call in; every call starts with it. After Close it is backend.ErrClosed; an unfit driver refuses all
+// calls except Close, as does every driver after its cluster has lost its history. An ended ctx is refused before
+// anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.gate.Enter(); err != nil {
 		return err
@@ -286,16 +286,16 @@ func incarnation(g *backend.Grant) uint64 {
 	return token
 }
 
-// closeTime bounds how long Close tries to end the sessions of a service that does not answer: they expire then.
+// closeTime is the maximum time that Close tries to end the sessions of an unresponsive service: they expire then.
 const closeTime = 2 * time.Second
 
-// Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, with all that they have.
+// Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, with their holds and waits.
 // It takes at most two seconds if the service does not answer; the sessions then expire with their TTL, and the error
-// says so. Close may be called repeatedly.
+// reports that. Close may be called repeatedly.
 //
-// Holders are not notified of a loss: the caller of Close has asked for the end. Calls that are under way, and all
-// later calls, end with backend.ErrClosed. When Close returns, the driver has no goroutines left. A second call
-// returns nil immediately, and does not wait for the first.
+// Holders are not notified of a loss: the caller of Close has asked for the end. Calls in progress, and all later
+// calls, end with backend.ErrClosed. When Close returns, the driver has no goroutines left. A second call returns nil
+// immediately, and does not wait for the first.
 func (d *Driver) Close(ctx context.Context) error {
 	if !d.gate.Close() {
 		return nil

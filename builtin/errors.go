@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	// errSessionEnded: the session is gone, and with it all its holds and waits.
+	// errSessionEnded: the session has ended, with all its holds and waits.
 	errSessionEnded = errors.New("the session has ended")
 	// errConflict: another session uses the request id.
 	errConflict = errors.New("another client uses this request id")
@@ -22,7 +22,7 @@ var (
 )
 
 // LimitError names the server limit that is reached: see docs/SERVER.md. The call had no effect, and there may be room
-// later. It wraps backend.ErrQueueFull if too many wait for the name, otherwise backend.ErrUnavailable.
+// later. It wraps backend.ErrQueueFull if the name has too many waiters, otherwise backend.ErrUnavailable.
 type LimitError struct {
 	Limit   string // sessions, holds, waits, waiters-per-name, …: the limit's option of the server
 	Message string // for people
@@ -52,7 +52,7 @@ type ClosedError struct {
 	Until time.Time // by this machine's clock, for people
 }
 
-// Error says until when.
+// Error returns a message with Until.
 func (e *ClosedError) Error() string {
 	return "the cluster was restored and is closed until " + e.Until.Format(time.RFC3339)
 }
@@ -60,7 +60,7 @@ func (e *ClosedError) Error() string {
 // Is reports true for backend.ErrUnavailable.
 func (e *ClosedError) Is(target error) bool { return target == backend.ErrUnavailable }
 
-// closedError returns nil unless an elected member serves nobody yet for that time.
+// closedError returns nil unless an elected member serves no client yet, for that time.
 func closedError(nanos int64) error {
 	if nanos == 0 {
 		return nil
@@ -119,10 +119,10 @@ func replyError(e *lockpb.Error) error {
 	return fmt.Errorf("%w: %v: %s", backend.ErrUnknown, e.Code, e.Message)
 }
 
-// deadlockError describes the cycle that the newcomer, who is the first and the last in it, would close.
+// deadlockError describes the cycle that the newcomer, the first and the last in it, would close.
 //
 // The server lists holders and waiters, each with the name that its predecessor waits for. An edge of the contract is
-// one owner with its held and its wanted name, so each name stands in two edges, and the newcomer holds the last one.
+// one owner with its held and its wanted name, so each name is in two edges, and the newcomer holds the last one.
 func deadlockError(e *lockpb.Error) error {
 	all := &backend.DeadlockError{}
 	for i := range len(e.Cycle) - 1 {

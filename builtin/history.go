@@ -1,6 +1,6 @@
 package builtin
 
-// The service's past: whether the answering cluster still knows the changes that it acknowledged to this driver.
+// The service's history: whether the answering cluster still has the changes that it acknowledged to this driver.
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 
 // past is the driver's memory of a durable cluster, which the cluster must not contradict. Driver.mu protects it. It
 // is about the service and not about sessions: a session that ended is an everyday loss, after which the next acquire
-// is safe. After a cluster has gone back no acquire is safe, since a token that was seen may be issued a second time.
+// is safe. After a cluster has lost changes no acquire is safe, since a known token may be issued a second time.
 type past struct {
 	// cluster is its name, the token space; empty before the first connection to a durable leader.
 	cluster string
@@ -26,11 +26,11 @@ type past struct {
 	// seen is the greatest revision, token or ticket that it has acknowledged to this driver.
 	seen uint64
 
-	lost error // a *backend.HistoryError, once the service has forgotten something; never reset
+	lost error // a *backend.HistoryError, once the service has lost its history; never reset
 }
 
 // learn records the leader's report about its cluster. It fails if that is another cluster than the last leader's, or
-// an earlier state of it. A server that is not durable forgets by nature: its holds end with their sessions.
+// an earlier state of it. A server that is not durable has no history to lose: its holds end with their sessions.
 //
 //	first leader              its cluster is taken as it is
 //	the same as before        bounds of the TTL and the number of voters are taken over
@@ -77,12 +77,12 @@ func (d *Driver) generation() fencing.Generation {
 	return d.past.generation
 }
 
-// forgotten ends everything: the service has forgotten acknowledged changes. This driver cannot recover: its holds
-// may be another client's, and a token that it saw may be issued a second time. By making a new driver the user
-// confirms that no old holder still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
+// forgotten ends all sessions, calls and watches: the service has lost acknowledged changes. This driver cannot
+// recover: its holds may be another client's, and a token that it saw may be issued a second time. By making a new
+// driver the user confirms that no old holder still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
 //
-// past.lost is set first: start then refuses whatever is repeated because its call, its session or its watch has
-// ended. After Close this has no effect, because everything ends anyway.
+// past.lost is set first: start then refuses repetitions for an ended call, session or watch. After Close this has no
+// effect, because all of them end anyway.
 func (d *Driver) forgotten(what, was, now string) {
 	if d.past.lost != nil || d.ctx.Err() != nil {
 		return
@@ -114,7 +114,7 @@ func (d *Driver) saw(revision uint64) {
 }
 
 // compare checks the service's revision in a reply to x. It must not be less than any revision that the service
-// acknowledged to anybody before the request was sent. The caller holds d.mu, and unlocks it with unlockAndTell.
+// acknowledged to any client before the request was sent. The caller holds d.mu, and unlocks it with unlockAndTell.
 //
 // Only answers about a session or a name have a comparable revision. Tokens of grants are only noted, since a
 // repeated answer may have an old grant.

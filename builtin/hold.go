@@ -23,10 +23,10 @@ type hold struct {
 	token uint64
 	// on is the connection on which the service listed or granted it last: misses compares.
 	on *conn
-	// lost is nil if nobody listens.
+	// lost is nil without a listener.
 	lost func(backend.Loss)
-	// busy counts the calls under way that end it or move it. Their answers decide what becomes of it, so neither a
-	// push that it has moved nor its absence from a page counts as a loss meanwhile.
+	// busy counts the calls in progress that end it or move it. Their answers decide its fate, so neither a push that it
+	// has moved nor its absence from a page counts as a loss meanwhile.
 	busy int
 	// unsure: it may be on another session, because a move was not answered. The next renewal repeats the move.
 	unsure bool
@@ -84,7 +84,7 @@ func (d *Driver) hold(
 	last = lastOf(g, from)
 	if old := d.holds[k]; old != nil {
 		if old.token == g.Token && !old.last.IsZero() {
-			last = old.last // a new leader counts anew
+			last = old.last // a new leader restarts the count
 		}
 		d.drop(k, old)
 	}
@@ -112,8 +112,9 @@ func (d *Driver) lose(k key, h *hold, loss backend.Loss) {
 	}
 }
 
-// lost handles the end of a session, a wait, or a hold. News of something unknown here, or of an earlier grant (by
-// its token), has no effect. A moved hold is no loss while this driver moves it itself. The caller holds d.mu.
+// lost handles the end of a session, a wait, or a hold. A message about an unknown session, wait or hold, or about an
+// earlier grant (by its token), has no effect. A moved hold is no loss while this driver moves it itself. The caller
+// holds d.mu.
 //
 //	a session    it ends, with all that hangs on it
 //	a wait       the attempts that wait end, as waitLost says; an attempt with a request in flight awaits its answer
@@ -150,7 +151,7 @@ func (d *Driver) lost(l *lockpb.Lost) {
 	d.lose(k, h, loss)
 }
 
-// waitLost returns the error of a waiter that lost its place. After errAgain it queues anew; but if another client
+// waitLost returns the error of a waiter that lost its place. After errAgain it queues again; but if another client
 // has taken over its request id, that client waits with it now, and the two would take the place from each other
 // indefinitely.
 func waitLost(r lockpb.Reason) error {

@@ -1,6 +1,6 @@
 package builtin
 
-// Looking: Ping, Look, List and ForceRelease. They name no session and work beside all others.
+// Ping, Look, List and ForceRelease. They use no session and run concurrently with all other calls.
 
 import (
 	"context"
@@ -17,10 +17,10 @@ import (
 
 // Ping checks that a leader answers, and that most members follow it; otherwise it returns backend.ErrUnavailable.
 //
-// It asks for a name that need not be held, because that reply needs the majority; it writes no log entry. A
-// leader that denies the client that name has answered too.
-// Other errors are ErrMisconfigured (another protocol), ErrDenied (the token is not valid), ErrHistoryLost and
-// ErrClosed, or wrap ctx's error. Without a ctx that ends sooner, it takes up to 10 seconds while there is no leader.
+// It asks for a name that need not be held, because that reply needs the majority; it writes no log entry. A leader
+// that denies the client that name has answered too. Other errors are ErrMisconfigured (another protocol), ErrDenied
+// (the token is not valid), ErrHistoryLost and ErrClosed, or wrap ctx's error. Unless ctx ends sooner, it takes up to
+// 10 seconds while there is no leader.
 func (d *Driver) Ping(ctx context.Context) error {
 	_, err := d.nameState(ctx, driverName)
 	if errors.Is(err, backend.ErrDenied) && !errors.Is(err, errToken) {

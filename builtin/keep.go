@@ -69,7 +69,7 @@ func (d *Driver) keptAlive(c *conn, all []kept, r *lockpb.Reply) {
 		d.leader = e.LeaderAddress
 		for _, k := range all {
 			if k.call != nil && d.calls[k.call.number] == k.call && k.call.on == c {
-				k.call.sent = 0 // it was not carried out; it goes to the next leader
+				k.call.sent = 0 // it had no effect; it goes to the next leader
 			}
 		}
 		c.cancel(errDeposed)
@@ -93,7 +93,7 @@ func (d *Driver) keptAlive(c *conn, all []kept, r *lockpb.Reply) {
 	}
 }
 
-// renewedReply is the result of each renewed session. Nobody writes to it.
+// renewedReply is the result of each renewed session. It is read-only.
 var renewedReply = &lockpb.Reply{Renewed: true, Answer: &lockpb.Reply_Done{Done: &lockpb.Done{}}}
 
 // keptOne handles the result of one session. The caller holds d.mu.

@@ -1,6 +1,6 @@
 package builtin
 
-// Finding the leader. One goroutine, maintain, does it for the whole driver while anybody needs a connection: it asks
+// Finding the leader. One goroutine, maintain, does it for the whole driver while a call needs a connection: it asks
 // all members, one shortly after the other, serves the connection to the leader until that ends, and repeats. It ends
 // with Close.
 
@@ -24,35 +24,34 @@ const protocol = 2
 
 // Looking for the leader.
 const (
-	// nextDial is the pause before the next member is asked beside a silent one.
+	// nextDial is the pause before the next member is asked in parallel to an unresponsive one.
 	nextDial = 100 * time.Millisecond
 	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the
 	// patience.
 	firstRetry = 25 * time.Millisecond
-	// While members answer that nobody leads, the pause stays at electionPause at most for usualElection: the next
-	// grant of everybody waits for it. A longer wait means that there is no election, or too few members for one.
+	// While members report no leader, the pause stays at electionPause at most for usualElection: the next grant of every
+	// client waits for it. A longer wait means that there is no election, or too few members for one.
 	electionPause = 100 * time.Millisecond
 	usualElection = 3 * time.Second
 	// lasting is the time after which a connection counts as successful.
 	lasting = time.Second
 	// roundTime bounds one round over all members.
 	roundTime = 2 * time.Second
-	// electionTime, silentTime and refusedTime bound how long a call waits for the members to elect a leader, for a
-	// silent network, and for members that refuse connections: such a member may just be starting. Callers that wait
-	// for a lock wait on.
+	// electionTime, silentTime and refusedTime bound a call's wait for an election, for a network without responses, and
+	// for members that refuse connections: such a member may just be starting. Callers that wait for a lock keep waiting.
 	electionTime = 10 * time.Second
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
 )
 
-// The bounds of patience.
+// The bounds of the patience method.
 const (
 	leastPatience = 500 * time.Millisecond
 	mostPatience  = 3 * time.Second
 )
 
-// patience bounds the silence of a server before another one is asked: a quarter of the shortest TTL in use, so that
-// a session outlives a silent leader. The caller holds d.mu.
+// patience returns the maximum time without a response before another server is asked: a quarter of the shortest TTL
+// in use, so that a session outlives an unresponsive leader. The caller holds d.mu.
 //
 // With no session in use it is mostPatience. It is computed each time, since a session with a short TTL may come or
 // go.
@@ -64,8 +63,8 @@ func (d *Driver) patience() time.Duration {
 	return max(shortest/4, leastPatience)
 }
 
-// maintain keeps a connection to the leader while somebody needs one. It pauses between rounds, and longer each time,
-// so that a cluster that is down is not flooded; a connection that has lasted resets that.
+// maintain keeps a connection to the leader while a call needs one. It pauses between rounds, and longer each time, so
+// that a cluster that is down is not flooded; a connection that has lasted resets that.
 //
 //	a leader was found, and served for lasting       begin again at once
 //	it was served for less                           pause; the next pause is twice as long
@@ -73,7 +72,7 @@ func (d *Driver) patience() time.Duration {
 //	nobody answers                                   the same, up to a quarter of the patience
 //
 // A failed round ends only calls that waited through all of it (nobodyLeads). want starts maintain, as one of
-// Driver.lines, with the first call; it ends with lineCtx and never before.
+// Driver.lines, with the first call; it ends only with lineCtx.
 func (d *Driver) maintain() {
 	retry := firstRetry
 	var leaderless backend.Instant // since when rounds have failed; zero: the last one did not
@@ -129,17 +128,17 @@ func (d *Driver) awaitDemand() bool {
 // errElecting: members answer, but no member is the leader.
 var errElecting = errors.New("the members have no leader at present")
 
-// nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited for as
-// long as such a failure may last in a healthy cluster. The next round may succeed for a call that is younger than
-// this one.
+// nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited as long
+// as such a failure may last in a healthy cluster. The next round may succeed for a call that is younger than this
+// one.
 //
 //	a member answered, and nobody leads   electionTime
 //	a member did not answer               silentTime
 //	all refused                           refusedTime
 //	one serves nobody for longer (closed) not at all
 //
-// Callers that wait in a queue are not ended here (patient), but by their contexts: giving up a place because of an
-// outage would put them at the end of the queue after it. A token that is not valid is no outage.
+// Callers that wait in a queue are not ended here (patient), but by their contexts: dropping a place because of an
+// outage would put them at the end of the queue after it. An invalid token is no outage.
 func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	if d.forming != nil && d.forming() {
 		return
@@ -186,15 +185,15 @@ type greeting struct {
 	err  error
 }
 
-// findLeader asks all members, one after the other, the next one when the previous does not answer immediately, and
-// returns a connection to the leader.
+// findLeader asks all members in turn, the next one when the previous does not answer immediately, and returns a
+// connection to the leader.
 //
 // Concurrent requests would find the leader no sooner where the first one leads, which is the usual case, and every
 // client would connect to every member after each election. Strictly sequential requests would spend the round on a
 // frozen member. So the next member is asked after nextDial, or immediately after an answer.
 //
-// It returns when no greeting is under way: of two members that both claim to lead, it keeps the first to answer, and
-// closes the other connection. The errors of all members are joined, with errElecting if one answered without
+// It returns when no greeting is in progress: of two members that both claim to lead, it keeps the first to answer,
+// and closes the other connection. The errors of all members are joined, with errElecting if one answered without
 // leading.
 func (d *Driver) findLeader() (*conn, error) {
 	round, cancel := context.WithTimeoutCause(d.lineCtx, roundTime, errSilent)
@@ -252,7 +251,7 @@ func (d *Driver) findLeader() (*conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// greet connects to one member and says hello. round bounds that; the connection outlives it. findLeader receives
+// greet connects to one member and calls hello. round bounds that; the connection outlives it. findLeader receives
 // every greeting that it has begun, so no connection is left open unused.
 //
 // The context of the stream is not round's child, because the connection would end with the round. Instead the end of

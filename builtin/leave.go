@@ -1,6 +1,6 @@
 package builtin
 
-// Leaving: the caller of an undecided acquire goes, and the driver removes its state from the service.
+// Leaving: the caller of an undecided acquire leaves, and the driver removes its state from the service.
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 // lateGrace is the time by which a call outlives its context for cleanup. The contract allows 50 ms.
 const lateGrace = 25 * time.Millisecond
 
-// leftover is state that a request may have in the service although nobody here uses it: after an abandoned acquire,
-// or found on a new connection. A release by the session removes it, once it is due, and is sent until it is
+// leftover is state that a request may have in the service although no caller here uses it: after an abandoned
+// acquire, or found on a new connection. A release by the session removes it, once it is due, and is sent until it is
 // answered.
 //
 // It is forgotten when the same request comes again: see overtake. A release that is repeated after that would end
@@ -41,12 +41,12 @@ type leftover struct {
 	none bool          // the service has no hold or wait of the request; valid once done is closed
 }
 
-// giveUp ends an attempt when its caller goes. It returns nil if the attempt was decided meanwhile; otherwise why with,
-// where it applies, ErrUnavailable (no request was sent) or ErrUnknown (a hold or a wait may be left).
+// giveUp ends an attempt when its caller leaves. It returns nil if the attempt was decided meanwhile; otherwise why,
+// together with ErrUnavailable (no request was sent) or ErrUnknown (a hold or a wait may be left).
 //
 // A waiter removes all its state from the service: the first release ends the wait in all of its queues, or each ends
-// its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, who may ask for them by the
-// same ids or release them, for one TTL: for so long they would stand in a service without sessions.
+// its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, which may ask for them by
+// the same ids or release them, for one TTL: that is their lifetime in a service without sessions.
 //
 //	decided meanwhile            nil: the attempt's own outcome counts
 //	Close                        ErrClosed; the session ends with all that it has
@@ -73,7 +73,7 @@ func (s *session) giveUp(a *attempt, why error) error {
 	var all []*leftover
 	for _, w := range a.wishes {
 		if len(s.attempts[w.key]) > 0 {
-			continue // another attempt of the same request goes on
+			continue // another attempt of the same request continues
 		}
 		if a.wait {
 			all = append(all, s.giveBack(w.key, 0, a.sequence))
@@ -91,7 +91,7 @@ func (s *session) giveUp(a *attempt, why error) error {
 // left waits a moment for releases, and reports whether the service has confirmed meanwhile that no hold or wait is
 // left.
 //
-// The releases go on after that; only the caller's wait is bounded.
+// The releases continue after that; only the caller's wait is bounded.
 func (d *Driver) left(all []*leftover) bool {
 	ctx, cancel := context.WithTimeout(d.ctx, lateGrace)
 	defer cancel()
@@ -149,8 +149,8 @@ func (l *leftover) remove() {
 // overtake forgets a leftover. Its release is not repeated on a later connection, where it would follow the new
 // request. The caller holds d.mu.
 //
-// A release that is on its way is not cancelled: on the same connection it comes before the new request. Its answer
-// finds that it was overtaken.
+// A release in flight is not cancelled: on the same connection it comes before the new request. Its answer finds that
+// it was overtaken.
 func (s *session) overtake(k key) {
 	if l := s.leftovers[k]; l != nil {
 		if l.call != nil {

@@ -7,10 +7,10 @@
 // # The queue
 //
 // Every acquire writes one key under the name's directory. The keys of a directory, in the order of their create
-// revisions, are the name's queue, and the first one holds the lock. An attempt without waiting writes its key only
-// if no key is in its way. A waiter writes its key and watches the key before its own. When that key goes, it reads
-// the queue again and checks its own key before it reports "held". When nobody else wants the lock, either is one
-// transaction; a release is one transaction that compares the create revision.
+// revisions, are the name's queue, and the first one holds the lock. An attempt without waiting writes its key only if
+// no key is in its way. A waiter writes its key and watches the key before its own. When that key goes, it reads the
+// queue again and checks its own key before it reports "held". Without contention, each is one transaction; a release
+// is one transaction that compares the create revision.
 //
 // The driver uses few keys and reuses them; the value of a key names the request. etcd keeps deleted keys until it is
 // compacted, so if each request had a new key, every acquire would make later acquires slower.
@@ -38,10 +38,10 @@
 //
 // Second, that term must be the one in which the lease was granted. A leader that froze while another was elected can
 // revoke leases after it resumes: the leases that expired by its own clock, even if its successor has prolonged them
-// since. So when the term changes, holds and waiters move to a new lease, which the old leader does not know. They move
-// with the next renewal, by a read and a transaction for each 100 keys, or as many as the server allows; tokens and
-// places in the queue stay. A move compares the key's mod revision, so that a late request cannot move the key back. A
-// cluster with a single voting member needs no move, since nobody else can have led it.
+// since. So when the term changes, holds and waiters move to a new lease, which the old leader does not know. They
+// move with the next renewal, by a read and a transaction for each 100 keys, or as many as the server allows; tokens
+// and places in the queue stay. A move compares the key's mod revision, so that a late request cannot move the key
+// back. A cluster with a single voting member needs no move, since no other member can have led it.
 //
 // # Promises
 //
@@ -102,8 +102,8 @@
 //
 // With several endpoints, the driver repeats a request that is not answered within half a second at other endpoints,
 // up to four times: a member that the leader does not hear, for example, delays a third of all requests by half a
-// second. A client that Open makes also closes the connections of a server that is silent for 2 s, and requests and
-// watches leave it. After the leader has frozen, such a client acquires a lock within about 3 s.
+// second. A client that Open makes also closes the connections of a server that does not answer for 2 s, and requests
+// and watches move to another server. After the leader has frozen, such a client acquires a lock within about 3 s.
 //
 // The members of a cluster may be replaced one by one. A client that Open makes adds new members to its endpoints, if
 // its URL has an address as a member advertises it; while it holds or waits, it asks for the list at its keepalives, at

@@ -47,11 +47,11 @@ type Driver struct {
 // client.Lease and client.Watcher, so a client whose KV and Watcher are wrapped by etcd's namespace package works. It
 // never closes client, and several drivers may share one.
 //
-// A client that is passed to New keeps its connections: the care that Open takes of servers that are silent or check a
-// password slowly does not apply to it. See the package comment for the settings.
+// A client that is passed to New keeps its connections: Open's handling of servers that do not answer, or check a
+// password slowly, does not apply to it. See the package comment for the settings.
 func New(client *clientv3.Client, o *Options) *Driver { return driverOn(client, o, nil) }
 
-// driverOn returns a driver on a client that Open made, with its connections, or that somebody else made, with nil.
+// driverOn returns a driver on a client that Open made, with its connections, or on a caller's client, with nil.
 func driverOn(client *clientv3.Client, o *Options, conns *connections) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -79,10 +79,10 @@ func driverOn(client *clientv3.Client, o *Options, conns *connections) *Driver {
 	return &Driver{Driver: engine.New(e), service: e}
 }
 
-// badPrefix says why a prefix could reach into another one, or "" if it cannot. The driver's own keys begin with "+"
+// badPrefix returns the reason why a prefix could overlap another one, or "". The driver's own keys begin with "+"
 // after the prefix, and no part of a prefix does. So the keys of the prefix "a/" and the keys of "a/b/" never meet,
-// although one prefix is the beginning of the other. Nested prefixes cannot be forbidden: a client does not know
-// which prefixes exist.
+// although one prefix is the beginning of the other. Nested prefixes cannot be forbidden: a client does not know which
+// prefixes exist.
 func badPrefix(prefix string) string {
 	switch {
 	case len(prefix) > backend.MaxNameBytes:

@@ -51,10 +51,9 @@ func (w *wish) looks() []clientv3.Op {
 	return []clientv3.Op{clientv3.OpGet(w.dir, clientv3.WithPrefix()), clientv3.OpGet(w.over)}
 }
 
-// Enter is engine.Service's. A name that nobody wants is taken in one transaction, and a waiter gets its place in the
-// same one. A waiter that has its place reads it, with the entries before it. What comparisons cannot express takes a
-// second transaction: how many permits are left, which keys are foreign, whether the request itself stands there
-// already.
+// Enter is engine.Service's. A free name is acquired in one transaction, and a waiter gets its place in the same one.
+// A waiter that has its place reads it, with the entries before it. What comparisons cannot express takes a second
+// transaction: how many permits are left, which keys are foreign, whether the request itself stands there already.
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	p, err := e.enter(ctx, r)
 	e.note(r, p, err)
@@ -85,8 +84,8 @@ func (e *service) enter(ctx context.Context, r engine.Entering) (engine.Position
 		}
 		defer leave()
 	}
-	// A request that was sent before may have a key that the comparisons do not know of: it is looked for first. So it
-	// is where the server allows fewer operations in a transaction than the first Enter of a fresh request has.
+	// A request that was sent before may have a key that the comparisons do not cover: it is looked for first. So it is
+	// where the server allows fewer operations in a transaction than the first Enter of a fresh request has.
 	if r.Fresh && !r.Again && r.Place == "" {
 		p, err := e.first(ctx, w)
 		if !isOneOf(err, rpctypes.ErrTooManyOps) {
@@ -265,7 +264,7 @@ func (e *service) before(
 }
 
 // EnterSet is engine.Sets's: one transaction over all names. Waiting in several queues at once would keep one name
-// closed while the wait for another goes on.
+// closed during the wait for another.
 func (e *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
 	all, err := e.enterSet(ctx, rs)
 	for i, p := range all {

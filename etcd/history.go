@@ -21,8 +21,9 @@ import (
 // token space, which the first driver plants. A cluster that contradicts them was wiped, restored from a backup, or is
 // another one. The first contradiction is final.
 //
-// The id alone is not enough: a cluster that is created again with the same flags has the same id. Nor would the greatest
-// term of all members: a follower that was brought up to date by a snapshot says its old term until the next entry.
+// The id alone is not enough: a cluster that is created again with the same flags has the same id. Nor would the
+// greatest term of all members: a follower that was brought up to date by a snapshot returns its old term until the
+// next entry.
 type history struct {
 	mu       sync.Mutex // protects the following fields
 	cluster  uint64
@@ -152,8 +153,8 @@ func newSpace(cluster uint64) string {
 	return string(text)
 }
 
-// checkSpace compares the key of the token space with the known value. Somebody who deletes the key, with
-// all others for example, ends the history of drivers that knew it: they cannot distinguish this from a new cluster.
+// checkSpace compares the key of the token space with the known value. A deletion of the key, with all others for
+// example, ends the history of drivers that knew it: they cannot distinguish this from a new cluster.
 func (e *service) checkSpace(ctx context.Context, kvs []*mvccpb.KeyValue) error {
 	known, now := e.history.tokenSpace(), "gone"
 	if len(kvs) > 0 {
@@ -177,7 +178,7 @@ func (e *service) checkSpace(ctx context.Context, kvs []*mvccpb.KeyValue) error 
 func (e *service) Ping(ctx context.Context) error { return e.Probe(ctx) }
 
 // Probe is engine.Prober's: a linearizable read, which shows that a majority answers and that the user may read below
-// the prefix. The first one goes on to learn who answers, and the token space.
+// the prefix. The first one also reads the members and the token space.
 func (e *service) Probe(ctx context.Context) error {
 	known := e.history.tokenSpace().name != "" // before the read: what another call plants meanwhile is not in it
 	resp, err := e.get(ctx, e.spaceKey())
@@ -198,8 +199,8 @@ func (e *service) Probe(ctx context.Context) error {
 	return nil
 }
 
-// learnSpace learns the token space, or plants it if the store has no token space of this cluster. Drivers that begin
-// at once agree, because each plants only over the value that it has read.
+// learnSpace reads the token space, or plants it if the store has no token space of this cluster. Drivers that begin
+// concurrently agree, because each plants only over the value that it has read.
 func (e *service) learnSpace(ctx context.Context, resp *clientv3.GetResponse) error {
 	kvs, cluster := resp.Kvs, resp.Header.ClusterId
 	for {
@@ -239,8 +240,8 @@ func (e *service) learnSpace(ctx context.Context, resp *clientv3.GetResponse) er
 	}
 }
 
-// askMembers learns whether one server is all there is, and whether it is etcd that answers. A client that gets no
-// answer or may not ask goes on as if there were several.
+// askMembers finds out whether the cluster has one server, and whether the server is etcd. Without an answer, or
+// without the right to ask, the client assumes several servers.
 func (e *service) askMembers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -68,7 +68,7 @@ func waitersOf(queue []entry) (all []backend.Waiter) {
 	return all
 }
 
-// pageSize is how many keys Names reads at once.
+// pageSize is the number of keys that Names reads in one request.
 const pageSize = 500
 
 // Names is engine.Inspector's. It reads all pages at the revision of the first. The keys of a name are next to each
@@ -141,7 +141,7 @@ func (f forced) names(revision int64) bool {
 	return f.Revision <= revision && revision <= max(f.Revision, f.Through)
 }
 
-// forcedFor is how long, in seconds, the reason stays for its victims to find. Its lease removes it.
+// forcedFor is the time, in seconds, for which the reason stays for the victims. Its lease removes it.
 const forcedFor = 60
 
 // Force is engine.Forcer's. The reason is written beside the deletions that it explains, and so are the notices for the

@@ -83,8 +83,8 @@ func (u use) part() string {
 
 func (u use) limitDir() string { return permitsDir + strconv.Itoa(u.Limit) + "/" }
 
-// useOf reads what part wrote. An unknown part, a later version's kind for example, counts as exclusive: nobody
-// holds beside it then.
+// useOf reads what part wrote. An unknown part, a later version's kind for example, counts as exclusive: it then
+// excludes all other holders.
 func useOf(part string) use {
 	if part == sharedDir {
 		return use{Kind: backend.KindShared}
@@ -181,8 +181,8 @@ func (e *service) keyOf(name string, u use, incarnation string) (key string, rev
 	return e.dir(name) + u.part() + station, revision
 }
 
-// entryOf reads a key, and reports whether it is one of ours. Foreign keys block no request, and nobody deletes them:
-// keys without a lease, values that are not JSON, other formats.
+// entryOf reads a key, and reports whether it is one of ours. Foreign keys block no request, and the driver does not
+// delete them: keys without a lease, values that are not JSON, other formats.
 func (e *service) entryOf(kv *mvccpb.KeyValue) (entry, bool) {
 	x := entry{
 		key: string(kv.Key), revision: kv.CreateRevision, modified: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease),
@@ -217,8 +217,8 @@ func holders(queue []entry) []entry { return kit.Holders(queue, entry.kitUse) }
 // blockers returns which of the entries before a request keep it out: the nearest ones, of which at least one must go.
 func (u use) blockers(before []entry) []entry { return kit.Blockers(before, entry.kitUse, kit.Use(u)) }
 
-// mismatch is an error if the queue of a name has something that the request does not mix with. Waiters too decide what
-// a name is used for.
+// mismatch returns an error if the queue of a name has an entry that is incompatible with the request. Waiters count
+// too.
 func (u use) mismatch(name string, queue []entry) error {
 	for _, x := range queue {
 		if x.use.Limit != u.Limit {
@@ -237,7 +237,7 @@ func created(key string, revision int64) clientv3.Cmp {
 }
 
 // asRead is true if a key has not been written since it was read. Whatever writes a key that exists compares this: a
-// transaction that is carried out late must not take a key back that has moved to another lease since.
+// late transaction must not take a key back that has moved to another lease since.
 func asRead(key string, modified int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", modified)
 }
@@ -303,8 +303,8 @@ func (u use) ahead(dir string, revision int64) clientv3.Op {
 	return clientv3.OpGet(from, append(o, clientv3.WithLimit(int64(nearest)))...)
 }
 
-// behind names what a waiter watches: the one key that keeps it out, or all permits where several do. Watching each of
-// eight by itself took five times the messages.
+// behind returns the range that a waiter watches: the one key that keeps it out, or all permits where several do.
+// Watching each of eight separately took five times the messages.
 func (u use) behind(dir string, blockers []entry) string {
 	if len(blockers) == 1 {
 		return blockers[0].key

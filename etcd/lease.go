@@ -48,8 +48,8 @@ func leaseOf(s engine.Session) *lease {
 // Open is engine.Sessions's. The id of the lease is ours and not the server's, so that a lease whose grant was not
 // answered can be revoked.
 //
-// The term is noted before the request is sent: an election after the grant could raise the term in the answer, and the
-// lease would then be believed to be of a later leader than its own. A term that is too low costs a move.
+// The term is noted before the request is sent: an election after the grant could raise the term in the answer, and
+// the lease would then count as one of a later leader than its own. A term that is too low costs a move.
 func (e *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
 	l := &lease{id: clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64))}
 	l.term.Store(e.history.greatestTerm())
@@ -71,7 +71,7 @@ func (e *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, 
 // End is engine.Sessions's.
 func (e *service) End(ctx context.Context, s engine.Session) error {
 	l := leaseOf(s)
-	if l.mu.TryLock() { // nobody proves it any more, unless that is about to end
+	if l.mu.TryLock() { // no caller proves it any more, unless that is about to end
 		l.close()
 		l.mu.Unlock()
 	}
@@ -88,21 +88,21 @@ var errOvertaken = fmt.Errorf("%w: a leader that may have been overtaken has ans
 
 // Prove is engine.Sessions's: a keepalive, and a linearizable read that confirms it.
 //
-// The answer to a keepalive alone is no proof. A leader gives it without asking anybody, also when it stood still
-// while another one was elected and has not heard of that yet. By then the lease may have ended by the other's time. So
-// a linearizable read follows, and both answers must be of one term. A header has the term of the last entry that its
+// The answer to a keepalive alone is no proof. A leader sends it without asking other members, even if it was paused
+// while another one was elected and does not know that yet. By then the lease may have ended by the other's time. So a
+// linearizable read follows, and both answers must be of one term. A header has the term of the last entry that its
 // server had applied. The keepalive's is read before the lease is looked up, so it is not above the term of the leader
 // that looked. The read's is read afterwards, so it is not below the term of the leader that confirmed the read with a
 // majority. If they are equal, so are those two, and the leader that answered for the lease led when it did. The key
 // that is read is the token space: it shows for the same price whether this is still the store in which the hold was
 // granted.
 //
-// Nor is it certain that a lease lives on when its term is over. A leader that stood still ends, when it goes on, the
-// leases that ran out by its own clock meanwhile: etcd 3.7.3 asks it only whether it ticks. It knows the leases of
-// its term and of those before. So a proof must be of the term in which the lease was granted: then it came from the
-// only leader that could do this, and that one will not before a TTL has passed since. What stands on a lease of an
-// earlier term moves to another lease, which that leader has never heard of. Where nobody else can have led, the lease
-// goes on: see alone.
+// Nor is it certain that a lease lives on when its term is over. A leader that was paused ends, when it resumes, the
+// leases that ran out by its own clock meanwhile: etcd 3.7.3 asks it only whether it ticks. It knows the leases of its
+// term and of those before. So a proof must be of the term in which the lease was granted: then it came from the only
+// leader that could do this, and that one will not before a TTL has passed since. What stands on a lease of an earlier
+// term moves to another lease, which that leader has never heard of. If no other member can have led, the lease
+// continues: see alone.
 func (e *service) Prove(ctx context.Context, s engine.Session) error {
 	if e.members.due() {
 		go func() { _ = e.askMembers(e.life) }()
@@ -203,7 +203,7 @@ func (l *lease) exchange(ctx context.Context, e *service) (answer *pb.LeaseKeepA
 	if err = l.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(l.id)}); err == nil {
 		answer, err = l.stream.Recv()
 	} else if _, why := l.stream.Recv(); why != nil {
-		err = why // Send only says that the stream has ended
+		err = why // Send only reports that the stream has ended
 	}
 	if !inTime() || err != nil || answer.TTL <= 0 {
 		l.close()

@@ -57,7 +57,7 @@ func (e *service) leave(ctx context.Context, l engine.Leaving) (engine.Left, err
 		return engine.Left{}, err
 	}
 	leaseOf(l.Session).forget(key, revision)
-	if len(marks) > 0 { // a late Enter may have been carried out before they stood, and have another key
+	if len(marks) > 0 { // a late Enter may have run before they were written, and have another key
 		if _, err := e.leaveRequest(ctx, l, nil); err != nil {
 			return engine.Left{}, err
 		}

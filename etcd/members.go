@@ -21,8 +21,8 @@ import (
 // membersInterval is the minimum time between two requests for the list of members.
 const membersInterval = 10 * time.Second
 
-// members are the endpoints of a client that Open has made. A nil *members follows nobody: a driver that New made has
-// it.
+// members are the endpoints of a client that Open has made. A nil *members follows no cluster: a driver that New made
+// has it.
 type members struct {
 	client *clientv3.Client
 	urls   []string // the endpoints of the URL of Open

@@ -17,8 +17,8 @@ import (
 	"github.com/fencelock/fencelock/internal/grpctls"
 )
 
-// Open makes the client too, and so decides the settings that New leaves to its caller: how long a server may be
-// silent (silent.go), how often to check a password (token.go), and the error when no connection stood.
+// Open makes the client too, and so decides the settings that New leaves to its caller: the time for which a server
+// may not answer (silent.go), the interval of password checks (token.go), and the error without a connection.
 
 // quiet keeps Open's client from writing to standard error; callers get its errors.
 var quiet = zap.NewNop()
@@ -26,10 +26,10 @@ var quiet = zap.NewNop()
 // The schemes of fencelock.Open.
 func init() { kit.Register(Open, "etcd", "etcds") }
 
-// Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the
-// connections. Open's client also closes a connection when its server owes an answer for 2 s and is silent; up to
-// eight times that after a server was too slow to check the password. The client goes on with another server. Proxies
-// that the environment names are not used.
+// Open dials etcd and checks that a majority answers, within the option timeout and ctx. Close closes the connections.
+// Open's client also closes a connection when its server owes an answer for 2 s and sends nothing; up to eight times
+// that after a server was too slow to check the password. The client continues with another server. Proxies that the
+// environment names are not used.
 //
 // Members that join the cluster later are used too, if the URL has an address as a member advertises it
 // (--advertise-client-urls).
@@ -121,7 +121,7 @@ func parseURL(rawURL string) (clientv3.Config, *Options, error) {
 	}
 	// These replace the credentials that the client makes of config.TLS.
 	config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(grpctls.Credentials(u.TLS)))
-	// gRPC would expect the dialled name, whatever the TLS settings say.
+	// gRPC would expect the dialled name, regardless of the TLS settings.
 	if name := u.TLS.ServerName; name != "" {
 		config.DialOptions = append(config.DialOptions, grpc.WithAuthority(name))
 	}

@@ -141,7 +141,7 @@ func (e *service) request(ctx context.Context) context.Context {
 	return ctx
 }
 
-// get reads linearizably. The answer is there also beside an error that says that the history is lost.
+// get reads linearizably. The answer is returned even with an error that reports a lost history.
 func (e *service) get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	since := e.history.mark()
 	resp, err := e.client.Get(e.request(ctx), key, o...)
@@ -181,7 +181,7 @@ type answer struct {
 	err  error
 }
 
-// do carries out a step, with those of other names or, without a name, alone. The step goes on when ctx ends: the
+// do carries out a step, with those of other names or, without a name, alone. The step continues when ctx ends: the
 // server could carry out a request that was cancelled.
 func (e *service) do(ctx context.Context, name string, s step) (*clientv3.TxnResponse, error) {
 	s.values = ctx
@@ -223,7 +223,7 @@ func (e *service) queue(ctx context.Context, name string) (kvs []*mvccpb.KeyValu
 }
 
 // send carries out steps in one transaction, each with its own comparisons and its own answer, nested below a
-// comparison of the token space. In another space the steps that release are done all the same. Steps that are refused
+// comparison of the token space. In another space the steps that release are still done. Steps that are refused
 // together are sent one by one: the refusal may be for the sake of another step.
 func (e *service) send(steps []step) []answer {
 	all := make([]answer, len(steps))
@@ -296,7 +296,7 @@ func inParts[T any](e *service, all []T, most int, do func(part []T) error) erro
 	return nil
 }
 
-// turns lets one at a time go on for each name.
+// turns admits one caller at a time for each name.
 type turns struct {
 	mu   sync.Mutex // protects the following field
 	busy map[string]chan struct{}

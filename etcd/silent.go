@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Servers that stand still. A stopped process, or a network that drops all packets, keeps its connections open: one
-// of three such servers still gets a third of all requests, and watches through it receive no events. gRPC does not
-// ping more often than every 10 s, and closes the connection after 13 s. Then 12 hand-overs beside a frozen follower
-// took 13.1 to 13.9 s; with the connections closed after 2 s of silence they take 2.7 s (TestSilentServerIsLeft).
+// Servers that stand still. A stopped process, or a network that drops all packets, keeps its connections open: one of
+// three such servers still gets a third of all requests, and watches through it receive no events. gRPC does not ping
+// more often than every 10 s, and closes the connection after 13 s. Then 12 hand-overs beside a frozen follower took
+// 13.1 to 13.9 s; with the connections closed after 2 s without an answer they take 2.7 s (TestSilentServerIsLeft).
 //
 // So every connection notes since when it has been written to and not read from. Before each request a timer is set;
 // if it fires before the answer, connections that have owed one for long are closed. gRPC's pings check a connection
@@ -39,9 +39,9 @@ const mostSilence = 8 * silence
 const maxBackoff = 3 * time.Second
 
 // connections are the connections of a client that Open has made. A connection is closed when its server owes an
-// answer and is silent. Its requests fail, and their senders repeat them at another server; watches start anew
-// there. The silent server is used again when it has answered gRPC's greeting. The engine repeats a request at another
-// server before that, and so gets past a server that answers others but not this client.
+// answer and does not send it. Its requests fail, and their senders repeat them at another server; watches restart
+// there. The unresponsive server is used again when it has answered gRPC's greeting. The engine repeats a request at
+// another server before that, and so gets past a server that answers others but not this client.
 //
 // A nil *connections does no checks: a driver that New made has it. There is no background work; every timer belongs
 // to a request and is stopped by its answer.
@@ -49,7 +49,7 @@ type connections struct {
 	begun time.Time
 	// The error of the last request that found no server, for failure and Open.
 	failed atomic.Pointer[string]
-	// For how long a server may be silent, in nanoseconds: see bearWith.
+	// The time for which a server may not answer, in nanoseconds: see bearWith.
 	bears atomic.Int64
 	// Nil without a user.
 	token *token
@@ -112,10 +112,10 @@ func (c *connections) noteFailure(err error) {
 	c.failed.Store(&text)
 }
 
-// bearWith gets the result of a request for a token, and sets how long servers may be silent. Checking a password is
-// slow; a client that gives up and asks again starts another check, until all servers are behind. So each failure
-// doubles the time for the next request for a token, and for all other requests, up to mostSilence; a success resets
-// it.
+// bearWith gets the result of a request for a token, and sets the time for which servers may not answer. Checking a
+// password is slow; a client that gives up and asks again starts another check, until all servers are behind. So each
+// failure doubles the time for the next request for a token, and for all other requests, up to mostSilence; a success
+// resets it.
 func (c *connections) bearWith(err error) {
 	switch status.Code(err) {
 	case codes.OK:
@@ -155,9 +155,9 @@ func (c *connections) expectAnswer() (answered func() bool) {
 	return time.AfterFunc(time.Duration(c.bears.Load()), c.closeSilent).Stop
 }
 
-// closeSilent closes the connections on which a server has owed an answer for half of the time it may be silent: the
-// request that hangs was written a little after its timer was set. gRPC then fails the requests on them. Frames that
-// need no answer count, too: closing a connection whose server owed no answer does no harm.
+// closeSilent closes the connections on which a server has owed an answer for half of c.bears: the request that hangs
+// was written a little after its timer was set. gRPC then fails the requests on them. Frames that need no answer
+// count, too: closing a connection whose server owed no answer does no harm.
 func (c *connections) closeSilent() {
 	before := c.now() - c.bears.Load()/2
 	c.mu.Lock()
@@ -200,7 +200,7 @@ func (c *connection) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close closes the connection, once or more often; nobody looks at it any more.
+// Close closes the connection, once or more often; it is no longer checked.
 func (c *connection) Close() error {
 	c.all.mu.Lock()
 	delete(c.all.open, c)

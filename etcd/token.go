@@ -17,7 +17,7 @@ import (
 // token for every stream it opens, and a server checks a password with a slow hash, a tenth of a second of a
 // processor. Authenticating each stream would overload the servers, whose late answers make clients reconnect and
 // authenticate again. So this client asks only if it has no token, or a server did not know the last one. One request
-// at a time serves all callers, and it goes on when the context of a caller that waits for it ends.
+// at a time serves all callers, and it continues when the context of a waiting caller ends.
 
 // token is the servers' token for a client's password. Its interceptors replace the library's own requests, in the
 // client that Open makes.
@@ -28,7 +28,7 @@ type token struct {
 	// The token; empty without a token, or if a server did not know it. number counts the tokens.
 	text   string
 	number int
-	// The request under way, or nil.
+	// The request in progress, or nil.
 	asking *asking
 }
 
@@ -40,11 +40,11 @@ type asking struct {
 	err    error
 }
 
-// askingTime bounds a request for a token, whose caller's context does not. A silent server is left before: see
+// askingTime bounds a request for a token, whose caller's context does not. An unresponsive server is left before: see
 // connections.
 const askingTime = 30 * time.Second
 
-// authenticate replaces a request for a token: it answers with the known token, or waits for the request under way,
+// authenticate replaces a request for a token: it answers with the known token, or waits for the request in progress,
 // which it begins if necessary. ctx ends the wait only.
 func (t *token) authenticate(
 	ctx context.Context, reply *pb.AuthenticateResponse, send func(context.Context, any) error,
@@ -88,7 +88,8 @@ func (t *token) ask(ctx context.Context, a *asking, send func(context.Context, a
 	close(a.done)
 }
 
-// inUse returns the number of the token that a request sent now bears. Numbers tell an old refusal from a new one.
+// inUse returns the number of the token that a request sent now bears. Numbers distinguish an old refusal from a new
+// one.
 func (t *token) inUse() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -18,8 +18,8 @@ const (
 	MaxResourceBytes = 512
 	MaxSpaceBytes    = 255
 
-	// MaxToken is the greatest token that a guard admits. No lock service comes near it; a greater token would
-	// lock everybody else out for good.
+	// MaxToken is the greatest token that a guard admits. No lock service comes near it; a greater token would lock all
+	// other clients out permanently.
 	MaxToken Token = 1 << 62
 	// MaxSequence is the greatest Claim.Sequence.
 	MaxSequence = 1<<63 - 1
@@ -38,8 +38,8 @@ type Claim struct {
 }
 
 // At returns the claim of the hold's nth write. A guard remembers n with the token: a repeated write is ErrRepeated
-// and is not carried out twice, and a write that arrives after a later write is ErrReordered. Numbers start at 1 and
-// may have gaps; 0 is a write that needs no order. The numbers belong to one hold, so a new holder begins at 1.
+// and is not executed twice, and a write that arrives after a later write is ErrReordered. Numbers start at 1 and may
+// have gaps; 0 is a write that needs no order. The numbers belong to one hold, so a new holder begins at 1.
 func (c Claim) At(n uint64) Claim { c.Sequence = n; return c }
 
 // Unordered returns the claims without their sequences, as a check shows them that makes no write: only a step that

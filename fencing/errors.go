@@ -26,8 +26,8 @@ var (
 	// ErrHold: another hold with the same token was admitted for this resource: the lock service has issued the token
 	// twice, as after a restore. A *HoldError is in the chain.
 	ErrHold = errors.New("fencing: token belongs to another hold")
-	// ErrRepeated: the hold has made the write with this Claim.Sequence, which is not carried out twice. A
-	// *SequenceError is in the chain.
+	// ErrRepeated: the hold has made the write with this Claim.Sequence, which is not executed twice. A *SequenceError is
+	// in the chain.
 	ErrRepeated = errors.New("fencing: write is repeated")
 	// ErrReordered: the hold has made a write with a later Claim.Sequence, or one of a set of claims is repeated and
 	// another is not. A *SequenceError is in the chain.
@@ -164,7 +164,7 @@ type SequenceError struct {
 	Mixed []string
 }
 
-// Error says whether the write is a repetition or came too late.
+// Error returns a message that distinguishes a repetition from a late write.
 func (e *SequenceError) Error() string {
 	what := "comes after a later one"
 	switch {

@@ -15,7 +15,7 @@ type Guard interface {
 	// two; guards that live in the resource's own transaction close that gap.
 	//
 	// After any other error, such as a server that does not answer, the claims are not admitted: the caller must not
-	// write. The guard may have remembered them all the same, which is harmless: the holder of that token may retry.
+	// write. The guard may still have recorded them, which is harmless: the holder of that token may retry.
 	//
 	// Check is safe for concurrent use, unless the guard is bound to a transaction that is not, and returns within ctx.
 	Check(ctx context.Context, claims Claims) error

@@ -28,9 +28,9 @@ var (
 // without remembering the claims.
 func (g *Memory) Check(ctx context.Context, claims Claims) error { return g.do(ctx, claims, nil) }
 
-// Do is Check, and calls write if the claims are admitted, so that check and write are one step for everybody else who
-// uses the guard. It returns write's error. The tokens are remembered in any case, the sequences
-// (Claim.Sequence) only if the error is nil: a failed write may be repeated.
+// Do is Check, and calls write if the claims are admitted, so that check and write are one step for all other users of
+// the guard. It returns write's error. The tokens are remembered in any case, the sequences (Claim.Sequence) only if
+// the error is nil: a failed write may be repeated.
 //
 // Where the hold has made the write before (ErrRepeated) write is not called a second time, and Do returns nil: a
 // request repeated after a lost answer succeeds. write runs under the guard's mutex; it must not use the guard, and

@@ -1,20 +1,20 @@
 // This file takes locks: one name (Acquire) or several in one commit (AcquireAll), from the check of the request to
 // the grant or its error.
 //
-// The path of an acquire is admit, which counts it in; acquire, which asks until there is a definite answer;
-// acquireOn, which asks once and waits for its turn (wait.go); put, which lets the statement outlive its caller; and
-// granted, which reads the server's answer. together.go decides whether the statement is shared with others. The
-// functions of migrations/0001_locks.sql decide who holds and who waits, under the lock of the name's row; this file
-// does not take part in that.
+// The path of an acquire is admit, which counts it in; acquire, which repeats the request until there is a definite
+// answer; acquireOn, which sends it once and waits for its turn (wait.go); put, which lets the statement outlive its
+// caller; and granted, which reads the server's answer. together.go decides whether the statement is shared with
+// others. The functions of migrations/0001_locks.sql decide who holds and who waits, under the lock of the name's row;
+// this file does not take part in that.
 //
 // A statement that was sent may commit although its answer never arrives. The end of such a hold:
 //
 //   - the caller, or the core, repeats the request id and gets the same hold;
 //   - or the call's own end, giveUp, or the core's Release with that id releases it, after waiting for the answer
-//     (answered); a statement that is carried out even later is refused (migrations/0008_sets.sql);
-//   - or nobody does: the session is then in doubt, and after its next renewal, which comes about three times per TTL,
-//     sweep ends every hold that no call and no holder of this client knows;
-//   - or the client is gone, and the hold ends with its session.
+//     (answered); a statement that runs even later is refused (migrations/0008_sets.sql);
+//   - or neither happens: the session is then in doubt, and after its next renewal, which comes about three times per
+//     TTL, sweep ends every hold that no call and no holder of this client knows;
+//   - or the client has stopped, and the hold ends with its session.
 
 package postgres
 
@@ -62,19 +62,19 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 
 // admit counts a call in, if its requests are valid. gate.Leave follows unless it fails.
 func (d *Driver) admit(ctx context.Context, rs ...backend.Request) error {
-	// Without the server: invalid requests are refused even while no server answers.
+	// Validation needs no server: invalid requests are refused even while no server answers.
 	if err := d.validate(rs...); err != nil {
 		return err
 	}
 	return d.enter(ctx)
 }
 
-// calling marks requests of calls in progress, until done is called: a sweep ends holds that nobody knows, and must not
-// end a hold that such a call is about to get.
+// calling marks requests of calls in progress, until done is called: a sweep ends unknown holds, and must not end a
+// hold that such a call is about to get.
 func (d *Driver) calling(ids ...string) (done func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Counted, since the same request may be asked for twice at once.
+	// Calls are counted, since two calls may send the same request concurrently.
 	for _, id := range ids {
 		d.calls[id]++
 	}
@@ -96,11 +96,10 @@ func (d *Driver) shared(k key) bool {
 	return d.holds[k] != nil || d.calls[k.requestID] > 0
 }
 
-// acquire asks until there is a definite answer: the request id makes a repetition the same request. w is entered
-// before the first statement is sent, since the notification of a grant can overtake the answer that says "waiting".
+// acquire repeats the request until there is a definite answer: the request id makes a repetition the same request. w
+// is entered before the first statement is sent, since the notification of a grant can overtake the answer "waiting".
 //
-// sent remembers over all tries whether a request may have been carried out: the error of the last try covers only that
-// try.
+// sent records over all tries whether a request may have taken effect: the error of the last try covers only that try.
 func (d *Driver) acquire(ctx context.Context, r *backend.Request, leave func()) (backend.Grant, error) {
 	var w *waiter
 	if r.Wait {
@@ -108,7 +107,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request, leave func()) 
 		w.leave = leave
 		defer w.stop()
 	}
-	// A request may have been carried out without an answer. lapsed: its session ended, and its minimum may go on.
+	// sent: a request may have taken effect without an answer. lapsed: its session ended, and its minimum may still bind.
 	sent, lapsed := false, false
 	for {
 		err := d.dropLapsed(ctx, lapsed, *r)
@@ -119,13 +118,13 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request, leave func()) 
 				return g, nil
 			}
 		}
-		// The session ended before the request counted; the next one is made at once.
+		// The session ended before the request took effect; the next session is made immediately.
 		if errors.Is(err, errNoSession) && ctx.Err() == nil {
 			lapsed = sent || errors.Is(err, errLapsed)
 			continue
 		}
 		sent = sent || carriedOut(err)
-		// The pause lets the server, or the transaction in the way, get on.
+		// The pause lets the server, or the conflicting transaction, finish.
 		if again(err) && d.pause(ctx, kit.RetryPause(time.Second)) {
 			continue
 		}
@@ -140,7 +139,7 @@ func (d *Driver) acquire(ctx context.Context, r *backend.Request, leave func()) 
 	}
 }
 
-// tryOne asks once on a session that lives, and that was proved within the last half of its TTL.
+// tryOne sends the request once, on a live session that was proved within the last half of its TTL.
 func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter, sent bool) (backend.Grant, error) {
 	s, err := d.join(ctx, r.TTL)
 	if err != nil {
@@ -153,8 +152,8 @@ func (d *Driver) tryOne(ctx context.Context, r *backend.Request, w *waiter, sent
 // errLapsed: the session is over, and with it a grant that no caller got.
 var errLapsed = fmt.Errorf("a late grant has already expired: %w", errNoSession)
 
-// dropLapsed drops the minimum holds of grants of this call that no caller got, where lapsed says that there may be
-// such: they would refuse the next try.
+// dropLapsed drops, if lapsed, the minimum holds of grants of this call that no caller received: they would refuse the
+// next try.
 func (d *Driver) dropLapsed(ctx context.Context, lapsed bool, rs ...backend.Request) error {
 	if !lapsed || rs[0].MinHold == 0 {
 		return nil
@@ -167,10 +166,9 @@ func (d *Driver) dropLapsed(ctx context.Context, lapsed bool, rs ...backend.Requ
 	return nil
 }
 
-// acquireOn asks once on session s, and waits for its turn if the request waits. w is nil for an attempt without Wait.
-// sent says that an earlier statement of the call may still be carried out: the server then refuses it from now on.
-// A place in the queue that has gone, because its session ended under it, is errLapsed: the caller then uses another
-// session.
+// acquireOn sends the request once, on session s, and waits for its turn if the request waits. w is nil for an attempt
+// without Wait. If sent, an earlier statement of the call may still run: the server then refuses it from now on. A
+// place in the queue that ended with its session is errLapsed: the caller then uses another session.
 func (d *Driver) acquireOn(
 	ctx context.Context, s *session, r *backend.Request, w *waiter, sent bool,
 ) (backend.Grant, error) {
@@ -213,20 +211,20 @@ func (d *Driver) acquireOn(
 	return d.granted(ctx, s, r, a)
 }
 
-// lateTime bounds the rest of a statement after its caller has gone. An immediate cancellation would be worse: pgx
-// ends the connection, and the server may carry the statement out all the same, later than the clean-up behind it.
+// lateTime bounds a statement after its caller has left. An immediate cancellation would be worse: pgx ends the
+// connection, and the server may still run the statement, later than the cleanup behind it.
 const lateTime = 2 * time.Second
 
 // put sends a request for keys on s, and returns with the answer or with the end of ctx. The statement continues after
-// that for lateTime: a clean-up must come after the server has carried it out, and waits for it (answered). An earlier
-// clean-up would find no hold, and the name would stay closed until the next sweep.
+// that for lateTime: a cleanup must come after the server has run it, and waits for it (answered). An earlier cleanup
+// would find no hold, and the name would stay closed until the next sweep.
 //
-// The results of ask belong to the caller only if put returns ask's error; after the end of ctx the goroutine may still
-// write them. That goroutine ends with ask. Its channel in Driver.asking is closed after the earlier ones, so that
-// waiting for the last of them is waiting for all.
+// The results of ask belong to the caller only if put returns ask's error; after the end of ctx the goroutine may
+// still write them. That goroutine ends with ask. Its channel in Driver.asking is closed after the earlier channels,
+// so that waiting for the last channel is waiting for all.
 func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(context.Context) error) error {
 	done, result := make(chan struct{}), make(chan error, 1)
-	// Calls of the same requests that are under way already, from a caller who asked twice.
+	// before has the earlier calls of the same requests that are still in progress.
 	var before []chan struct{}
 	d.mu.Lock()
 	for _, k := range keys {
@@ -236,7 +234,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		d.asking[k] = done
 	}
 	d.mu.Unlock()
-	// over ends the wait of clean-ups. It runs once: in the goroutine, or here if it could not be started.
+	// over ends the wait of cleanups. It runs once: in the goroutine, or here if the goroutine could not be started.
 	over := func() {
 		for _, c := range before {
 			<-c
@@ -254,7 +252,7 @@ func (d *Driver) put(ctx context.Context, s *session, keys []key, ask func(conte
 		defer over()
 		bounded, cancel := context.WithCancel(work)
 		defer cancel()
-		// The end of the caller's context only starts the clock.
+		// The end of the caller's context only starts the timer.
 		stop := context.AfterFunc(ctx, func() { time.AfterFunc(lateTime, cancel) })
 		defer stop()
 		err := ask(bounded)
@@ -318,8 +316,8 @@ func metadataText(m map[string]string) *string {
 	return &s
 }
 
-// mismatch returns the present use of a name. It asks the server once more, for people: the user of the name may have
-// gone meanwhile, and without an answer the error names nobody.
+// mismatch returns the present use of a name. It asks the server once more, to inform people: the other user of the
+// name may have left meanwhile, and without an answer the error names no user.
 func (d *Driver) mismatch(ctx context.Context, name string) error {
 	e := &backend.LimitError{Name: name}
 	var kind int16
@@ -331,12 +329,12 @@ func (d *Driver) mismatch(ctx context.Context, name string) error {
 	return e
 }
 
-// granted makes a grant of the server's answer, or an error.
+// granted returns a grant, or an error, for the server's answer.
 //
-// The session is proved anew if the answer took so long that its last proof is older than half a TTL, as after a wait
+// The session is proved again if the answer took so long that its last proof is older than half a TTL, as after a wait
 // for the row of the name: the grant would otherwise begin with little time left. The hold is entered in Driver.holds
-// before the caller knows of it, so that an immediate loss reaches its holder; the core takes losses before Acquire has
-// returned.
+// before the caller receives it, so that an immediate loss reaches its holder; the core takes losses before Acquire
+// has returned.
 func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a answer) (backend.Grant, error) {
 	switch a.state {
 	case "granted":
@@ -353,7 +351,7 @@ func (d *Driver) granted(ctx context.Context, s *session, r *backend.Request, a 
 	default:
 		return backend.Grant{}, fmt.Errorf("%w: the server answered %q", backend.ErrUnknown, a.state)
 	}
-	if err := s.fresh(ctx); err != nil { // after a long wait for the row of the name, say
+	if err := s.fresh(ctx); err != nil { // for example after a long wait for the row of the name
 		if errors.Is(err, errNoSession) {
 			err = errLapsed
 		}
@@ -409,15 +407,14 @@ func nonceOf(text string) fencing.Nonce {
 	return n
 }
 
-// giveUpTime bounds the rest of a call after its context has ended, to learn its outcome. The contract
-// allows 50 ms (clause C2).
+// giveUpTime bounds a call's wait for its outcome after its context has ended. The contract allows 50 ms (clause C2).
 const giveUpTime = 30 * time.Millisecond
 
-// giveUp releases all that a request may have when its caller has gone: its place in the queue, or the hold that it
-// was granted meanwhile, unless another attempt of the same request has it: of this client, which still asks or was
-// granted it, or of another client. It first waits for the answer to the request, since a release that overtakes it
-// would find no hold. An outcome that is unknown after giveUpTime is ErrUnknown; the release continues in the
-// background, for callTime at most. cause is the reason for the end of the wait.
+// giveUp releases the place in the queue of a request whose caller has left, or the hold that it was granted
+// meanwhile, unless another attempt of the same request has it: an attempt of this client, in progress or granted, or
+// of another client. It first waits for the answer to the request, since a release that overtakes it would find no
+// hold. An outcome that is unknown after giveUpTime is ErrUnknown; the release continues in the background, for
+// callTime at most. cause is the reason for the end of the wait.
 func (d *Driver) giveUp(ctx context.Context, w *waiter, cause error) error {
 	done, r := make(chan error, 1), w.r
 	w.leave()
@@ -445,7 +442,7 @@ func (d *Driver) giveUp(ctx context.Context, w *waiter, cause error) error {
 	if ended == nil {
 		ended = cause // the driver is closing
 	}
-	// The place is gone for certain. Where the request itself was in doubt, a later delivery may still come.
+	// The place has certainly ended. If the outcome of the request itself is unknown, a late delivery may still come.
 	if err == nil && !errors.Is(cause, backend.ErrUnknown) {
 		return ended
 	}
@@ -472,8 +469,7 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, nil
 }
 
-// acquireAll is AcquireAll without the name of the call: it asks until the set is granted, is refused for good, or ctx
-// ends.
+// acquireAll is AcquireAll without the name of the call: it retries until the set is granted or refused, or ctx ends.
 func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	if err := d.admit(ctx, rs...); err != nil {
 		return nil, err
@@ -507,7 +503,7 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 			if d.gate.Closed() {
 				return nil, backend.ErrClosed
 			}
-			// The last statement was not answered: the set may have been granted.
+			// The last statement had no answer: the set may have been granted.
 			if carriedOut(err) {
 				return nil, fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
 			}
@@ -516,8 +512,8 @@ func (d *Driver) acquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	}
 }
 
-// tryAll asks once for all of rs. The server answers once for each name, in the order of the names, or with one answer
-// that refuses all.
+// tryAll sends one request for all of rs. The server answers once for each name, in the order of the names, or with
+// one answer that refuses all.
 func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 	s, err := d.join(ctx, rs[0].TTL)
 	if err != nil {
@@ -525,7 +521,7 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	}
 	defer s.Leave(1)
 	n := len(rs)
-	// The calls are never sent by together; they are the form in which requests makes columns of them.
+	// together never sends these calls; requests makes columns of them.
 	keys, calls := make([]key, n), make([]*call, n)
 	for i := range rs {
 		keys[i] = key{rs[i].Name, rs[i].RequestID}
@@ -548,8 +544,8 @@ func (d *Driver) tryAll(ctx context.Context, rs []backend.Request) ([]backend.Gr
 	if err != nil {
 		return nil, err
 	}
-	// order[i] is which request the i-th answer is for.
-	order := make([]int, n) // the answers come in the order of the names
+	// order[i] is the request of the i-th answer. The answers come in the order of the names.
+	order := make([]int, n)
 	for i := range order {
 		order[i] = i
 	}

@@ -1,7 +1,7 @@
-// This file compares the server's clock with the client's. TTLs pass on the server's wall clock, which an operator or NTP
-// can set, so no client ends another client's session by one look at it. A request carries the client's readings of that
-// clock (known), and the server ends a session only if the client has seen the clock pass evenly since the last
-// renewal, or if the session was marked as late a third of its TTL and a second ago (fencelock.over).
+// This file compares the server's clock with the client's. TTLs pass on the server's wall clock, which an operator or
+// NTP can set, so no client ends another client's session after a single reading of it. A request carries the client's
+// readings of that clock (known), and the server ends a session only if the client has seen the clock pass evenly
+// since the last renewal, or if the session was marked as late a third of its TTL and a second ago (fencelock.over).
 
 package postgres
 
@@ -17,7 +17,7 @@ import (
 type serverClock struct {
 	mu sync.Mutex
 
-	// Microseconds of the server's clock: the first reading after which it was seen to pass evenly. Zero before any.
+	// Microseconds of the server's clock: the first reading after which it passed evenly. Zero before any reading.
 	since int64
 
 	// The bounds of the server's time minus ours, in microseconds, at the instant of the last reading.
@@ -29,7 +29,7 @@ type serverClock struct {
 }
 
 const (
-	// maxDrift bounds the rate at which two clocks that nobody sets drift apart. NTP slews by 1/2,000 at most.
+	// maxDrift bounds the rate at which two clocks drift apart if neither is set. NTP slews by 1/2,000 at most.
 	maxDrift = 1000
 
 	// clockSlack is the step of the server's clock that does not count as a jump, in microseconds.
@@ -37,7 +37,7 @@ const (
 )
 
 // read takes a reading of the server's clock, in microseconds, from an answer that arrived at got to a request that
-// left after sent. It reports whether the clock has jumped.
+// left after sent. It returns the size of a jump of the clock, or 0.
 func (c *serverClock) read(sent, got backend.Instant, server int64) (jump time.Duration) {
 	low, high := server-int64(got)/1000, server-int64(sent)/1000
 	c.mu.Lock()

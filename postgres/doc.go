@@ -13,10 +13,10 @@
 // second time. So does the log position. The timeline rises with every promotion, and the position within a timeline;
 // together they rise across release, crash, restart, failover, DROP TABLE and point-in-time recovery.
 //
-// A backup that is restored twice is on the same timeline twice. So the first call on a new timeline sets the shift, by
-// 1,024 for each millisecond since the last use that the tables know of: the tokens of the second restore are above
-// those of the first, unless that wrote more than 65 MB of log per second. The shift is 2^42 at most, and leaves 2^32
-// units of 64 bytes to the log, so that a token never leaves its bits.
+// A backup that is restored twice is on the same timeline twice. So the first call on a new timeline sets the shift,
+// by 1,024 for each millisecond since the last recorded use: the tokens of the second restore are above those of the
+// first, unless that wrote more than 65 MB of log per second. The shift is 2^42 at most, and leaves 2^32 units of 64
+// bytes to the log, so that a token never leaves its bits.
 //
 // The row of a name that was not used for 24 h is deleted, if its token is below the position on disk: the next token
 // is greater without it.
@@ -40,12 +40,11 @@
 //     synchronous_commit = on, whatever the role's setting.
 //   - synchronous_standby_names is set: a quorum. A commit whose wait for the standbys was cancelled is answered as a
 //     success with a warning; the driver takes every notice during a commit for an unknown outcome.
-//   - physical standbys without that, but for those in Options.IgnoreStandbys: an asynchronous replica. A failover
-//     may forget the last holds, so that a second holder is granted while the lease of the first is still valid; its
-//     token is greater, so guards refuse the first holder's writes. The correctness tier refuses this unless
-//     Options.AcceptAsyncReplica of the client is set. A client in use logs a warning one probe before, 30 s at most.
-//     Logical replication and base backups do not count; a role without pg_monitor cannot tell a backup from a
-//     standby.
+//   - physical standbys without that, except those in Options.IgnoreStandbys: an asynchronous replica. A failover may
+//     lose the last holds, and grant a second hold while the lease of the first is still valid; its token is greater,
+//     so guards refuse the first holder's writes. The correctness tier refuses this unless Options.AcceptAsyncReplica
+//     of the client is set. A client in use logs a warning one probe before, 30 s at most. Logical replication and
+//     base backups do not count; a role without pg_monitor cannot tell a backup from a standby.
 //
 // Measured, twenty failovers of each kind under four clients that contend for three names, on one machine:
 //
@@ -72,21 +71,21 @@
 // that comes later, or that has seen the clock jump, it opens up to TTL/3 + 1 s after its first look. A session that a
 // clock in the future has renewed gets its TTL from now on, in its row.
 //
-// A jump ahead, under a holder that is cut off or slow at that moment, may still open its name early: TTL/3 + 1 s after
-// somebody has noticed, or at once if the session had been marked before the jump and a new client asks.
+// A jump ahead, while a holder is cut off or slow, may still open its name early: TTL/3 + 1 s after a client notices,
+// or immediately if the session was marked before the jump and a new client asks.
 //
 // # Restores
 //
-// A dump that is put back over the tables (pg_restore --clean, or data alone after TRUNCATE) is noticed by the first
-// call that writes: the row of fencelock.cluster has been written by another transaction than it says. All sessions
-// end, clients that lived through it lose their holds with ReasonHistoryLost, and nothing is granted for the longest
-// TTL that any session had, so that holds which the dump does not have are over. ErrHeld without a holder says how
-// long. If no client of before believes in a hold any more, an operator opens it:
+// A dump restored over the tables (pg_restore --clean, or data alone after TRUNCATE) is noticed by the first call that
+// writes: the row of fencelock.cluster was not written by the transaction that it names. All sessions end, running
+// clients lose their holds with ReasonHistoryLost, and no lock is granted for the longest TTL that any session had, so
+// that holds missing from the dump are over. ErrHeld without a holder gives the remaining time. If no earlier client
+// still relies on a hold, an operator opens the tables:
 //
 //	select fencelock.open();
 //
-// A point-in-time restore is a new timeline like a promotion, and looks like one: nothing tells that acknowledged
-// holds are missing. Before clients are let in, say so, with the same effect as a dump that is put back:
+// A point-in-time restore is a new timeline, and looks like a promotion: the server does not show that acknowledged
+// holds are missing. Before you admit clients, declare the restore, with the same effect as a restored dump:
 //
 //	select fencelock.restored();
 //
@@ -120,7 +119,7 @@
 //
 // A statement waits at most 4 s for a row that another transaction has locked (lock_timeout, unless the role sets its
 // own), and is then repeated as long as its caller waits: a disconnected client leaves no waiting statement in the
-// server. Long transactions elsewhere keep vacuum from cleaning these tables, as any other.
+// server. Long transactions elsewhere keep vacuum from cleaning these tables, as with any table.
 //
 // On PostgreSQL 15 with its own settings and a machine of two processors that others used too, a cycle of one caller
 // took 2.1 ms at the median, against 1.4 ms for two plain UPDATEs. 32 callers with a name each
@@ -130,11 +129,11 @@
 //
 // # Faults
 //
-//   - A connection breaks: the call is repeated with the same request id, which makes it the same call. An idle
-//     connection of the pool that ended unnoticed is replaced, since no request was sent on it.
-//   - A statement is carried out late, after its caller has gone: it changes nothing if its request was released by its
-//     id, or has moved to another session meanwhile. Otherwise the client releases what was granted, after its next
-//     renewal of the session.
+//   - A connection breaks: the call is repeated with the same request id, so that the server treats it as the same
+//     call. An idle connection of the pool that ended unnoticed is replaced, since no request was sent on it.
+//   - A statement runs late, after its caller has left: it has no effect if its request was released by its id, or has
+//     moved to another session meanwhile. Otherwise the client releases the hold, after its next renewal of the
+//     session.
 //   - The client is cut off: its holds end by its own clock before its session ends on the server. Grants that it did
 //     not receive are released when it returns, or end with the session.
 //   - The client dies: its session's row expires after its TTL, and the next in the queue is granted when a waiter, or
@@ -143,8 +142,8 @@
 //     renewal without an answer is no loss. A hold ends if the restart takes longer than its time.
 //   - A standby is promoted: see Tokens and Exclusion. The TTL of every session restarts with the first call on
 //     the new timeline.
-//   - The schema is dropped, a dump is put back, the disk is rolled back, or another database answers: clients that
-//     lived through it lose their holds with ReasonHistoryLost, and answer ErrHistoryLost until they are made anew.
+//   - The schema is dropped, a dump is restored, the disk is rolled back, or another database answers: running clients
+//     lose their holds with ReasonHistoryLost, and return ErrHistoryLost until the program makes a new client.
 //   - The server's clock is set: see Time.
 //   - Another transaction locks the row of a name: calls for that name wait until their contexts end, and others go
 //     on.
@@ -158,7 +157,7 @@
 //
 // The driver's connections set client_encoding (UTF8), default_transaction_isolation (read committed), search_path
 // (pg_catalog), and no statement_timeout and idle_in_transaction_session_timeout, whatever the role's settings are. A
-// connection string that sets one of the last four goes before. Behind PgBouncer these settings need
+// connection string that sets one of the last four takes precedence. Behind PgBouncer these settings need
 // ignore_startup_parameters, or the driver connects without: then a role with repeatable read is refused. A
 // BeforeConnect of the pool is called for the connection that listens, too. idle_session_timeout, PgBouncer's
 // client_idle_timeout and a statement_timeout of the pooler's role cost a repetition.

@@ -1,9 +1,9 @@
-// This file is the driver's face: its options, New, how calls come in, and Close.
+// This file has the driver's API: its options, New, the entry of calls, and Close.
 //
 // Three things run in the background, each only while it is needed and all of them through gate.Go, so that Close
-// waits for them: keepAlive for each session (session.go); pollAll and listenAll, one each for the driver, while
-// somebody waits or holds (wait.go, push.go); and short pieces of work such as notifying others, releasing, and sending
-// calls that share a statement. There is no goroutine per hold or waiter.
+// waits for them: keepAlive for each session (session.go); pollAll and listenAll, one each for the driver, while there
+// are waiters or holders (wait.go, push.go); and short tasks such as notifying others, releasing, and sending calls
+// that share a statement. There is no goroutine per hold or waiter.
 //
 // Driver.mu protects the driver's own record of holds, waiters and sessions. It is held for map operations, never
 // during a statement or a callback of the core. The mutexes of kit.Sessions and of together are independent of it: the
@@ -40,7 +40,7 @@ const (
 
 // Options are the settings of New. The zero value, or nil, means defaults. New copies them.
 type Options struct {
-	// Schema is where the tables and functions are that Migrate made. 1 to 40 characters of a–z 0–9 _, not a digit
+	// Schema is the schema of the tables and functions that Migrate made: 1 to 40 characters of a–z 0–9 _, not a digit
 	// first. Two schemas are two lock services. Default "fencelock".
 	Schema string
 
@@ -50,14 +50,14 @@ type Options struct {
 	// driver detects that automatically, within 5 s of the first wait.
 	NoListen bool
 
-	// Listen is a connection string of the server itself, for the one connection that listens, where the pool's way to
-	// the server is a pooler that does not pass notifications on. Default: as the pool connects.
+	// Listen is a connection string of the server itself, for the connection that listens, if the pool connects through a
+	// pooler that does not pass notifications on. Default: as the pool connects.
 	Listen string
 
 	// IgnoreStandbys are names (application_name) of receivers of the server's log that are never promoted, such as
-	// pg_receivewal, of at most 63 bytes each. A standby that receives the log, and that no commit waits for, makes the
-	// server one with an asynchronous replica, which the correctness tier refuses; receivers with these names do not,
-	// nor do logical replication and base backups. Default: none.
+	// pg_receivewal, of at most 63 bytes each. A standby that receives the log, and that no commit waits for, counts as
+	// an asynchronous replica, which the correctness tier refuses; receivers with these names do not count, nor do
+	// logical replication and base backups. Default: none.
 	IgnoreStandbys []string
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -71,15 +71,14 @@ type Options struct {
 // Driver takes locks in a PostgreSQL database. Make it with New or Open. It implements backend.FencingDriver,
 // Inspector, Lister, Watcher, ForceReleaser, MultiAcquirer and Pinger. All methods are safe for concurrent use.
 type Driver struct {
-	// Of the driver's own, see New.
-	pool  *pgxpool.Pool // of the driver's own
+	pool  *pgxpool.Pool // the driver's own, see New
 	unfit error         // why no call can work: bad arguments of New
 	sql   queries
 	clock backend.Clock
 	log   *slog.Logger
 
-	// Of this client: the ids of its sessions and its channel begin with it. 64 random bits, so that clients need not
-	// know each other.
+	// id identifies this client: the ids of its sessions and its channel begin with it. It has 64 random bits, so that
+	// clients need not know each other.
 	id string
 
 	// The result of the last probe, for every call. Written by probes and by the loop that listens.
@@ -104,7 +103,7 @@ type Driver struct {
 	// has heard its own notification. Both are false before the first try.
 	unheard atomic.Bool   // notifications do not arrive
 	hears   atomic.Bool   // they do, now
-	polls   notify.Signal // asks for a look at all who wait
+	polls   notify.Signal // asks for a look at all waiters
 
 	// mu protects the fields below it, and some of each session and hold.
 	mu sync.Mutex
@@ -124,8 +123,8 @@ type Driver struct {
 
 	// The known state of the server: the greatest position that it returned, whether it has lost its history (see saw
 	// and learn), and the result of the last probe.
-	here  int64 // the greatest position that the server told
-	lost  error // the service forgot; see saw
+	here  int64 // the greatest position that the server returned
+	lost  error // the service lost its history; see saw
 	found facts // of the last probe
 }
 
@@ -213,8 +212,8 @@ func New(pool *pgxpool.Pool, o *Options) *Driver {
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // Describe returns the capabilities of the driver with the current server, without I/O. Exclusion and TokenSpace are
-// known after the first Ping or call, and Exclusion may change with each probe; CapPushLoss comes and goes with the
-// notifications.
+// known after the first Ping or call, and Exclusion may change with each probe; CapPushLoss is set while notifications
+// arrive.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // begin counts a call in, whatever the state of the server; gate.Leave follows unless it fails.
@@ -236,10 +235,9 @@ func (d *Driver) enterFor(ctx context.Context, name string) error {
 	return d.enter(ctx)
 }
 
-// enter counts a call in and makes sure that the server is fit: the first call of a driver,
-// and the first after a promotion, wait for a probe. Later probes run in the background, one per probeEvery at most,
-// started by whichever call finds the last one old. A driver that has lost its history refuses the call here, before
-// it sends anything.
+// enter counts a call in and makes sure that the server is fit: the first call of a driver, and the first after a
+// promotion, wait for a probe. Later probes run in the background, one per probeEvery at most, started by the call
+// that finds the last probe old. A driver that has lost its history refuses the call here, before it sends anything.
 func (d *Driver) enter(ctx context.Context) error {
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -255,7 +253,7 @@ func (d *Driver) enter(ctx context.Context) error {
 		}
 	} else if last := d.looked.Load(); d.clock.Now().Sub(backend.Instant(last)) > probeEvery &&
 		d.looked.CompareAndSwap(last, int64(d.clock.Now())) {
-		// One call starts it, whichever swaps first. It continues itself with the last probe's result.
+		// The call that swaps first starts the probe, and itself continues with the last probe's result.
 		d.gate.Go(func(ctx context.Context) {
 			bounded, cancel := context.WithTimeout(ctx, callTime)
 			defer cancel()
@@ -265,8 +263,8 @@ func (d *Driver) enter(ctx context.Context) error {
 	return nil
 }
 
-// enterHeld is enter for calls about holds that exist. A server that has become unfit is no reason not to keep or
-// release them; a lost history is.
+// enterHeld is enter for calls about holds that exist. Holds can be kept and released on a server that has become
+// unfit, but not after a lost history.
 func (d *Driver) enterHeld(ctx context.Context) error {
 	err := d.begin(ctx)
 	if err != nil {
@@ -283,8 +281,8 @@ func (d *Driver) enterHeld(ctx context.Context) error {
 	return err
 }
 
-// probeEvery is the interval at which a driver in use looks at the server's settings, beside the first time and each
-// promotion. A new standby, or fsync switched off, is noticed within this time, whatever the TTL.
+// probeEvery is the interval at which a driver in use probes the server's settings, besides the first probe and one
+// after each promotion. It notices a new standby, or fsync switched off, within this time, whatever the TTL.
 const probeEvery = 30 * time.Second
 
 // Close ends waiters with backend.ErrClosed, waits for calls and background work in progress, ends the driver's
@@ -306,10 +304,10 @@ func (d *Driver) Close(ctx context.Context) error {
 			err = s.remove(ctx)
 		}
 	}
-	// For the waiters that the end of the sessions has let in: notifyAll no longer runs.
+	// Notify the waiters that the end of the sessions has let in: notifyAll no longer runs.
 	d.notify(ctx)
 	closed := make(chan struct{})
-	go func() { // ends when the last connection has: each is bounded by the calls above
+	go func() { // ends with the last connection: each is bounded by the calls above
 		d.pool.Close()
 		close(closed)
 	}()
@@ -323,8 +321,8 @@ func (d *Driver) Close(ctx context.Context) error {
 	return nil
 }
 
-// closeTime bounds Close whatever its context allows: an unresponsive server must not keep a program from ending, and
-// after the TTL the sessions end without it.
+// closeTime bounds Close, whatever its context allows: an unresponsive server must not keep a program from ending, and
+// its sessions end after the TTL anyway.
 const closeTime = 10 * time.Second
 
 // validate refuses requests that the contract forbids or the tables cannot hold: PostgreSQL stores no NUL in text.

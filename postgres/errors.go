@@ -3,9 +3,9 @@
 // except where it may have been stopped between the commit and the answer. Without a state the connection broke, and
 // only pgx knows whether anything had been written to it.
 //
-// The table states has the states that mean something to this driver, by all five characters or by the first two.
-// TestStates tries each of them before and after the commit. PgBouncer says 08P01 for all that it says itself; where
-// its words tell that no server has the request, it had no effect (pooled).
+// The table states has the states that this driver distinguishes, by all five characters or by the first two.
+// TestStates tries each of them before and after the commit. PgBouncer sends 08P01 for all of its own errors; if the
+// text shows that no server has the request, the request had no effect (pooled).
 
 package postgres
 
@@ -35,10 +35,10 @@ func callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, classOf)
 }
 
-// errNotice: the server said something between the statement and the end of its commit. "Canceling wait for
-// synchronous replication" is such a notice, in the server's language, so its text is not compared; the commit is then
-// answered as a success and is none. Every other notice is treated alike: the statements raise no notices, and a
-// needless unknown outcome only costs a look (TestSynchronousCommitWithoutAStandby).
+// errNotice: the server sent a notice between the statement and the end of its commit. "Canceling wait for synchronous
+// replication" is such a notice, in the server's language, so its text is not compared; the server then reports a
+// success, although the commit is not replicated. All other notices are treated alike: the statements raise no
+// notices, and a needless unknown outcome only costs a look (TestSynchronousCommitWithoutAStandby).
 var errNotice = errors.New("the server raised a notice while it committed")
 
 // classOf returns the class of PostgreSQL's errors, or nil for an unknown one, which kit.CallError makes ErrUnknown.
@@ -70,11 +70,11 @@ func sqlState(err error) string {
 	return ""
 }
 
-// meaning is what a state says about the statement that it ended.
+// meaning describes the effect of a state on the statement that it ended.
 type meaning struct {
 	undone bool // the transaction had no effect; otherwise it may have been committed before the answer
-	again  bool // another try may do better, after a pause and on another connection if this one has ended
-	never  bool // another try does no better before somebody changes the settings, the rights or the schema
+	again  bool // another try may succeed, after a pause and on another connection if this one has ended
+	never  bool // another try fails until an operator changes the settings, the rights or the schema
 }
 
 // states are the meanings, by state or by class. A state that is not here failed for a reason that the driver does not
@@ -86,7 +86,7 @@ var states = map[string]meaning{
 
 	"25":    {undone: true},              // the state of the transaction does not allow the statement
 	"25006": {undone: true},              // read-only, such as on a standby
-	"25P02": {undone: true, again: true}, // a pooler gave us somebody's failed transaction
+	"25P02": {undone: true, again: true}, // a pooler handed over another client's failed transaction
 	"25P03": {undone: true, again: true}, // idle_in_transaction_session_timeout
 	"25P04": {undone: true, again: true}, // transaction_timeout
 
@@ -99,7 +99,7 @@ var states = map[string]meaning{
 	"55P03": {undone: true, again: true}, // a row was waited for too long, see fencelock.be_patient
 
 	"57":    {again: true},               // the server ended the connection, perhaps after the commit
-	"57014": {undone: true, again: true}, // statement_timeout, or somebody cancelled the statement
+	"57014": {undone: true, again: true}, // statement_timeout, or an operator cancelled the statement
 	"57P03": {undone: true, again: true}, // it is starting or stopping
 	"57P05": {undone: true, again: true}, // idle_session_timeout
 
@@ -112,13 +112,13 @@ var states = map[string]meaning{
 	"28":    {undone: true, never: true}, // login
 	"3D":    {undone: true, never: true}, // no such database
 	"3F":    {undone: true, never: true}, // no such schema
-	"42":    {undone: true, never: true}, // rights, or a name that is missing
-	"0A000": {undone: true, never: true}, // a feature that is missing
+	"42":    {undone: true, never: true}, // rights, or a missing name
+	"0A000": {undone: true, never: true}, // a missing feature
 	"FL005": {undone: true, again: true}, // the statement came after a later decision about its request, raised by acquire
 	"FL413": {undone: true, never: true}, // the guards of the database have two memories, raised by one_memory
 }
 
-// pooled are the beginnings of what PgBouncer says before a server has the request.
+// pooled are the prefixes of PgBouncer's errors before a server has the request.
 var pooled = []string{
 	"client_idle_timeout", "query_wait_timeout", "client_login_timeout", "pgbouncer cannot connect to server",
 	"no more connections allowed", "server login has been failing", "server_login_retry", "the database system is",
@@ -142,18 +142,18 @@ func meaningOf(err error) (meaning, bool) {
 	return m, ok
 }
 
-// rolledBack reports whether the server said that the transaction had no effect and that a later one may do better: it
-// is busy, starting, stopping, or chose among conflicting transactions.
+// rolledBack reports whether the server reported that the transaction had no effect and that a later one may succeed:
+// it is busy, starting, stopping, or chose among conflicting transactions.
 func rolledBack(err error) bool {
 	m, _ := meaningOf(err)
 	return m.undone && !m.never
 }
 
-// again reports whether another try of the same request may do better immediately: the connection broke, or the
-// transaction was in another one's way. Definite answers, ends of contexts and connections that could not be made are
-// not retried here, since the caller should hear of them.
+// again reports whether another try of the same request may succeed immediately: the connection broke, or the
+// transaction was in conflict with another one. Definite answers, ends of contexts and connections that could not be
+// made are not retried here, but returned to the caller.
 func again(err error) bool {
-	// Another try would repeat the answer, or is not wanted, or has not even begun.
+	// Another try would repeat the answer, is not wanted, or has not begun.
 	if definite(err) || errors.Is(err, errNotice) || kit.IsContext(err) || unsent(err) {
 		return false
 	}
@@ -161,7 +161,7 @@ func again(err error) bool {
 	return m.again || sqlState(err) == ""
 }
 
-// carriedOut reports whether a request that is repeated may have been carried out.
+// carriedOut reports whether a repeated request may have taken effect.
 func carriedOut(err error) bool {
 	m, known := meaningOf(err)
 	return errors.Is(err, backend.ErrUnknown) || again(err) && !(known && m.undone)
@@ -194,8 +194,9 @@ func remedy(err error) string {
 	return ""
 }
 
-// undone reports whether the server said that the statement failed, for whatever reason, without effect. A stopping
-// server may say so between a commit and its answer, so that such a state, like a broken connection, leaves it open.
+// undone reports whether the server reported that the statement failed, for any reason, without effect. The states of
+// a stopping server may also come between a commit and its answer, so that they leave the outcome open, like a broken
+// connection.
 func undone(err error) bool {
 	m, known := meaningOf(err)
 	return sqlState(err) != "" && (m.undone || !known) && !errors.Is(err, backend.ErrUnknown)

@@ -16,7 +16,7 @@ import (
 
 func init() { doctor.Register(examine, "postgres", "postgresql") }
 
-// examine asks every host of a URL separately, whatever target_session_attrs says: its role, identity, timeline,
+// examine asks every host of a URL separately, regardless of target_session_attrs: its role, identity, timeline,
 // settings and schema.
 func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
 	config, o, _, err := parseURL(rawURL)
@@ -73,7 +73,7 @@ func examineServer(ctx context.Context, conn *pgx.Conn, schema string) (m doctor
 	var recovery bool
 	var standbys, timeline int
 	var synchronous, fsync, fullPages, started string
-	// The control file tells the old timeline until the first checkpoint after a promotion.
+	// The control file has the old timeline until the first checkpoint after a promotion.
 	err = conn.QueryRow(ctx, `select pg_is_in_recovery(), current_setting('server_version'), current_setting('fsync'),
 		current_setting('full_page_writes'), (select count(*)::int from pg_stat_replication),
 		current_setting('synchronous_standby_names'), (select system_identifier::text from pg_control_system()),

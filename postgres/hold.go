@@ -1,12 +1,12 @@
 // This file keeps the driver's holds, and releases and renews them. Driver.holds is this client's record of its holds,
-// by name and request id, each on its session; the table holds is authoritative. The two can differ: a
-// call that was not answered may have moved a hold to another session, a standby that lagged may have lost one or
-// brought one back. A renewal says which holds are gone and which have moved, and Driver.holds follows.
+// by name and request id, each on its session; the table holds is authoritative. The two can differ: a call that was
+// not answered may have moved a hold to another session, a standby that lagged may have lost one or brought one back.
+// A renewal returns which holds have ended and which have moved, and updates Driver.holds.
 //
 // A hold counts as one user of its session, from keep to forget, so that the session is renewed as long as it has
-// holds. It leaves Driver.holds in one of four ways: Release forgets it, with any answer;
-// Renew or checkHolds finds it gone; its session ends (holdsOf); or a second grant of the same request replaces it.
-// Only the second and the third are losses. Renew answers with its loss, the other two tell it to Request.Lost.
+// holds. It leaves Driver.holds in one of four ways: Release forgets it, with any answer; Renew or checkHolds finds it
+// gone; its session ends (holdsOf); or a second grant of the same request replaces it. Only the second and the third
+// are losses. Renew returns its loss; checkHolds and the end of the session report it to Request.Lost.
 //
 // There is no lock between the driver's record and the table: each statement names its expectation (name, request id
 // and token), and the server compares.
@@ -26,7 +26,7 @@ import (
 // key names a request: its name and its id.
 type key struct{ name, requestID string }
 
-// hold is a grant of this driver's that nobody has released yet. session changes when the hold moves to another TTL.
+// hold is a grant of this driver that has not been released. session changes when the hold moves to another TTL.
 type hold struct {
 	grant   backend.Grant
 	session *session // protected by Driver.mu
@@ -34,7 +34,7 @@ type hold struct {
 	lost func(backend.Loss)
 }
 
-// lose tells the holder. It is called without Driver.mu, since the core may call the driver back.
+// lose notifies the holder of a loss. It is called without Driver.mu, since the core may call the driver back.
 func (h *hold) lose(loss backend.Loss) {
 	if h.lost != nil {
 		h.lost(loss)
@@ -83,7 +83,7 @@ func (d *Driver) holdsOf(s *session) (all []*hold) {
 	return all
 }
 
-// loseAll ends every session of the driver's, without asking the server: it has forgotten them.
+// loseAll ends every session of the driver, without asking the server, which no longer has them.
 func (d *Driver) loseAll(reason backend.Reason) {
 	for _, s := range d.sessions.Live() {
 		s.ended(reason)
@@ -109,8 +109,8 @@ func (d *Driver) abandon(g *backend.Grant, refused bool) {
 	d.forget(g)
 }
 
-// known lists the requests that are known here, or may become known: those of holds, and those of calls in progress. It
-// lists them for every session, since a hold that moves is on either until the answer has come. A sweep spares them.
+// known lists the requests that this client has, or may get: requests of holds, and of calls in progress. It lists
+// them for every session, since a hold that moves is on either until the answer has come. A sweep spares them.
 func (d *Driver) known() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -125,9 +125,9 @@ func (d *Driver) known() []string {
 	return known
 }
 
-// doubted notes that a request on the session may be carried out although nobody will know its answer. It could then
-// live as long as the session does, so that the session sweeps unknown holds after each renewal. err is the request's
-// error, or nil if nobody received the answer; an error that excludes an effect leaves no doubt.
+// doubted notes that a request on the session may take effect although no caller receives its answer. Its hold could
+// then live as long as the session, so that the session sweeps unknown holds after each renewal. err is the request's
+// error, or nil if no caller received the answer; an error that excludes an effect leaves no doubt.
 func (s *session) doubted(err error) {
 	// It had no effect, or was never sent.
 	if rolledBack(err) || errors.Is(err, backend.ErrUnavailable) {
@@ -138,9 +138,9 @@ func (s *session) doubted(err error) {
 	s.doubt = true
 }
 
-// Release ends a hold if it is still the granted one: name, request id and token must match, so that a release which
-// is delivered late ends no later hold. In the same transaction the lock goes to the head of the queue. A hold with a
-// minimum time stays closed to others until that time is over.
+// Release ends a hold if it is still the granted one: name, request id and token must match, so that a late release
+// ends no later hold. In the same transaction the lock goes to the head of the queue. A hold with a minimum time stays
+// closed to others until that time is over.
 //
 // With a grant that Request.Grant made it removes the hold of that request, or its place in the queue, and first
 // waits for the answer to an acquire of it in progress. If there is neither, it returns a *backend.NotHeldError, with
@@ -155,12 +155,11 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 		return callError("release", g.Name, err)
 	}
 	defer d.gate.Leave()
-	// A hold released by its request id alone may still be on its way.
+	// A grant released by its request id alone may still be in flight.
 	if g.Token == 0 {
 		d.answered(ctx, key{g.Name, g.RequestID})
 	}
-	// Whether the minimum still binds, as the holder believes; the server decides by its own clock when the minimum is
-	// over.
+	// keep: the minimum still binds by the holder's clock; the server decides by its own clock when the minimum is over.
 	keep := g.MinHoldUntil > d.clock.Now()
 	for {
 		a, err := d.releases.ask(ctx, g.Token != 0, g.Name, g.RequestID, int64(g.Token.Order()), keep,
@@ -176,7 +175,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 		case again(err) && d.pause(ctx, giveUpTime):
 			continue // a second answer "not held" is right too: the first may have been carried out
 		case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
-			// The caller sees both, the end of its context and the error of the last try.
+			// The caller gets both the end of its context and the error of the last try.
 			err = fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
 		}
 		d.abandon(&g, ctx.Err() == nil)
@@ -185,8 +184,7 @@ func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 }
 
 // Renew prolongs grants, and returns a result for each of them, in order: one statement for each TTL among them,
-// however many there are, and all TTLs concurrently. The server's clock sets the new end, and only ever to a later
-// one.
+// however many there are, and all TTLs concurrently. The server's clock sets the new end, which is never earlier.
 //
 // A grant with a longer TTL than its session's moves to the session of that TTL, with its minimum hold; a grant with
 // a shorter TTL stays: a renewal never shortens. A missing hold is a *backend.NotHeldError with the reason and is
@@ -221,7 +219,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return r.out
 }
 
-// goneWhy is the reason for a hold that this driver no longer has. The caller holds d.mu.
+// goneWhy returns the reason for a hold that this driver no longer has. The caller holds d.mu.
 func (d *Driver) goneWhy() backend.Reason {
 	if d.lost != nil {
 		return backend.ReasonHistoryLost
@@ -244,10 +242,9 @@ func (r *renewals) fail(err error, at ...int) {
 	}
 }
 
-// on renews the grants at some places, which live on s, and those that turn out to live on another session, there. A
-// hold on a session that this driver does not know is in the middle of a move, or another client's: ErrUnavailable,
-// since the next renewal will find it. "Not held" would be a false loss, and holders stop their work for it
-// (TestHoldMovesUnheard).
+// on renews the grants at some places on s, and grants that are on another session, there. A hold on a session that
+// this driver does not know is in the middle of a move, or another client's: ErrUnavailable, since the next renewal
+// will find it. "Not held" would be a false loss, and holders stop their work for it (TestHoldMovesUnheard).
 func (r *renewals) on(ctx context.Context, s *session, at []int) {
 	d := r.d
 	for ttl, some := range s.longer(r.grants, at) {
@@ -257,7 +254,7 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 		}
 	}
 	d.mu.Lock()
-	// A hold that a call has moved or released since is answered where it is, or not at all.
+	// A hold that another call has moved or released since is renewed on its new session, or not at all.
 	var stay []int
 	var holds []backend.Grant
 	for _, i := range at {
@@ -287,11 +284,11 @@ func (r *renewals) on(ctx context.Context, s *session, at []int) {
 		d.forget(&r.grants[i])
 		r.fail(seen.loss(j).NotHeld(r.grants[i].Name), i)
 	}
-	// Grouped, so that each other session costs one statement.
+	// The grants are grouped, so that each other session costs one statement.
 	elsewhere := map[*session][]int{}
 	for j, place := range seen.moved {
 		i := stay[place-1]
-		// Moved by a call with a lost answer, or one that has not noted it yet.
+		// A call moved the hold and lost its answer, or has not noted it yet.
 		other := d.sessionOf(seen.sessions[j])
 		if other == nil {
 			r.fail(fmt.Errorf("%w: the hold is on another session", backend.ErrUnavailable), i)
@@ -329,8 +326,8 @@ func (d *Driver) moved(from, to *session, grants []backend.Grant, at []int) {
 	}
 }
 
-// longer finds the grants that want a longer TTL than their session has, by that TTL. A grant with a shorter TTL
-// stays: a renewal never shortens.
+// longer returns the grants with a longer TTL than their session has, by that TTL. A grant with a shorter TTL stays: a
+// renewal never shortens.
 func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]int {
 	some := map[time.Duration][]int{}
 	for _, i := range at {
@@ -341,9 +338,9 @@ func (s *session) longer(grants []backend.Grant, at []int) map[time.Duration][]i
 	return some
 }
 
-// move brings grants to the session for another TTL, and renews them there. If the answer to the move is lost, the
-// holds may be on either session: the target sweeps unknown holds (doubted), and the next renewal finds them
-// wherever they are. A move that the server carries out late moves no hold that has left its session since.
+// move moves grants to the session for another TTL, and renews them there. If the answer to the move is lost, the
+// holds may be on either session: the target sweeps unknown holds (doubted), and the next renewal finds them wherever
+// they are. A late move does not move a hold that has left its session since.
 func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, at []int) error {
 	d := r.d
 	to, err := d.join(ctx, ttl)
@@ -367,8 +364,8 @@ func (r *renewals) move(ctx context.Context, from *session, ttl time.Duration, a
 	return nil
 }
 
-// checkHolds looks whether the holds with a hold id are still there, and tells their holders if not; all holds if the
-// id is empty. A notification leads to it, and is no proof alone. A failed check is left to the next renewal.
+// checkHolds checks that the holds with a hold id still exist, and notifies their holders if not; it checks all holds
+// if the id is empty. A notification triggers it, and alone is no proof. A failed check is left to the next renewal.
 func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 	// One statement for each session, as in Renew.
 	bySession := map[*session][]backend.Grant{}
@@ -389,7 +386,7 @@ func (d *Driver) checkHolds(ctx context.Context, holdID string) {
 			d.mu.Lock()
 			h := d.holds[key{g.Name, g.RequestID}]
 			d.mu.Unlock()
-			// Released, or granted anew, while we asked.
+			// The hold was released, or granted again, during the check.
 			if h == nil || h.grant.Token != g.Token {
 				continue
 			}

@@ -1,10 +1,10 @@
-// This file looks at locks from outside: holders, changes, and ForceRelease. Look and List read the view held,
-// which shows only holds on sessions that live by the database's clock. Watch follows the table of changes, which the
-// database writes for a name only while somebody is interested: a log of everything would cost every grant a row, for
-// readers that most names never have.
+// This file has the calls of observers and operators: holders, changes, and ForceRelease. Look and List read the view
+// held, which shows only holds on sessions that live by the database's clock. Watch follows the table of changes,
+// which the database writes for a name only while there are readers: a log of everything would cost every grant a row,
+// although most names never have readers.
 //
-// Calls that are not repeated (see once) first ask their connection for a sign of life, so that a pooled connection
-// which has ended is no reason to fail.
+// Calls that are not repeated (see once) first ping their connection, so that they do not fail on a pooled connection
+// that has ended.
 
 package postgres
 
@@ -27,8 +27,8 @@ const heldColumns = `select name, owner, hold_id, kind::int, permits,
 	coalesce((select limit_n from fencelock.holds o where o.name = h.name and o.token = h.token limit 1), 0),
 	token, since, coalesce(expires_in_ms, 0), coalesce(metadata, '{}')::text, ` + nonceField
 
-// heldRow reads a row of heldColumns and the columns behind them: the name, and one of its holders. The token is marked
-// as the grant's is, so that the two compare as equal.
+// heldRow reads a row of heldColumns and the columns behind them: the name, and one of its holders. The token is
+// marked like the grant's token, so that both compare as equal.
 func heldRow(rows pgx.Rows, more ...any) (name string, h backend.Holder, err error) {
 	var kind int
 	var token, left int64
@@ -66,7 +66,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 		return backend.State{}, callError("look", name, err)
 	}
 	defer d.gate.Leave()
-	// An unrepeated call asks its connection for a sign of life first.
+	// An unrepeated call first pings its connection.
 	ctx = context.WithValue(ctx, once{}, true)
 	st := backend.State{Name: name}
 	// The revision first: Watch repeats a change between the two statements, and does not miss it.
@@ -135,7 +135,7 @@ func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[
 // page returns the states of some names after one, each with all of its holds: a last name that may have more than
 // fitted is left to the next page, unless it is the only one.
 func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend.State, err error) {
-	// Rows and not names: a name may have many holders.
+	// n counts rows and not names: a name may have many holders.
 	n := 0
 	err = d.query(ctx, func(rows pgx.Rows) error {
 		waiters := 0
@@ -157,9 +157,9 @@ func (d *Driver) page(ctx context.Context, prefix, after string) (page []backend
 // order and without a gap. It asks the database four to five times a second, each time for all new changes; only
 // waiters and holders are notified.
 //
-// An expired revision is backend.ErrCompacted; the caller calls Look and watches from there.
-// Connections that break are no end. The loop ends with an error when ctx ends, or with Close, and without one when
-// the caller stops it.
+// An expired revision is backend.ErrCompacted; the caller calls Look and watches from there. A broken connection does
+// not end the loop. The loop ends with an error when ctx ends, or with Close, and without one when the caller stops
+// it.
 func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 	return func(yield func(backend.Change, error) bool) {
 		fail := func(err error) { yield(backend.Change{}, callError("watch", name, err)) }
@@ -168,13 +168,13 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 			return
 		}
 		defer d.gate.Leave()
-		// The revision up to which changes were told; 0 means from now on.
+		// at is the revision of the last change that was yielded; 0 means from now on.
 		at := int64(since)
 		for first := true; ; first = false {
 			changes, revision, compacted, err := d.changes(ctx, name, at)
 			switch {
 			case first && since == 0 && err == nil:
-				// Only to learn where now is.
+				// The first answer only sets the current revision.
 				at = revision
 			case err == nil && compacted:
 				fail(fmt.Errorf("%w: revision %d of %d", backend.ErrCompacted, at, revision))
@@ -187,7 +187,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 					if !yield(c, nil) {
 						return
 					}
-					// After the loop's body has run: a caller who stops there can go on from it.
+					// at advances after the loop's body: a caller that stops there can continue from this change.
 					at = int64(c.Revision)
 				}
 			}
@@ -204,11 +204,11 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 	}
 }
 
-// watchEvery is how long a watch pauses, on average; each pause is drawn between three and five quarters of it, so
-// that watches do not meet.
+// watchEvery is the average pause of a watch; each pause is drawn between three and five quarters of it, so that
+// watches do not coincide.
 const watchEvery = 220 * time.Millisecond
 
-// passing reports whether a watch goes on after err.
+// passing reports whether a watch continues after err.
 func passing(err error) bool {
 	return again(err) || unsent(err) || rolledBack(err)
 }
@@ -227,7 +227,7 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	if err != nil {
 		return nil, 0, false, err
 	}
-	// Reading looked at the name and may have moved its queue on.
+	// The statement settles the name, and may have granted to its queue.
 	d.wake(wake)
 	for i := range types {
 		out = append(out, backend.Change{
@@ -238,8 +238,8 @@ func (d *Driver) changes(ctx context.Context, name string, since int64) (
 	return out, revision, compacted, d.addAuthors(ctx, name, out)
 }
 
-// addAuthors adds who forced the releases among changes. It is a separate statement: that of the changes may have
-// waited for a forced release, and its snapshot is older than the results of its function.
+// addAuthors adds the callers of the forced releases among changes. It is a separate statement: the statement of the
+// changes may have waited for a forced release, and its snapshot is older than the results of its function.
 func (d *Driver) addAuthors(ctx context.Context, name string, changes []backend.Change) error {
 	var forced []int64
 	for _, c := range changes {

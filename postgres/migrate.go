@@ -1,11 +1,11 @@
 // This file brings a schema to the version that the driver needs, by numbered steps that are files in migrations/. The
-// driver never migrates automatically: its role need only use the schema and execute its functions.
+// driver never migrates: its role need only use the schema and execute its functions.
 //
 // A probe compares the version of the schema with the number of steps in the program. An older schema is refused, with
-// the command that helps. A later one is used if its steps allow programs of this version: each says in its first line
-// how many steps a program must know to go on beside it ("-- least program: 6"), and the table migrations keeps that. A
-// step that says nothing stops all older programs. A schema for each version, side by side, would be two lock services:
-// two programs in it could hold one name at once.
+// the command that migrates it. A later schema is used if its steps allow programs of this version: the first line of
+// a step has the number of steps that a program must know to continue after it ("-- least program: 6"), and the table
+// migrations keeps that number. A step without that line stops all older programs. Separate schemas for each version
+// would be two lock services: two programs could hold one name at the same time.
 
 package postgres
 
@@ -35,8 +35,8 @@ type Migration struct {
 	Name    string // its file: 0001_locks.sql
 	SQL     string
 
-	// The least version of the schema that a program must know to go on after this step: Version, unless older programs
-	// may go on.
+	// LeastProgram is the version of the schema that a program must know to continue after this step: Version, unless
+	// older programs may continue.
 	LeastProgram int
 }
 
@@ -64,8 +64,8 @@ func migrations() []Migration {
 }
 
 // Migrations returns all steps, for the schema that o names, for programs that apply them with their own tool. Such a
-// tool also runs, after each step, the statement in the step's last line: the driver reads the version that it
-// writes. A schema with a bad name is an error that wraps backend.ErrInvalidOption.
+// tool also runs the statement in the last line of each step, which writes the version that the driver reads. A schema
+// with a bad name is an error that wraps backend.ErrInvalidOption.
 func Migrations(o *Options) ([]Migration, error) {
 	schema, err := o.schema()
 	if err != nil {
@@ -73,7 +73,7 @@ func Migrations(o *Options) ([]Migration, error) {
 	}
 	all := migrations()
 	for i := range all {
-		// In the step itself, so that a tool that applies steps one by one records them too.
+		// The record is part of the step, so that a tool that applies steps one by one records them too.
 		record := fmt.Sprintf("(version) values (%d)", i+1)
 		if i+1 >= firstLeast {
 			record = fmt.Sprintf("(version, least_program) values (%d, %d)", i+1, all[i].LeastProgram)
@@ -90,7 +90,7 @@ func Migrations(o *Options) ([]Migration, error) {
 // role must be allowed to create a schema, or to create in it.
 //
 // A schema of a later version than this package's stays unchanged: 0 if it allows this package's programs, and
-// backend.ErrMisconfigured otherwise. Migrate also makes the row of the table cluster anew, if the tables were emptied.
+// backend.ErrMisconfigured otherwise. Migrate also restores the row of the table cluster, if the tables were emptied.
 // Other errors wrap the server's error, and ErrUnavailable, ErrMisconfigured or ErrUnknown like the errors of calls;
 // after an error the schema is unchanged.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
@@ -102,7 +102,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		return 0, callError("migrate", "", kit.InvalidOption("pool", "nil", "it is nil"))
 	}
 	schema, _ := o.schema() // Migrations has checked it
-	// Programs that work with the schema lock its tables in another order than the steps do.
+	// Programs that use the schema lock its tables in another order than the steps do.
 	applied, err := apply(ctx, pool, schema, all)
 	for err != nil && rolledBack(err) && again(err) && kit.Sleep(ctx, kit.RetryPause(time.Second)) == nil {
 		applied, err = apply(ctx, pool, schema, all)
@@ -113,11 +113,11 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 	return applied, nil
 }
 
-// apply applies the steps that are missing, in one transaction, so that a step that fails leaves the schema as it was.
-// It returns their number.
+// apply applies the missing steps, in one transaction, so that a step that fails leaves the schema as it was. It
+// returns their number.
 func apply(ctx context.Context, pool *pgxpool.Pool, schema string, all []Migration) (applied int, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// Taken before the version is read: a program that waits here then finds the steps of the other.
+		// The lock is taken before the version is read: a program that waits here then finds the steps of the other.
 		const lock = `select pg_advisory_xact_lock(hashtextextended($1, 0))`
 		if _, err := tx.Exec(ctx, lock, "fencelock migrate "+schema); err != nil {
 			return err
@@ -135,7 +135,7 @@ func apply(ctx context.Context, pool *pgxpool.Pool, schema string, all []Migrati
 				return err
 			}
 		}
-		// An older program must not touch it, and does not know the changes.
+		// An older program must not change it, and does not know its steps.
 		if version > len(all) {
 			least := 0
 			if err := tx.QueryRow(ctx, leastOf(schema), len(all)).Scan(&least); err != nil {
@@ -144,7 +144,7 @@ func apply(ctx context.Context, pool *pgxpool.Pool, schema string, all []Migrati
 			return checkVersion(schema, version, least)
 		}
 		for _, m := range all[version:] {
-			// A step is many statements, which only the simple protocol takes at once.
+			// A step is many statements, which only the simple protocol accepts in one message.
 			if _, err := tx.Conn().PgConn().Exec(ctx, m.SQL).ReadAll(); err != nil {
 				return fmt.Errorf("%s: %w", m.Name, err)
 			}

@@ -1,6 +1,6 @@
-// This file opens drivers by URL. libpq's URLs are passed on to pgx as they are, but for the options that all drivers
-// of this module share: schema, no-listen, ignore-standbys and timeout are taken out, and ca, cert and key are put in
-// libpq's names. kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
+// This file opens drivers by URL. It passes libpq's URLs on to pgx, except for the options that all drivers of this
+// module share: it removes schema, no-listen, ignore-standbys and timeout, and renames ca, cert and key to libpq's
+// options. kit.Syntax, which reads the URLs of other drivers, would refuse libpq's own options.
 
 package postgres
 
@@ -33,7 +33,7 @@ func init() { kit.Register(Open, "postgres", "postgresql") }
 //	ca, cert, key      files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name        the name to expect in the servers' certificates
 //
-// All others are options of libpq and pgxpool (sslmode, target_session_attrs, pool_max_conns, …).
+// All other options belong to libpq and pgxpool (sslmode, target_session_attrs, pool_max_conns, …).
 //
 // It returns when the server has answered, or with an error when the timeout or ctx ends; no connection stays open
 // then. Errors wrap backend.ErrInvalidOption for an invalid URL, backend.ErrUnavailable if the server does not
@@ -43,7 +43,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	// For the connections that Ping makes now and all later ones, up to callTime.
+	// It applies to the connections that Ping makes now and to all later ones, up to callTime.
 	config.ConnConfig.ConnectTimeout = timeout
 	d := New(nil, o)
 	d.connect(config)
@@ -85,7 +85,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 	if !ok || scheme != "postgres" && scheme != "postgresql" {
 		return bad("its scheme is neither postgres nor postgresql")
 	}
-	// pgx would take PGHOST, or a socket of this machine, for an empty host.
+	// For an empty host pgx would use PGHOST, or a socket of this machine.
 	host := rest[strings.LastIndexByte(rest, '@')+1:]
 	if host == "" || strings.HasPrefix(host, "/") {
 		return bad("it has an empty address; write postgres://user@host:5432/database")
@@ -106,7 +106,7 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 		}
 	}
 	for name, values := range options {
-		// One of them would be taken silently.
+		// url.Values.Get would silently use the first.
 		if len(values) != 1 {
 			return bad(fmt.Sprintf("option %s is given %d times", name, len(values)))
 		}
@@ -129,13 +129,13 @@ func parseURL(rawURL string) (*pgxpool.Config, *Options, time.Duration, error) {
 			if !options.Has("sslmode") {
 				options.Set("sslmode", "verify-full")
 			}
-		// libpq's or pgxpool's: it stays in the URL.
+		// An option of libpq or pgxpool stays in the URL.
 		default:
 			continue
 		}
 		options.Del(name)
 	}
-	// Its errors may show the whole URL, with the password.
+	// pgx's errors may show the whole URL, with the password.
 	read := func() (*pgxpool.Config, error) {
 		config, err := pgxpool.ParseConfig(base + "?" + options.Encode())
 		if err == nil && serverName != "" {

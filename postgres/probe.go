@@ -1,7 +1,7 @@
-// This file asks the server for its properties. Before the first grant, after each promotion and every so often, a
-// probe reads the settings on which the promises rest, the standbys, and the identity of the database; judge refuses
-// servers that cannot keep acknowledged commits; learn compares the rest with the last probe, and publishes it for
-// Describe.
+// This file asks the server for its properties. Before the first grant, after each promotion and every probeEvery, a
+// probe reads the settings on which the driver's guarantees rest, the standbys, and the identity of the database;
+// judge refuses servers that cannot keep acknowledged commits; learn compares the other facts with the last probe, and
+// publishes them for Describe.
 //
 // Settings can change while a driver lives, and the declaration changes with them: the core calls Describe with
 // each grant of the correctness tier.
@@ -21,28 +21,27 @@ import (
 
 // facts are the result of a probe.
 type facts struct {
-	// False: there was no probe yet, and TokenSpace stays empty.
+	// False before the first probe; TokenSpace is then empty.
 	probed bool
 
 	// A standby cannot grant.
 	recovery bool
 	version  int
 
-	// on, or a crash loses acknowledged commits, or tears a page.
+	// Without both on, a crash loses acknowledged commits, or tears a page.
 	fsync, fullPages string
 	readOnly         string
 
-	// Of a connection that a pooler made without our settings, it may be another than read committed.
+	// It may differ from read committed on a connection that a pooler made without our settings.
 	isolation string
 
-	// The basis of Exclusion: the standbys that receive the server's log and may be promoted, and the setting that
-	// makes commits wait for standbys. A role that may not see the states of others' connections counts backups as
+	// The basis of Exclusion: the standbys that receive the server's log and may be promoted, and the setting that makes
+	// commits wait for standbys. A role without access to the states of other roles' connections counts backups as
 	// standbys.
 	standbys    int
 	synchronous string // synchronous_standby_names
 
-	// The exclusion of before still counts: an operator is warned one probe before a client in use is refused by its
-	// tier.
+	// The previous exclusion still counts: the warning comes one probe before the tier refuses a client in use.
 	spared bool
 	before backend.Exclusion
 
@@ -52,7 +51,7 @@ type facts struct {
 	database    uint32
 	schema      int    // the highest migration; 0 without one
 	least       int    // the version that a program must know, if the schema is later than this one
-	incarnation string // of the tables: another one after a dump was put back; empty: not drawn yet
+	incarnation string // of the tables: another one after a dump was restored; empty: not drawn yet
 
 	// The parts of a position that a token must be able to hold.
 	timeline  int64
@@ -71,9 +70,9 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return callError("ping", "", d.probe(ctx))
 }
 
-// probe asks and judges. An unfit server is refused from then on, until a later probe finds it fit; without an
-// answer the state does not change. The timeline is read from the name of the current file of the log, because the
-// control file tells the old timeline until the first checkpoint after a promotion.
+// probe asks the server for its facts and judges them. An unfit server is refused from then on, until a later probe
+// finds it fit; without an answer the state does not change. The timeline is read from the name of the current file of
+// the log, because the control file has the old timeline until the first checkpoint after a promotion.
 func (d *Driver) probe(ctx context.Context) error {
 	var f facts
 	sent, clock := d.clock.Now(), int64(0)
@@ -104,8 +103,8 @@ func (d *Driver) probe(ctx context.Context) error {
 		d.probed.Store(false)
 		return err
 	}
-	// The schema comes second: without it this statement fails, and an unfit server should be reported first. A row of
-	// cluster that a restore has put there has no incarnation until the next call that writes draws one.
+	// The schema comes second: without it this statement fails, and an unfit server should be reported first. A restored
+	// row of cluster has no incarnation until the next call that writes draws one.
 	err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
 		inSchema(`select coalesce(max(version), 0)::int,
 			coalesce((select incarnation::text from fencelock.cluster where xmin::text::bigint = written), '')
@@ -127,7 +126,7 @@ func (d *Driver) probe(ctx context.Context) error {
 		d.probed.Store(false)
 		return err
 	}
-	// From here on the server is known to keep acknowledged commits.
+	// From here on it is certain that the server keeps acknowledged commits.
 	f.probed = true
 	return d.learn(f)
 }
@@ -167,7 +166,7 @@ func (d *Driver) judge(f *facts) error {
 // session ends, and the driver refuses all calls. The sessions are ended without d.mu.
 func (d *Driver) learn(f facts) error {
 	next := d.describe(f)
-	// Probes may overlap, and the first to learn sets the reference for the others.
+	// Probes may overlap, and the first probe that gets here sets the reference for the others.
 	d.mu.Lock()
 	last := d.described.Load()
 	if last.TokenSpace != "" && last.Exclusion != next.Exclusion && next.Exclusion == backend.ExclusionAsyncReplica &&
@@ -185,7 +184,7 @@ func (d *Driver) learn(f facts) error {
 			What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none"),
 		}
 	}
-	// A driver that has lost its history no longer learns: the last description stays.
+	// A driver that has lost its history keeps its last description.
 	lost := d.lost
 	if lost == nil {
 		d.found = f
@@ -200,7 +199,7 @@ func (d *Driver) learn(f facts) error {
 			"the correctness tier refuses this server from the next probe on",
 			"remedy", "synchronous_standby_names, Options.IgnoreStandbys or Options.AcceptAsyncReplica")
 	}
-	// For operators, after a failover or a new standby.
+	// Operators need this after a failover or a new standby.
 	if last.Exclusion != next.Exclusion {
 		d.log.Info("fencelock: PostgreSQL probed", "exclusion", next.Exclusion.String(), "tokenSpace", next.TokenSpace)
 	}
@@ -231,7 +230,7 @@ func (d *Driver) describe(f facts) *backend.Description {
 			RetryAfter: true, ChangeAuthor: true,
 		},
 	}
-	// The suite's clauses depend on how rarely waiters look.
+	// The conformance suite's clauses depend on the interval at which waiters look.
 	if d.deaf() {
 		desc.Polling = pollEvery
 	} else {
@@ -243,10 +242,9 @@ func (d *Driver) describe(f facts) *backend.Description {
 	return desc
 }
 
-// exclusionOf returns the exclusion when the server fails. Before a probe it returns that of any PostgreSQL with
-// fsync; the probe precedes the first grant. A standby that receives the log without being waited for may be
-// promoted, and then has lost the last commits: the correctness tier refuses this weaker claim
-// unless told otherwise.
+// exclusionOf returns the exclusion when the server fails. Before a probe it returns the exclusion of any PostgreSQL
+// with fsync; the probe precedes the first grant. A standby that receives the log, but that no commit waits for, may
+// be promoted, and then has lost the last commits: the correctness tier refuses this weaker claim by default.
 func exclusionOf(f facts) backend.Exclusion {
 	switch {
 	case f.spared:

@@ -1,10 +1,10 @@
-// This file holds the statements of the driver, and the way in which one is sent. Every verb is one SQL function
-// (migrations/), hence one round trip and one transaction: a client that stops between two statements cannot leave
-// half of a verb behind, or keep a row locked while it is away.
+// This file has the statements of the driver, and sends them. Every verb is one SQL function (migrations/), hence one
+// round trip and one transaction: a client that stops between two statements cannot leave a partial verb behind, or
+// keep a row locked.
 //
-// query is the only door. It takes a connection of the driver's own pool, bounds the statement, and counts the notices
-// that came with it; ask, exec and write are query for the three shapes of answers, and saw watches the server's
-// position in all of them.
+// query sends all of them. It takes a connection of the driver's own pool, bounds the statement, and counts the
+// notices that came with it; ask, exec and write are query for the three shapes of answers, and saw watches the
+// server's position in all of them.
 
 package postgres
 
@@ -32,12 +32,11 @@ type queries struct {
 	schema string
 
 	// The verbs. acquire and release do one name and may wait for its row; acquireUnder is acquire for a caller with
-	// holds, acquireAgain is that after a statement without an answer, and leave releases the request of a call that
-	// has ended. acquireFree and releaseFree do several, those with rows that nobody else has locked, and do not wait;
-	// acquireAll does all or nothing. renew prolongs a
-	// session and compares its holds; move puts holds on another session; begin makes a session; sweep ends unknown
-	// holds; reap ends the sessions of clients that died. poll looks at waits and settle moves their queues on; force
-	// takes a name away.
+	// holds, acquireAgain is acquireUnder after a statement without an answer, and leave releases the request of a call
+	// that has ended. acquireFree and releaseFree take several names, skip names with a locked row, and do not wait;
+	// acquireAll acquires all or nothing. renew prolongs a session and compares its holds; move puts holds on another
+	// session; begin makes a session; sweep ends unknown holds; reap ends the sessions of clients that died. poll looks
+	// at waits and settle grants to their queues; force ends the holds of a name.
 	acquire, acquireUnder, acquireAgain, acquireFree, acquireAll string
 	release, releaseFree, leave                                  string
 	renew, move, begin, sweep, reap, poll, settle, force         string
@@ -69,7 +68,7 @@ func queriesFor(schema string) queries {
 		"$7::int", "$8::int", "$9::jsonb")
 	each := fmt.Sprintf(request, "u.name", "u.req", "u.hid", "u.ses", "u.own", "u.knd", "u.prm", "u.lim",
 		"u.meta::jsonb")
-	// several is an array of requests, made of one array for each column: pgx sends those without knowing the schema's
+	// several is an array of requests, made of one array for each column: pgx sends such arrays without the schema's
 	// types.
 	several := func(order string) string {
 		return `(select array_agg(` + each + ` order by ` + order + `) from unnest($1::text[], $2::text[],
@@ -137,7 +136,7 @@ func queriesFor(schema string) queries {
 }
 
 // inSchema writes the default schema's statements for another one. The name has been checked (Options.schema). A
-// search_path would be a setting of the connection, which a pooler hands on.
+// search_path would be a setting of the connection, which a pooler shares.
 func inSchema(sql, schema string) string {
 	if schema == defaultSchema {
 		return sql
@@ -146,13 +145,13 @@ func inSchema(sql, schema string) string {
 	return strings.ReplaceAll(sql, "schema if not exists fencelock", "schema if not exists "+schema)
 }
 
-// connect makes the driver's pool out of another one's settings: no connections are kept ready, connecting is bounded
-// by callTime, statements are prepared on each new connection, and notices are counted. Hooks that the settings have
-// are called as before.
+// connect makes the driver's pool from the settings of another pool: no connections are kept ready, connecting is
+// bounded by callTime, statements are prepared on each new connection, and notices are counted. The hooks of the
+// settings are called as before.
 func (d *Driver) connect(config *pgxpool.Config) {
 	config = config.Copy()
 	d.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
-	// pgx sends UTF-8, which the server would take for its own encoding.
+	// pgx sends UTF-8, which the server would read in its own encoding.
 	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	for name, value := range ourSettings {
 		if _, set := config.ConnConfig.RuntimeParams[name]; !set {
@@ -173,7 +172,7 @@ func (d *Driver) connect(config *pgxpool.Config) {
 		}
 		return nil
 	}
-	// The settings are the application's, for its own load; connections kept ready twice would be too many.
+	// The application's settings suit its own load; a second set of idle connections would be too many.
 	config.MinConns, config.MinIdleConns = 0, 0
 	if t := config.ConnConfig.ConnectTimeout; t <= 0 || t > callTime {
 		config.ConnConfig.ConnectTimeout = callTime
@@ -200,8 +199,8 @@ func (d *Driver) connect(config *pgxpool.Config) {
 	d.pool, d.unfit = pgxpool.NewWithConfig(context.Background(), config)
 }
 
-// ourSettings are the settings of the driver's connections, whatever those of the role and the database are. A setting
-// in the connection string goes before. A pooler may refuse them: see unsettled.
+// ourSettings are the settings of the driver's connections, regardless of the role's and the database's settings. A
+// setting in the connection string takes precedence. A pooler may refuse them: see unsettled.
 var ourSettings = map[string]string{
 	// The functions look with a new snapshot after they have locked the row of a name.
 	"default_transaction_isolation": "read committed",
@@ -223,12 +222,12 @@ func (d *Driver) unsettled(err error) bool {
 	return true
 }
 
-// once is the context key of calls that are not repeated: they first ask for a sign of life on their connection.
-// All others find out by failing, and are sent on another connection; asking each time would cost them a round trip.
+// once is the context key of calls that are not repeated: they first ping their connection. Other calls fail on an
+// ended connection and are sent on another; a ping would cost each of them a round trip.
 type once struct{}
 
-// notices counts the notices of a connection, of which one goroutine at a time has the use, and returns how many there
-// were before more. The count is kept on the connection, the only argument that pgx passes to the handler.
+// notices adds more to the number of notices of a connection, which one goroutine at a time uses, and returns the
+// previous number. The count is kept on the connection, the only argument that pgx passes to the handler.
 func notices(c *pgconn.PgConn, more int) int {
 	const field = "fencelock notices"
 	n, _ := c.CustomData()[field].(int)
@@ -238,18 +237,17 @@ func notices(c *pgconn.PgConn, more int) int {
 	return n
 }
 
-// callTime bounds one statement: after a silence of that length the statement is repeated on another connection. It is
-// longer than the 4 s for which the functions wait for a row (fencelock.be_patient), so that the server gives up first
-// and says so.
+// callTime bounds one statement: without an answer in that time the statement is repeated on another connection. It is
+// longer than the 4 s for which the functions wait for a row (fencelock.be_patient), so that the server stops first
+// and returns an error.
 const callTime = 5 * time.Second
 
-// query runs one statement and gives its rows to scan. A connection that the pool had, and that has ended meanwhile,
-// is no reason to fail: no request was sent on it, and the pool has others or makes one. After a restart of the server
-// all of them may be such, hence as many tries as the pool may have connections. A connection that cannot be made is
-// an answer.
+// query runs one statement and passes its rows to scan. It does not fail on a pooled connection that has ended
+// meanwhile: no request was sent on it, and the pool has or makes another. After a restart of the server all pooled
+// connections may have ended, hence as many tries as the pool may have connections. A failure to connect is returned.
 //
-// A statement that the server cannot execute may be of another version than the schema, which was migrated since the last
-// probe. Another probe says so, with both versions.
+// A statement that the server cannot execute may not match the version of the schema, which was migrated since the
+// last probe. Another probe returns an error with both versions.
 func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after
 	// that.
@@ -278,12 +276,12 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 // probing is the context key of the calls of a probe.
 type probing struct{}
 
-// queryOnce is query, but for connections that had ended and statements that a pooler mixed up. Waiting for a
+// queryOnce is query without retries for ended connections and for statements that a pooler mixed up. Waiting for a
 // connection is bounded by ctx alone, since no request has been sent to a server yet; from then on callTime counts.
 //
-// A notice during the statement makes its outcome unknown (see errNotice): the statement was answered, and the answer
-// is not to be trusted. scan must therefore only store its values, and its caller must look at the error first. An
-// error of scan means that it is an unexpected server, and leaves the outcome unknown, too.
+// A notice during the statement makes its outcome unknown (see errNotice): the statement was answered, but the answer
+// cannot be trusted. scan must therefore only store its values, and its caller must check the error first. An error of
+// scan means an unexpected server, and also leaves the outcome unknown.
 func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -294,8 +292,8 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	defer cancel()
 	// The connection is ours until it is released, so that a notice between here and the end is this statement's.
 	before := notices(conn.Conn().PgConn(), 0)
-	// QueryExecModeExec sends the parameters as text in one round trip; a statement that was prepared under its own
-	// text is found by pgx all the same.
+	// QueryExecModeExec sends the parameters as text in one round trip; pgx still finds a statement that was prepared
+	// under its own text.
 	rows, err := conn.Query(bounded, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
 		return callEnded(ctx, err)
@@ -306,7 +304,7 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 			return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 		}
 	}
-	// Also a commit that failed shows here: the statement is its own transaction.
+	// A failed commit shows here too: the statement is its own transaction.
 	if err := rows.Err(); err != nil {
 		return callEnded(ctx, err)
 	}
@@ -316,9 +314,9 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	return nil
 }
 
-// prepare prepares the statements of every day on a new connection, so that each call stays one round trip. A statement
-// that cannot be prepared is sent unprepared, and the call fails with its error: a missing schema should not look
-// like a connection that cannot be made.
+// prepare prepares the frequent statements on a new connection, so that each call stays one round trip. A statement
+// that cannot be prepared is sent unprepared, and the call fails with its error: a missing schema should not look like
+// a connection that cannot be made.
 func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{
 		d.sql.acquire, d.sql.acquireFree, d.sql.release, d.sql.releaseFree, d.sql.renew, d.sql.poll,
@@ -335,8 +333,8 @@ func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// mixedUp reports whether a prepared statement was missing, or there already, because a pooler hands connections on:
-// the statement was not executed. From then on no statement is prepared, and the pool's connections are made anew.
+// mixedUp reports whether a prepared statement was missing, or there already, because a pooler shares connections: the
+// statement was not executed. From then on no statement is prepared, and the pool's connections are replaced.
 func (d *Driver) mixedUp(err error) bool {
 	if code := sqlState(err); code != "26000" && code != "42P05" {
 		return false
@@ -357,8 +355,8 @@ func notSent(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 }
 
-// callEnded tells the end of the caller's context from the end of callTime. Both leave the outcome unknown; the second
-// must not say that a context has ended, since the caller's has not.
+// callEnded distinguishes the end of the caller's context from the end of callTime. Both leave the outcome unknown;
+// the error for callTime must not wrap a context's error, since the caller's context has not ended.
 func callEnded(ctx context.Context, err error) error {
 	if ctx.Err() == nil && kit.IsContext(err) {
 		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, callTime, err)
@@ -381,22 +379,22 @@ type answer struct {
 	holder, holdID string
 	retry          int64
 	reason, why    string // of a lost hold; why is the reason given to ForceRelease
-	by, principal  string // who called ForceRelease
+	by, principal  string // the caller of ForceRelease
 	wake           []string
 
-	// The name in the way, of a set that was refused.
+	// The conflicting name of a refused set.
 	name string
 
-	// Where the server is in its history: see saw.
+	// The server's position in its history: see saw.
 	here int64
 
-	// Of the hold that was granted; empty if an earlier version made it.
+	// The nonce of the granted hold; empty if an earlier version made it.
 	nonce string
 
 	// The server's clock, in microseconds.
 	clock int64
 
-	// Of a request that would deadlock: for each that it would wait for, the name, and who holds it or waits for it.
+	// The cycle of a request that would deadlock: each name that it would wait for, and its holder or waiter.
 	cycleNames, cycleOwners []string
 }
 
@@ -413,7 +411,7 @@ func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, erro
 	var a answer
 	began, sent := d.position(), d.clock.Now()
 	err := d.query(ctx, a.scan, sql, args...)
-	d.wake(a.wake) // also if the answer is in doubt: a needless wake-up does no harm
+	d.wake(a.wake) // even if the answer is in doubt: a needless wake-up does no harm
 	if err == nil {
 		d.clockWas(sent, a.clock)
 		err = d.saw(began, a.here)
@@ -421,7 +419,7 @@ func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, erro
 	return a, err
 }
 
-// exec runs a function that returns whom to wake.
+// exec runs a function that returns the clients to wake.
 func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
 	var wake []string
 	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&wake) }, sql, args...)
@@ -439,7 +437,7 @@ func (d *Driver) write(ctx context.Context, sql string, args ...any) error {
 	return d.saw(before, here)
 }
 
-// position returns the greatest position that the server told. It is read before a request is sent, for saw.
+// position returns the greatest position that the server returned. It is read before a request is sent, for saw.
 func (d *Driver) position() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -451,16 +449,16 @@ func (d *Driver) position() int64 {
 // driver no longer grants. before must be read when the request is sent, since answers overtake each
 // other.
 //
-// This is the net below the tokens. They rise without it as long as the timeline or the position does. A disk that was
-// rolled back to an earlier copy has the same timeline and an earlier position, and would reissue tokens; only clients
-// that lived through it can know (TestDiskIsRolledBack).
+// This is a second safeguard of the tokens. They rise without it as long as the timeline or the position does. A disk
+// that was rolled back to an earlier copy has the same timeline and an earlier position, and would reissue tokens;
+// only clients that were running can detect that (TestDiskIsRolledBack).
 //
 // A later timeline means that another server is primary. Its settings and standbys are probed anew, and every session
 // sweeps unknown holds: a lagging standby brings back holds released since, on sessions that live on.
 func (d *Driver) saw(before, here int64) error {
 	d.mu.Lock()
 	if here >= before {
-		// Not the first position of all, and of a later timeline.
+		// The position is of a later timeline, and not the first that the driver has seen.
 		if here>>timelineShift > d.here>>timelineShift && d.here != 0 {
 			// A lagging standby brings back holds released since, on sessions that live on.
 			for _, s := range d.sessions.Live() {
@@ -495,8 +493,8 @@ func (d *Driver) history() error {
 // timelineShift is the number of bits of a position for the log, in units of 64 bytes; the timeline is above them.
 const timelineShift = 43
 
-// showPosition writes a position for people: the timeline, and the log's byte in hexadecimal, such as 3/1a2b40. Two of
-// them stand in the error of a lost history: the known one, and the server's.
+// showPosition writes a position for people: the timeline, and the log's byte in hexadecimal, such as 3/1a2b40. The
+// error of a lost history has the known position and the server's.
 func showPosition(p int64) string {
 	return strconv.FormatInt(p>>timelineShift, 10) + "/" + strconv.FormatInt(p&(1<<timelineShift-1)<<6, 16)
 }

@@ -1,16 +1,16 @@
-// This file keeps sessions. A session is one row of the table sessions, on which all holds and places in queues of one
-// TTL of this client live: renewing ten thousand holds writes one row. With a row to renew for each hold, a renewal
-// would be as long as the list. The price is that the holds of one TTL end together when their client dies.
+// This file keeps sessions. A session is one row of the table sessions, shared by all holds and places in queues of
+// one TTL of this client: renewing ten thousand holds writes one row. With a row for each hold, a renewal would write
+// all of them. The price is that the holds of one TTL end together when their client dies.
 //
-// kit.Sessions says which session a TTL uses and who uses it. For the server a session is one of three things: not
-// begun, as long as no begin has been answered; alive, while its row is there and expires_at has not passed; or ended,
-// when the row has been deleted. It is deleted by remove, by anybody's reap, or by the first statement that meets it
-// after its time: that deletion makes the end final, since a renewal only ever updates an existing row. A row with the
-// same id is never recreated.
+// kit.Sessions records the session of a TTL and its users. For the server a session is in one of three states: not
+// begun, until a begin has been answered; alive, while its row exists and expires_at has not passed; or ended, when
+// the row has been deleted. The row is deleted by remove, by any client's reap, or by the first statement that finds
+// it expired: that deletion makes the end final, since a renewal only updates an existing row. A row with the same id
+// is never recreated.
 //
-// The client counts the other way round. A session is proved since the instant before the last renewal that was
-// answered left, and every grant on it is valid from that instant. So the client's time is over before the server's,
-// whatever the readings of the two clocks.
+// The client counts from an earlier instant: a session is proved at the instant before the last answered renewal was
+// sent, and every grant on it is valid from that instant. So a hold expires at the client before it expires at the
+// server, whatever the readings of the two clocks.
 
 package postgres
 
@@ -34,19 +34,20 @@ type session struct {
 	id  string
 	ttl time.Duration
 
-	// A channel and not a mutex, so that a caller who waits for it can leave with its context.
-	renewing chan struct{}   // holds a token while a renewal is under way: one at a time
+	// renewing holds a token while a renewal is in progress: one at a time. It is a channel and not a mutex, so that a
+	// waiting caller can leave with its context.
+	renewing chan struct{}
 	begun    backend.Instant // when its row was asked for first; touched with the token only
 
 	// The following fields are protected by d.mu.
 
 	proved backend.Instant // when the last renewal that was confirmed was sent; zero before the first
 
-	// A request on the session may be carried out late, or a standby that lagged has brought one back.
+	// A request on the session may run late, or a lagging standby has restored one.
 	doubt bool
 }
 
-// errNoSession: the session is over. A call that needs one asks for another.
+// errNoSession: the session is over. A call that needs a session joins another.
 var errNoSession = errors.New("the session is over")
 
 // join returns the session for ttl, proved within the last half of its TTL, and counts one more user of it. s.Leave
@@ -76,14 +77,14 @@ func (s *session) provedAt() backend.Instant {
 	return s.proved
 }
 
-// doubts reports whether the session may have a hold or place that nobody knows.
+// doubts reports whether the session may have a hold or place unknown to this client.
 func (s *session) doubts() bool {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return s.doubt
 }
 
-// fresh sees to it that the session has been proved within the last half of its TTL.
+// fresh renews the session, unless it was proved within the last half of its TTL.
 func (s *session) fresh(ctx context.Context) error {
 	for {
 		proved := s.provedAt()
@@ -99,19 +100,19 @@ func (s *session) fresh(ctx context.Context) error {
 	}
 }
 
-// missing is a renewal's answer about holds that are no longer on its session, by their places in the request, from 1.
-// gone has a reason each, and moved a session: a call that moves such a hold is under way, or was not answered.
+// missing is a renewal's answer about holds that have left its session, by their places in the request, from 1. gone
+// has a reason each, and moved a session: a call that moves such a hold is in progress, or was not answered.
 type missing struct {
 	gone       []int // with the reasons, the reason given to ForceRelease, and its caller
 	reasons    []string
 	whys       []string
 	bys        []string
 	principals []string
-	moved      []int // to these sessions: a call that moves them is under way, or was not answered
+	moved      []int // to these sessions: a call that moves them is in progress, or was not answered
 	sessions   []string
 }
 
-// loss tells why the j-th of gone is gone: evicted, where the server has kept no reason.
+// loss returns the reason for the j-th of gone: evicted, if the server has kept no reason.
 func (m missing) loss(j int) backend.Loss {
 	return backend.Loss{
 		Reason: cmp.Or(backend.Reason(m.reasons[j]), backend.ReasonEvicted), Text: m.whys[j],
@@ -119,15 +120,15 @@ func (m missing) loss(j int) backend.Loss {
 	}
 }
 
-// renew prolongs the session and asks which of the holds are gone. Without holds it has no effect if the session was
-// proved within recent, so that concurrent callers share one renewal. One renewal of a session is under way at a time,
-// as the token in renewing says: a second one would only wait for the row.
+// renew prolongs the session and asks which of the holds have ended. Without holds it has no effect if the session was
+// proved within recent, so that concurrent callers share one renewal. The token in renewing limits a session to one
+// renewal at a time: a second one would only wait for the row.
 //
 // The session's proof is the instant before the statement was sent; an overtaken statement never sets it back.
 func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
 	seen missing, err error,
 ) {
-	// One at a time. A caller who has waited for another renewal looks below whether that was enough.
+	// One renewal at a time. A caller that has waited for another renewal checks below whether that was enough.
 	select {
 	case s.renewing <- struct{}{}:
 		defer func() { <-s.renewing }()
@@ -171,9 +172,9 @@ func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.
 	return seen, nil
 }
 
-// begin makes the session's row, unless an earlier begin that was not answered has made it. Nobody knows which of them
-// did, so the proof counts from the first: counted from a later one, the holds would be believed for longer than the
-// row lives. If the first never arrived, the next renewal makes up for the difference. The caller has the token.
+// begin makes the session's row, unless an earlier unanswered begin has made it. The client cannot know which of them
+// did, so the proof counts from the first: counted from a later one, the holds would be valid for longer than the row
+// lives. If the first never arrived, the next renewal makes up for the difference. The caller has the token.
 func (s *session) begin(ctx context.Context) error {
 	if s.begun.IsZero() {
 		s.begun = s.d.clock.Now()
@@ -187,8 +188,8 @@ func (s *session) begin(ctx context.Context) error {
 	return nil
 }
 
-// expired looks why the server does not know the session: its time was over, or everything was deleted, which is a
-// lost history and not a lost session.
+// expired finds out why the server does not have the session: it expired, or all tables were emptied, which is a lost
+// history and not a lost session.
 func (s *session) expired(ctx context.Context) error {
 	if err := s.d.probe(ctx); err != nil && !errors.Is(err, backend.ErrMisconfigured) {
 		return err
@@ -197,9 +198,9 @@ func (s *session) expired(ctx context.Context) error {
 	return errNoSession
 }
 
-// ended notifies the holders and waiters of the session that it is over, and makes room for another one. Only the first
-// call has an effect. The callbacks are called without d.mu, in the goroutine that has found the end: a renewal, a
-// call, or a probe that has found another history. Waiters are made to look, find their places gone, and repeat their
+// ended notifies the holders and waiters of the session that it is over, and makes room for another one. Only the
+// first call has an effect. The callbacks are called without d.mu, in the goroutine that found the end: a renewal, a
+// call, or a probe that found another history. Waiters look, find that their places have ended, and repeat their
 // requests.
 func (s *session) ended(reason backend.Reason) {
 	d := s.d
@@ -207,7 +208,7 @@ func (s *session) ended(reason backend.Reason) {
 		return
 	}
 	d.mu.Lock()
-	// Both under one lock, so that a loss is reported once, here or by the call that finds it.
+	// One critical section, so that a loss is reported once, here or by the call that finds it.
 	lost := d.holdsOf(s)
 	waiting := d.waitersOf(s)
 	d.mu.Unlock()
@@ -215,18 +216,18 @@ func (s *session) ended(reason backend.Reason) {
 		h.lose(backend.Loss{Reason: reason})
 	}
 	for _, w := range waiting {
-		w.look() // its place is gone: it asks for another one
+		w.look() // its place has ended: it asks for another
 	}
 }
 
-// keepAlive renews the session about three times per TTL while anybody uses it, and ends it when nobody has for three
-// TTLs. It runs from the session's first use until its end or Close. A failed renewal is retried after a short
-// pause (kit.RetryPause), so that one lost answer does not cost a third of the TTL.
+// keepAlive renews the session about three times per TTL while it has users, and ends it after three TTLs without a
+// user. It runs from the session's first use until its end or Close. A failed renewal is retried after a short pause
+// (kit.RetryPause), so that one lost answer does not cost a third of the TTL.
 //
-// Unknown holds are swept after a successful renewal: the sweep must not end a hold that a call is about to be granted,
-// and known lists those calls. Every fourth round also reaps the sessions of clients that died, a few at a
-// time and by one client at once, and probes the server. A program that only renews, and makes no calls that would
-// notice, learns of a promotion by that.
+// Unknown holds are swept after a successful renewal: the sweep must not end a hold that a call is about to be
+// granted, and known lists those calls. Every fourth round also reaps the sessions of clients that died, a few at a
+// time and by one client at a time, and probes the server. By that probe a program that only renews notices a
+// promotion.
 func (s *session) keepAlive(ctx context.Context) {
 	d, beats := s.d, 0
 	for {
@@ -238,7 +239,7 @@ func (s *session) keepAlive(ctx context.Context) {
 		if !d.pause(ctx, pause) {
 			return
 		}
-		// Nobody can join it from here on, so that the sweep ends no hold in use.
+		// No call can join it from here on, so that the sweep ends no hold in use.
 		if d.sessions.Retire(s, 3*s.ttl) {
 			_ = s.remove(ctx) // the row ends by its TTL
 		}
@@ -263,7 +264,7 @@ func (s *session) keepAlive(ctx context.Context) {
 	}
 }
 
-// remove ends the session in the service, with all holds and places on it. If that fails, they end after the TTL.
+// remove ends the session on the server, with all holds and places on it. If that fails, they end after the TTL.
 func (s *session) remove(ctx context.Context) error {
 	if s.provedAt().IsZero() { // it has not begun there
 		return nil
@@ -271,7 +272,7 @@ func (s *session) remove(ctx context.Context) error {
 	return s.d.exec(ctx, s.d.sql.sweep, s.id, []string{}, true, s.d.clockKnown())
 }
 
-// pause waits, and is false if ctx ends or the driver closes meanwhile.
+// pause waits, and returns false if ctx ends or the driver closes meanwhile.
 func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
 	bound, done := d.gate.Bind(ctx)
 	defer done()

@@ -1,9 +1,9 @@
-// This file lets calls of one verb that come together share a statement and its commit.
+// This file lets concurrent calls of one verb share a statement and its commit.
 //
-// A lock costs a disk write: a commit waits for it, whatever the number of names in it. 32 callers with a name
-// each had 0.44 of the rate of plain UPDATEs when each acquire committed alone, and 0.98 in a run in which they shared
-// (bench/RESULTS.md, PostgreSQL, tput32; the machine was busy in both). Nobody waits for others to come: the first
-// call is sent at once, and the calls that come meanwhile go together in the next statement.
+// A lock costs a disk write: a commit waits for it, whatever the number of names in it. 32 callers with a name each
+// had 0.44 of the rate of plain UPDATEs when each acquire committed alone, and 0.98 in a run in which they shared
+// (bench/RESULTS.md, PostgreSQL, tput32; the machine was busy in both). No call waits for others to come: the first
+// call is sent immediately, and the calls that come meanwhile share the next statement.
 
 package postgres
 
@@ -18,14 +18,14 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// together sends the calls of one verb. A call that comes while no other is under way is a separate statement. Calls
+// together sends the calls of one verb. A call that comes while no other is in progress is a separate statement. Calls
 // that come meanwhile share a statement, which completes those without a conflict and never waits for the row of a
-// name. The others are repeated, each call alone: so every refusal is the answer to one call, and a name that is kept
-// from one caller keeps nobody else waiting.
+// name. The others are repeated, each call alone: so every refusal is the answer to one call, and a name that one
+// caller cannot get delays no other caller.
 //
-// With ten callers at once it goes like this: the first is sent alone; the second starts fly, which sends it together
-// with those that have come by then; the rest come while that statement waits for the disk, and share the next one.
-// With one caller no statement is shared or delayed.
+// With ten concurrent callers, the first call is sent alone; the second starts fly, which sends it together with the
+// calls that have come by then; the others come while that statement waits for the disk, and share the next one. With
+// one caller no statement is shared or delayed.
 //
 // mu protects single, flying and waiting. No statement runs while it is held.
 type together struct {
@@ -33,7 +33,7 @@ type together struct {
 	one     string // the statement of one call
 	free    string // of several
 	columns func([]*call) []any
-	done    string // the state of the calls that the shared statement completed
+	done    string // the state of calls that the shared statement completed
 
 	mu      sync.Mutex // protects the following fields
 	single  int        // calls that are sent alone
@@ -51,16 +51,17 @@ type call struct {
 	err    error
 }
 
-// mostCalls share one statement. With two concurrent statements, each did half as much for nearly the same cost (260 to
-// 331 µs of processors for a cycle with two, 180 to 220 with one; bench/RESULTS.md).
+// mostCalls bounds the calls that share one statement. With two concurrent statements, each did half as much for
+// nearly the same cost (260 to 331 µs of processors for a cycle with two, 180 to 220 with one; bench/RESULTS.md).
 const mostCalls = 64
 
-// ask returns the answer to one call, which is sent alone if it does not fit among others, or if no call is under way.
-// If ctx ends first, a call that has not been sent never will be, and is ErrUnavailable; a sent call may be carried out
-// all the same, and is ErrUnknown.
+// ask returns the answer to one call, which is sent alone if it does not fit among others, or if no call is in
+// progress. If ctx ends first, a call that has not been sent never will be, and is ErrUnavailable; a sent call may
+// still take effect, and is ErrUnknown.
 func (t *together) ask(ctx context.Context, fits bool, args ...any) (answer, error) {
 	t.mu.Lock()
-	// Alone: it would not fit, as a request with a minimum time, or no call is under way that it could join.
+	// The call is sent alone: it does not fit, such as a request with a minimum time, or no call is in progress that it
+	// could join.
 	if !fits || t.single == 0 && !t.flying {
 		t.single++
 		t.mu.Unlock()
@@ -83,13 +84,13 @@ func (t *together) ask(ctx context.Context, fits bool, args ...any) (answer, err
 	select {
 	case <-c.ended:
 	case <-ctx.Done():
-		// The caller leaves; its place in the list must not be sent for nobody.
+		// The caller leaves; its call must not be sent any more.
 		if t.withdraw(c) {
 			return answer{}, notSent(ctx, ctx.Err())
 		}
 		return answer{}, fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err())
 	}
-	// Another transaction was in its way: ask alone, for a separate answer.
+	// Another transaction was in conflict: ask alone, for a separate answer.
 	if c.err == nil && !c.did {
 		return t.d.ask(ctx, t.one, args...)
 	}
@@ -114,7 +115,7 @@ func (t *together) fly(ctx context.Context) {
 		t.mu.Lock()
 		// First come, first served.
 		calls := slices.Clone(t.waiting[:min(len(t.waiting), mostCalls)])
-		// Cleared behind, so that the array keeps no call alive.
+		// slices.Delete clears the tail, so that the array keeps no call alive.
 		t.waiting = slices.Delete(t.waiting, 0, len(calls))
 		if len(calls) == 0 {
 			t.flying = false
@@ -122,7 +123,8 @@ func (t *together) fly(ctx context.Context) {
 			return
 		}
 		t.mu.Unlock()
-		// Bounded by callTime, whatever the callers' contexts: one caller's end must not end the others' statement.
+		// callTime bounds the statement, whatever the callers' contexts: one caller's end must not end the others'
+		// statement.
 		t.send(ctx, calls)
 		for _, c := range calls {
 			close(c.ended)
@@ -130,10 +132,10 @@ func (t *together) fly(ctx context.Context) {
 	}
 }
 
-// send asks for all of calls, and gives each its answer. An error from the server rolled all of it back, and each call
-// gets its own error when it is repeated alone. Any other error, such as a broken connection, is the answer
-// to all of them, since the statement may have been carried out. c.did, c.answer and c.err are written here and read
-// after ended is closed.
+// send sends all of calls in one statement, and sets the answer of each. An error from the server means that all of it
+// was rolled back, and each call gets its own error when it is repeated alone. Any other error, such as a broken
+// connection, is the answer to all of them, since the statement may have taken effect. c.did, c.answer and c.err are
+// written here and read after ended is closed.
 func (t *together) send(ctx context.Context, calls []*call) {
 	var places, tokens []int64
 	var nonces []string
@@ -162,7 +164,7 @@ func (t *together) send(ctx context.Context, calls []*call) {
 	}
 }
 
-// column collects one argument of each call.
+// column returns one argument of each call.
 func column[T any](calls []*call, i int) []T {
 	all := make([]T, len(calls))
 	for j, c := range calls {

@@ -1,6 +1,5 @@
-// This file joins the lock and the data: a transaction that checks the fencing token and then writes. It adds to the
-// check of package pgxguard only the table, which the migrations make beside the locks, and the remedy for a missing
-// table.
+// This file joins the lock and the data: a transaction that checks the fencing token and then writes. It is the check
+// of package pgxguard, with the table that the migrations make beside the locks, and a remedy for a missing table.
 
 package postgres
 
@@ -17,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/fencing/pgxguard"
 )
 
-// guardTable is where Tx remembers the tokens that it has seen. It is the default schema's, since Tx has no options.
+// guardTable has the tokens that Tx has seen. It is in the default schema, since Tx has no options.
 const guardTable = defaultSchema + ".fencing_tokens"
 
 // Tx runs f in a transaction that shows the claims first, and commits if f returns nil. If a claim is refused, for
@@ -29,9 +28,9 @@ const guardTable = defaultSchema + ".fencing_tokens"
 //		return err
 //	})
 //
-// It is pgxguard.Guard.Tx, read committed, with the table that Migrate has made in the schema "fencelock": its
-// documentation of repetitions and of Claim.Sequence applies here. SQL, and other clients, call fencelock.guard for
-// the same check. Guards of pgxguard and sqlguard find that table automatically.
+// Tx is pgxguard.Guard.Tx, read committed, with the table that Migrate has made in the schema "fencelock": the
+// documentation of repetitions and of Claim.Sequence there applies here. SQL, and other clients, call fencelock.guard
+// for the same check. Guards of pgxguard and sqlguard find that table automatically.
 //
 // ctx bounds all of it, f included. The error is backend.ErrMisconfigured, with a remedy, if the table is missing or
 // the role has no access to it, or if guards of this database use a second table. Tx may be called concurrently;

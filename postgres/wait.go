@@ -1,16 +1,16 @@
-// This file is the wait for one's turn. The place in the queue is a row of the table waits; this file only decides how
-// a waiter learns of its turn. It can come in three ways:
+// This file waits for the turn of a request. The place in the queue is a row of the table waits; this file only
+// decides how a waiter notices its turn. There are three ways:
 //
 //   - a release in this client or another one grants to the head of the queue in its own transaction, and then
 //     notifies it (push.go): one round trip after the release;
-//   - the holder dies: its session's time runs out and nobody says so. The next poll of any waiter of the name finds
-//     that something is due and settles the name, which grants to the head;
+//   - the holder dies: its session expires without a notification. The next poll of any waiter of the name finds that
+//     and settles the name, which grants to the head;
 //   - the notification is lost, or cannot arrive: the poll finds the grant.
 //
-// One loop of the driver polls for all waiters of the client, about once a second. However many wait, that is one
-// statement a second; one for each waiter would grow with them.
+// One loop of the driver polls for all waiters of the client, about once a second. That is one statement a second for
+// any number of waiters.
 //
-// This file never grants. A waiter is woken, asks for the state of its request, and finds a hold or not.
+// This file never grants. A woken waiter asks for the state of its request, and finds a hold or not.
 
 package postgres
 
@@ -26,14 +26,14 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// waiter is an acquire that waits for its turn. It has no goroutine but its caller's. turn has room for one wake-up,
-// since a second look would find the same.
+// waiter is an acquire that waits for its turn, in its caller's goroutine. turn has room for one wake-up, since a
+// second look would find the same.
 type waiter struct {
 	d       *Driver
 	r       *backend.Request
 	leave   func()        // ends the call's interest in the request, see calling
 	session *session      // protected by Driver.mu
-	turn    notify.Signal // asks for a look at this one
+	turn    notify.Signal // asks for a look at this waiter
 }
 
 // errGone: the request no longer has a hold or a place. It is repeated.
@@ -45,7 +45,7 @@ func (d *Driver) waitFor(r *backend.Request) *waiter {
 	w := &waiter{d: d, r: r, turn: notify.New()}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Several waiters may have one hold id: it names the holder for people and is not the key of the request.
+	// Several waiters may have one hold id: it identifies the holder for people and is not the key of the request.
 	if d.waiters[r.HoldID] == nil {
 		d.waiters[r.HoldID] = map[*waiter]struct{}{}
 	}
@@ -68,14 +68,14 @@ func (w *waiter) stop() {
 	}
 }
 
-// place notes on which session the waiter's request stands.
+// place notes the session of the waiter's request.
 func (w *waiter) place(s *session) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
 	w.session = s
 }
 
-// waitersOf returns who waits on s. The caller holds d.mu.
+// waitersOf returns the waiters on s. The caller holds d.mu.
 func (d *Driver) waitersOf(s *session) (all []*waiter) {
 	for _, ws := range d.waiters {
 		for w := range ws {
@@ -87,12 +87,12 @@ func (d *Driver) waitersOf(s *session) (all []*waiter) {
 	return all
 }
 
-// look makes the waiter ask how it stands. It does not block, and may be called with d.mu held.
+// look makes the waiter ask for the state of its request. It does not block, and may be called with d.mu held.
 func (w *waiter) look() {
 	w.turn.Notify()
 }
 
-// wait returns the answer to a request that was granted, or an error: errGone if it has no place any more, the
+// wait returns the answer to a request that was granted, or an error: errGone if it no longer has a place, the
 // context's own error, or ErrClosed. A grant on a session other than the waiter's belongs to a call that moved it; a
 // repetition finds it.
 func (w *waiter) wait(ctx context.Context) (answer, error) {
@@ -104,7 +104,7 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 		case <-w.d.gate.Closing().Done():
 			return answer{}, backend.ErrClosed
 		}
-		// A wake-up is no proof, so the database is asked.
+		// A wake-up is no proof, so ask the database.
 		states, err := w.d.poll(ctx, []*waiter{w})
 		if errors.Is(err, backend.ErrHistoryLost) {
 			return answer{}, err
@@ -114,7 +114,7 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 		}
 		switch st := states[0]; {
 		case st.state == "gone", st.state == "granted" && st.session != w.session.id:
-			// The session ended, or a call that moved it took the grant along.
+			// The session ended, or another call moved the grant.
 			return answer{}, errGone
 		case st.state == "granted":
 			return answer{state: "granted", token: st.token, minLeft: st.minLeft, here: st.here, nonce: st.nonce}, nil
@@ -122,8 +122,8 @@ func (w *waiter) wait(ctx context.Context) (answer, error) {
 	}
 }
 
-// standing is the state of one waiter: i is its place in the request, from 1; ahead is how many wait in
-// front of it, 20 at most; due says that settling the name would change something.
+// standing is the state of one waiter: i is its place in the request, from 1; ahead is the number of waiters before
+// it, 20 at most; due is true if settling the name would have an effect.
 type standing struct {
 	i, token, minLeft, ahead, here, clock int64
 	state, session, nonce                 string
@@ -137,7 +137,7 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 	for i, w := range ws {
 		names[i], ids[i] = w.r.Name, w.r.RequestID
 	}
-	// One row for each, in any order: i names the waiter.
+	// One row for each waiter, in any order: i is its place in ws, from 1.
 	states := make([]standing, 0, len(ws))
 	before, sent := d.position(), d.clock.Now()
 	err := d.query(ctx, func(rows pgx.Rows) error {
@@ -161,17 +161,17 @@ func (d *Driver) poll(ctx context.Context, ws []*waiter) ([]standing, error) {
 			due = append(due, names[st.i-1])
 		}
 	}
-	// A write, and therefore only when the reading has shown a reason.
+	// settle writes, and is therefore sent only for names that are due.
 	if len(due) > 0 {
 		err = d.exec(ctx, d.sql.settle, due, d.clockKnown())
 	}
 	return states, err
 }
 
-// pollAll looks at all who wait: about once a second, and, while notifications do not reach this client, more often
-// while the queues move: the first in line up to forty times a second, and with n ahead an n-th as often, so that a
-// long queue asks the server hardly more than a short one. It ends when nobody waits, which it decides under d.mu, so
-// that the next waiter starts another one, or with Close.
+// pollAll looks at all waiters: about once a second, and, while notifications do not reach this client, more often
+// while the queues move: for the first in line up to forty times a second, and with n ahead an n-th as often, so that
+// a long queue costs the server hardly more than a short one. It ends with Close, or without waiters, which it decides
+// under d.mu, so that the next waiter starts another loop.
 func (d *Driver) pollAll(ctx context.Context) {
 	// seen is the number ahead of each waiter at the last look, to detect a moving queue.
 	pause, seen := pollEvery, map[key]int64{}
@@ -183,7 +183,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 		case <-d.gate.Closing().Done():
 		}
 		d.mu.Lock()
-		// Decided and noted under one lock: a waiter that comes later sees that no loop runs, and starts one.
+		// The end is decided and noted under one lock: a later waiter sees that no loop runs, and starts one.
 		if len(d.waiters) == 0 || d.gate.Closed() {
 			d.polling = false
 			d.mu.Unlock()
@@ -192,14 +192,14 @@ func (d *Driver) pollAll(ctx context.Context) {
 		all := make([]*waiter, 0, len(d.waiters))
 		for _, ws := range d.waiters {
 			for w := range ws {
-				// The others have not been sent yet.
+				// The requests of other waiters have not been sent yet.
 				if w.session != nil {
 					all = append(all, w)
 				}
 			}
 		}
 		d.mu.Unlock()
-		// Less and less often, unless a queue has moved; with notifications it stays at a second.
+		// The pause grows unless a queue has moved; with notifications it stays at a second.
 		pause = min(pause*3/2, pollEvery)
 		var states []standing
 		if len(all) > 0 {
@@ -208,7 +208,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 				continue
 			}
 		}
-		// Made anew each time, so that names which nobody waits for are forgotten.
+		// A new map each time drops names without waiters.
 		ahead := make(map[key]int64, len(states))
 		for _, st := range states {
 			w := all[st.i-1]
@@ -217,7 +217,7 @@ func (d *Driver) pollAll(ctx context.Context) {
 			if before, ok := seen[k]; !d.hears.Load() && (!ok || before != st.ahead) {
 				pause = min(pause, pollFast*time.Duration(max(1, st.ahead)))
 			}
-			// Granted or gone: the waiter asks for itself, and takes its answer from there.
+			// The request was granted or has ended: the waiter asks itself, and returns that answer.
 			if st.state != "waiting" {
 				w.look()
 			}
@@ -232,8 +232,8 @@ func (d *Driver) lookAtAll() {
 }
 
 const (
-	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there, of the first in line.
-	// Each pause is drawn between half of it and all of it.
+	// pollEvery is Description.Polling behind a pooler; pollFast is the shortest pause there, for the first in line. Each
+	// pause is drawn between half of it and all of it.
 	pollEvery = time.Second
 	pollFast  = 50 * time.Millisecond
 )

@@ -45,7 +45,7 @@ func (s *service) Check(ctx context.Context, all []engine.Waiters, queues int) (
 	return out, s.look(ctx, all, looked, queues, out)
 }
 
-// peek returns the numbers of the queues that deserve a look: nobody holds the name, or this client does.
+// peek returns the numbers of the queues that deserve a look: the name is free, or this client holds it.
 func (s *service) peek(ctx context.Context, all []engine.Waiters, peeked []int) (found []int, err error) {
 	var steps []*lines.Step
 	for chunk := range slices.Chunk(peeked, redisscript.MaxPeek) {
@@ -69,7 +69,7 @@ func (s *service) peek(ctx context.Context, all []engine.Waiters, peeked []int) 
 	return found, nil
 }
 
-// look asks for the state of the waiters of each queue, which tells the server that they live, and settles.
+// look asks for the state of the waiters of each queue, which shows the server that they live, and settles.
 func (s *service) look(
 	ctx context.Context, all []engine.Waiters, looked []int, queues int, out []engine.Found,
 ) error {

@@ -90,10 +90,10 @@
 //	a cluster's slot moved 50 times, key by key     1,162 grants, 0 overlaps, 0 holds lost, longest wait 0.31 s
 //	SENTINEL FAILOVER 10 times, TTL 2 s            26,214 grants, 1 overlap, 26 holds lost, longest wait 7.3 s
 //
-// Describe says which of these risks apply to a configuration, by the result of the probe:
+// Describe returns which of these risks apply to a configuration, by the result of the probe:
 // backend.ExclusionDurableServer for one server with appendonly yes, appendfsync always and no replica;
-// ExclusionAsyncReplica for such servers with replicas, on a cluster, or behind Sentinels; and
-// ExclusionVolatileServer for every server that answers before a write is on disk, whether it has replicas or not.
+// ExclusionAsyncReplica for such servers with replicas, on a cluster, or behind Sentinels; and ExclusionVolatileServer
+// for every server that answers before a write is on disk, whether it has replicas or not.
 //
 // A server that has lost its memory cannot be recognized: run_id and replication id change with every restart, even
 // without a loss, and a FLUSHALL changes neither. Only the missing holds show the loss. The next Renew or Release of
@@ -126,13 +126,13 @@
 //
 // # Connections
 //
-// Lock commands go on connections of the driver, which it makes from the client's options: address, credentials, TLS,
+// Lock commands use connections of the driver, which it makes from the client's options: address, credentials, TLS,
 // Dialer, OnConnect. Requests that are submitted while an exchange is in progress leave together as one pipeline: when
 // it has ended, or on a second connection when they are as many as it has. If an exchange takes longer than 5 ms, or
 // its caller leaves, they take another connection, and if several are slow, after twice the time for each. An exchange
-// ends after 3 s. The driver has up to 16 connections to the server, or to each node of a cluster, and keeps up to four
-// while it sends nothing. MOVED and ASK are followed, TRYAGAIN is retried. Behind Sentinels the master is looked up
-// every second while there are calls, by a connection that is closed again.
+// ends after 3 s. The driver has up to 16 connections to the server, or to each node of a cluster, and keeps up to
+// four while it sends nothing. MOVED and ASK are followed, TRYAGAIN is retried. Behind Sentinels the master is looked
+// up every second while there are calls, by a connection that is closed again.
 //
 // If no other request is pending, a call makes its exchange on the caller's goroutine; if its context ends before the
 // reply, the driver closes the connection.

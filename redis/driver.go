@@ -46,7 +46,7 @@ type Options struct {
 	// ReplicaTimeout bounds the wait for the replicas, at most half of the TTL. Default 500 ms.
 	ReplicaTimeout time.Duration
 
-	// ReplicaDisk says that they must have it in their append-only files, on disk: WAITAOF, from Redis 7.2.
+	// ReplicaDisk requires that they have it in their append-only files, on disk: WAITAOF, from Redis 7.2.
 	ReplicaDisk bool
 
 	// Clock measures validity. Default backend.SystemClock.
@@ -58,8 +58,7 @@ type Server struct {
 	// Version is the Redis version, or a version that the server is compatible with, such as "7.0"; at least 6.0.
 	Version string
 
-	// Cluster says that names may be on different servers although the client is one of a single server: behind a
-	// proxy.
+	// Cluster declares that names may be on different servers although the client is for a single server: behind a proxy.
 	Cluster bool
 }
 
@@ -108,8 +107,8 @@ func New(client goredis.UniversalClient, o *Options) *Driver {
 	return d
 }
 
-// newDriver returns a driver on a client; unfit says why the client is unfit, or is nil. A mistake in the options takes
-// precedence.
+// newDriver returns a driver on a client; unfit is the reason why the client is unfit, or nil. A mistake in the
+// options takes precedence.
 func newDriver(client goredis.UniversalClient, own bool, unfit error, o *Options) *Driver {
 	s := &service{
 		o: *o, client: client, own: own, unfit: cmp.Or(o.check(), unfit), patience: redisconn.ConnectTime,

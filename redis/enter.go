@@ -28,9 +28,9 @@ func (s *service) Enter(ctx context.Context, e engine.Entering) (engine.Position
 	return all[0], err
 }
 
-// enter asks for one name. A free name that nobody is known to want is taken by SET NX and EXISTS of the queue, and a
-// name that was handed over is accepted; the script does all else. Without a subscription a request takes no place in
-// the queue: a release passes over a client that nobody hears.
+// enter asks for one name. A free name without known waiters is acquired by SET NX and EXISTS of the queue, and a name
+// that was handed over is accepted; the script does all else. Without a subscription a request takes no place in the
+// queue: a release passes over a client that receives no notifications.
 func (s *service) enter(ctx context.Context, e *engine.Entering) (engine.Position, error) {
 	r := &e.Request
 	keys := s.keys(r.Name)
@@ -127,7 +127,7 @@ func (s *service) accept(ctx context.Context, e *engine.Entering, keys redisscri
 	return p, true, nil
 }
 
-// Handed is engine.Handover's: the nonce says when the Enter was sent that the script has read in the queue.
+// Handed is engine.Handover's: the nonce has the send time of the Enter that the script has read in the queue.
 func (s *service) Handed(e engine.Entering, nonce string) (
 	p engine.Position, sent backend.Instant, ttl time.Duration, ok bool,
 ) {
@@ -174,7 +174,7 @@ func (s *service) granted(r *backend.Request, incarnation, start string) engine.
 	return p
 }
 
-// mismatch asks for the present use of a name. If its user has gone meanwhile, the error names nobody.
+// mismatch asks for the present use of a name. If its user has left meanwhile, the error names no user.
 func (s *service) mismatch(ctx context.Context, name string) error {
 	e := &backend.LimitError{Name: name}
 	answer, err := s.do(ctx, redisscript.Inform, s.keys(name))

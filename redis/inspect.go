@@ -54,8 +54,8 @@ func stateOf(name string, answer any) (backend.State, error) {
 const pageKeys = 1000
 
 // Names is engine.Inspector's: one SCAN of one master, and the values of its keys. after is the number of the master
-// and its cursor. SCAN goes by the client and not by a line: it may take long, and everybody's steps would stand behind
-// it.
+// and its cursor. SCAN goes by the client and not by a line: it may take long, and would delay the steps of all
+// callers.
 func (s *service) Names(ctx context.Context, prefix, after string) (page []backend.State, next string, err error) {
 	n, text, _ := strings.Cut(after, " ")
 	number, _ := strconv.Atoi(n)

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/redis/internal/lines"
 )
 
-// Leave is engine.Service's. An exclusive hold of a name that nobody is known to want ends by a short script.
+// Leave is engine.Service's. An exclusive hold of a name without known waiters ends by a short script.
 func (s *service) Leave(ctx context.Context, l engine.Leaving) (left engine.Left, err error) {
 	g := l.Grant
 	if g.Kind > backend.KindPermits {
@@ -114,7 +114,7 @@ func (s *service) closed(until backend.Instant) string {
 	return redisconn.ClosedFor(until, s.clock.Now())
 }
 
-// end is a step that ends a hold. If somebody was offered the name, that has to be settled.
+// end is a step that ends a hold. If the name was offered to a waiter, that has to be settled.
 func (s *service) end(ctx context.Context, code string, keys redisscript.Keys, args ...string) (
 	left engine.Left, err error,
 ) {
@@ -142,8 +142,8 @@ func (s *service) Expire(ctx context.Context, l engine.Leaving) (engine.Left, er
 	return s.end(ctx, redisscript.Expire, s.keys(l.Name), start, closed)
 }
 
-// Settle is engine.Settles's. The server answers with the time that the present hold has left: more than an offer's says
-// that it was accepted.
+// Settle is engine.Settles's. The server answers with the time that the present hold has left: more than an offer's
+// means that it was accepted.
 func (s *service) Settle(ctx context.Context, name string) (again time.Duration, err error) {
 	answer, err := s.do(ctx, redisscript.Settle, s.keys(name))
 	if ms, ok := answer.(int64); ok && ms >= 0 {
@@ -157,7 +157,7 @@ func (s *service) Settle(ctx context.Context, name string) (again time.Duration,
 // lossTimeout is the maximum time for the question why a hold is gone.
 const lossTimeout = time.Second
 
-// losses says why holds are gone. The mark of a forced release is removed by reading it.
+// losses returns why holds have ended. The mark of a forced release is removed by reading it.
 func (s *service) losses(ctx context.Context, gone []*backend.Grant) []backend.Loss {
 	all := make([]backend.Loss, len(gone))
 	var steps []*lines.Step

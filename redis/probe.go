@@ -173,8 +173,8 @@ func (s *service) judge(ctx context.Context) (backend.Exclusion, error) {
 	}
 }
 
-// tryScript finds out whether the server runs the scripts, with a question about a name that nobody needs. It also makes
-// the server know them: a step that the server refuses because it does not know its script is lost with the answer.
+// tryScript finds out whether the server runs the scripts, with a question about an unused name. It also makes the
+// server know them: a step that the server refuses because it does not know its script is lost with the answer.
 func (s *service) tryScript(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()

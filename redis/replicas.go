@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// replicaTimeout is for the replicas to confirm, unless Options.ReplicaTimeout says otherwise.
+	// replicaTimeout is the default of Options.ReplicaTimeout, for the replicas to confirm.
 	replicaTimeout = 500 * time.Millisecond
 	// maxReplicas catches mistakes: a number that no server has.
 	maxReplicas = 100
@@ -33,7 +33,7 @@ type ReplicasError struct {
 	Disk bool
 }
 
-// Error says how many replicas have confirmed in how much time.
+// Error returns a message with the number of confirmed replicas and the time.
 func (e *ReplicasError) Error() string {
 	where := ""
 	if e.Disk {
@@ -43,9 +43,9 @@ func (e *ReplicasError) Error() string {
 }
 
 // confirmed waits until replicas have the new grants. If they do not, it releases all of them, since a set is granted
-// as a whole or not at all, and refuses the requests for good: a request that waits does not wait for replicas. A hold
-// that an earlier attempt was granted stays: its nonce has the instant before, of the last hold before these, or an
-// earlier one. The replicas have their own time, within the caller's context.
+// as a whole or not at all, and refuses the requests permanently: a request that waits does not wait for replicas. A
+// hold that an earlier attempt was granted stays: its nonce has the instant before, of the last hold before these, or
+// an earlier one. The replicas have their own time, within the caller's context.
 func (s *service) confirmed(ctx context.Context, rs []engine.Entering, all []engine.Position, before int64) error {
 	ctx = engine.Caller(ctx)
 	grants := make([]backend.Grant, len(rs))
@@ -177,7 +177,7 @@ func (s *service) waitFor(ctx context.Context, master goredis.Cmdable, g *backen
 		return 0, err
 	case waited.Err() != nil:
 		return 0, waited.Err()
-	// The script answers for its one step: anything but 1 says that the hold was not there to be prolonged.
+	// The script answers for its one step: any other answer means that there was no hold to prolong.
 	case len(answers) != 1 || answers[0] != int64(1):
 		return 0, errors.New("the hold ended before replicas confirmed it")
 	case !s.o.ReplicaDisk:

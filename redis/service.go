@@ -17,9 +17,9 @@ package redis
 // Each step is sent once, on a connection that all callers share, and the binding waits for it on the caller's
 // goroutine.
 //
-// The nonce of an attempt is the instant at which it was sent, followed by the key by which the engine knows the waiter:
-// of two nonces of one client the greater one is the later one, which the script relies on, and a push says without a
-// table which waiter it is for, and how old that waiter's last sign of life is.
+// The nonce of an attempt is the instant at which it was sent, followed by the key by which the engine knows the
+// waiter: of two nonces of one client the greater one is the later one, which the script relies on, and from a push
+// the driver reads its waiter, and the age of that waiter's last request, without a table.
 
 import (
 	"context"
@@ -106,7 +106,7 @@ func (s *service) Close(ctx context.Context) error {
 	return err
 }
 
-// do carries out one step. An error beside which the server may have carried it out says when that is over.
+// do carries out one step. An error after which the server may still run it reports when that is over.
 func (s *service) do(ctx context.Context, code string, keys redisscript.Keys, args ...string) (any, error) {
 	return s.send(ctx, lines.NewStep(code, keys, args...))
 }
@@ -123,7 +123,7 @@ func (s *service) send(ctx context.Context, step *lines.Step) (any, error) {
 	return nil, &engine.Unanswered{Err: err, Landed: func(ctx context.Context) { landed(ctx, step, f.Left) }}
 }
 
-// landed waits until the server has carried out a step, or never will.
+// landed waits until the server has executed a step, or never will.
 func landed(ctx context.Context, step *lines.Step, left bool) {
 	if left {
 		select {

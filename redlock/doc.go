@@ -54,8 +54,8 @@
 // A restarted server may have forgotten its votes. The driver checks run_id and uptime on every new connection, and
 // refuses the connection (QuarantineError) until the server has been up for Options.MaxTTL, when all votes that it may
 // have forgotten have ended. This is the algorithm's delayed restart, enforced by the client. Servers with appendonly
-// yes and appendfsync always vote immediately. Since a first start looks like a restart, new servers do
-// not vote for MaxTTL either, unless Options.TrustFresh says that they never granted a lock.
+// yes and appendfsync always vote immediately. Since a first start looks like a restart, new servers do not vote for
+// MaxTTL either, unless Options.TrustFresh declares that they never granted a lock.
 //
 // # When to use something else
 //
@@ -86,19 +86,19 @@
 // after 3 s. After a refused connection, the driver pauses for 10 ms before it dials that server again, then longer, up
 // to 640 ms.
 //
-// The driver is a binding of backend/engine. An exchange with all servers runs on the goroutine of its caller, and what a
-// server answers later is dropped, since connections keep the order: a release is always carried out behind the votes
-// that were requested before. The binding's own goroutines are those of each connection, from the first wait until Close
-// one for each subscription, and every half minute one for each server, which looks at its settings. Each grant has a
-// timer of 3 ms for the servers that follow, which its release stops. A release that has not reached every server
-// occupies a goroutine of the engine until it has, or the TTL is over; there are 1,000 of these at most.
+// The driver is a binding of backend/engine. An exchange with all servers runs on the goroutine of its caller, and a
+// server's later answer is dropped, since connections keep the order: a release always runs behind the votes that were
+// requested before. The binding's own goroutines are those of each connection, from the first wait until Close one for
+// each subscription, and every half minute one for each server, which looks at its settings. Each grant has a timer of
+// 3 ms for the servers that follow, which its release stops. A release that has not reached every server occupies a
+// goroutine of the engine until it has, or the TTL is over; there are 1,000 of these at most.
 //
 // # Renewal
 //
-// A renewal makes one script call to each server for up to 128 locks. A lock is lost when a majority says that it does
-// not have it; without a majority for either answer the outcome is unknown, and the hold continues until its validity
-// ends. If a server lacks a lock that a majority has just confirmed, the driver writes it there again. This creates no
-// hold, because the majority already has it.
+// A renewal makes one script call to each server for up to 128 locks. A lock is lost when a majority reports that it
+// does not have it; without a majority for either answer the outcome is unknown, and the hold continues until its
+// validity ends. If a server lacks a lock that a majority has just confirmed, the driver writes it there again. This
+// creates no hold, because the majority already has it.
 //
 // # Permits and shared holds
 //

@@ -52,13 +52,13 @@ type Options struct {
 
 	// MaxTTL is the longest TTL, and the longest minimum hold, that any client of these locks uses; longer ones are
 	// refused. It is also how long a restarted server stays without a vote, unless it stores every write before it
-	// answers (appendonly yes, appendfsync always): after that time all that it may have forgotten has ended anyway.
-	// All clients of one set of locks agree on it. Default one minute.
+	// answers (appendonly yes, appendfsync always): after that time all holds that it may have forgotten have ended
+	// anyway. All clients of one set of locks agree on it. Default one minute.
 	MaxTTL time.Duration
 
 	// TrustFresh gives a vote to servers which this driver meets for the first time although they have not been up for
-	// MaxTTL. Set it for servers that never granted a lock: a first deployment, or tests. Servers that restart after
-	// this driver has met them are excluded all the same; a restart while no driver ran is not detected.
+	// MaxTTL. Set it for servers that never granted a lock: a first deployment, or tests. Servers that restart after this
+	// driver has met them are still excluded; a restart while no driver ran is not detected.
 	TrustFresh bool
 
 	// WaitForAll asks all servers at the same time, and makes Acquire wait for all responsive servers, so that a hold

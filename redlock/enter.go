@@ -18,7 +18,7 @@ const (
 	hedgeTime = 3 * time.Millisecond
 	// asideTime is the time for which a server that kept a call waiting is not asked first.
 	asideTime = time.Second
-	// tries bounds the polls of one Enter that meet faults, and splitTries those in which nobody gets a majority.
+	// tries bounds the polls of one Enter that meet faults, and splitTries the polls without a majority.
 	tries, splitTries = 3, 12
 	// patientFor is the number of Enters with split votes before a waiter drops its own: a release that has reached only
 	// some servers looks the same.
@@ -68,7 +68,7 @@ func placeOf(text string) (p place) {
 // prefixDigits is the length of the part of a nonce that names the attempt.
 const prefixDigits = 2 * redisconn.KeyDigits
 
-// start is how the values of all tries begin.
+// start returns the common prefix of the values of all tries.
 func (s *service) start(p place) string {
 	return p.px + "|" + s.identity + "|" + p.nonce[:prefixDigits]
 }
@@ -77,8 +77,7 @@ func (s *service) start(p place) string {
 // does not decide, or not soon. A waiter then enters the queue of the leader, and asks the others when it has the
 // leader's vote. Each vote that counts was given or confirmed in this Enter.
 //
-// A poll in which nobody has a majority is no outcome. So Enter repeats it after a pause, in which Await sees the end of
-// its time.
+// A poll without a majority is no outcome. So Enter repeats it after a pause, in which Await sees the end of its time.
 func (s *service) Enter(ctx context.Context, e engine.Entering) (engine.Position, error) {
 	now := s.clock.Now()
 	s.look(now)
@@ -129,7 +128,7 @@ func (s *service) Enter(ctx context.Context, e engine.Entering) (engine.Position
 	return a.wait(ctx, e.Handed)
 }
 
-// next begins another try. Each has its own nonce: the removal of the last one, which may still be on its way, must not
+// next begins another try. Each has its own nonce: the removal of the last one, which may still be in flight, must not
 // take from the next.
 func (a *attempt) next() {
 	b := redisconn.AppendKey(make([]byte, 0, 48), a.s.seed, a.r.RequestID)
@@ -422,7 +421,7 @@ func (v *vote) refusal(answer any) {
 }
 
 // wait enters the leader's queue, or with the leader's vote asks the other nodes, whose queues are almost empty then.
-// Queues on all nodes would differ in their order, and with many waiters nobody would get a majority.
+// Queues on all nodes would differ in their order, and with many waiters none would get a majority.
 //
 // handed is the node that has offered its vote, and the nonce to which. An offer has to be accepted, or ends after a
 // second.
@@ -485,7 +484,7 @@ func (a *attempt) wait(ctx context.Context, handed string) (engine.Position, err
 			places |= only(p.node)
 		}
 		return count(votes) >= s.quorum
-	}, func() bool { return count(votes|places) >= s.quorum }) { // pushes tell of the places
+	}, func() bool { return count(votes|places) >= s.quorum }) { // pushes notify the places
 		r.silent()
 	}
 	switch {

@@ -10,11 +10,11 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// QuarantineError says why a server that answers has no vote: it started so recently that it may have forgotten locks
-// which it granted before. It wraps backend.ErrUnavailable, because waiting helps.
+// QuarantineError is the reason why a server that answers has no vote: it started so recently that it may have
+// forgotten locks which it granted before. It wraps backend.ErrUnavailable, because waiting helps.
 type QuarantineError struct {
 	Addr string
-	// How long the server has been up, as it tells: whole seconds.
+	// The server's uptime, as it reports it: whole seconds.
 	Uptime string
 	// The uptime from which on it votes: Options.MaxTTL.
 	Want string
@@ -29,7 +29,7 @@ func (e *QuarantineError) Error() string {
 // Is reports true for backend.ErrUnavailable: no request was sent to the server.
 func (e *QuarantineError) Is(target error) bool { return target == backend.ErrUnavailable }
 
-// Causes of failures that no server tells.
+// Causes of failures that no server reports.
 var (
 	// errSilent: a server was asked and had no answer when its time was over.
 	errSilent = errors.New("the server does not answer")

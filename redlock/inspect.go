@@ -67,8 +67,8 @@ func (s *service) Names(context.Context, string, string) ([]backend.State, strin
 	return nil, "", backend.ErrUnsupported
 }
 
-// Check is engine.Checks's: one look at each queue for all waiters in it, which tells the server that they live, and
-// has it hand over. Waiters of a server that does not answer look for another leader.
+// Check is engine.Checks's: one look at each queue for all waiters in it, which shows the server that they live, and
+// lets it hand over. Waiters of a server that does not answer look for another leader.
 func (s *service) Check(ctx context.Context, all []engine.Waiters, _ int) ([]engine.Found, error) {
 	type look struct {
 		queue   int

@@ -6,7 +6,7 @@ package redlock
 // it).
 //
 // The one rule is order: a late vote must never come behind the release of its hold, or it would close that server for
-// a TTL. Sending and cancelling exclude each other by later.mu, and both go on the same ordered connection.
+// a TTL. Sending and cancelling exclude each other by later.mu, and both use the same ordered connection.
 
 import (
 	"sync"
@@ -57,11 +57,11 @@ func (s *service) voteLater(a *attempt, v *vote) {
 	l.timer = time.AfterFunc(s.laterTime, func() { s.sendLater(l.h.Request, l.h.Start()) })
 }
 
-// sendLater sends the pending votes for a request's hold now, or only for the hold with the given start: on the timer's
-// goroutine, or on that of a renewal, which needs the votes there and shows that the hold is not a short one. The votes
-// stand beside waiters on these servers, as the hold does: it exists by its majority. Nobody awaits the answers. If a
-// server refuses, because another request has its vote, the hold does without it; the next renewal finds the vote
-// missing and asks for it.
+// sendLater sends the pending votes for a request's hold now, or only for the hold with the given start: on the
+// timer's goroutine, or on that of a renewal, which needs the votes there and shows that the hold is not a short one.
+// The votes stand beside waiters on these servers, as the hold does: it exists by its majority. The answers are not
+// awaited. If a server refuses, because another request has its vote, the hold does without it; the next renewal finds
+// the vote missing and asks for it.
 //
 // The lines take the steps without waiting for a server, so that mu is held for a few small writes.
 func (s *service) sendLater(request, start string) {

@@ -79,7 +79,7 @@ func (e *ending) ask(nodes set) {
 }
 
 // answered processes one answer, and reports whether no more are needed. The short script returns nil or 0 where it is
-// not enough: somebody waits, or the hold is not there. The whole script is then asked.
+// not enough: there are waiters, or no hold. The whole script is then asked.
 func (e *ending) answered(p *step) (done bool) {
 	yes, ok := one(p)
 	switch {
@@ -102,8 +102,8 @@ func (e *ending) enough() bool {
 	return e.no == 0 && e.yes > 0 && e.yes+len(e.s.nodes)-count(e.asked) >= e.s.quorum
 }
 
-// part ends a Leave whose caller leaves, perhaps because the driver closes: all its steps are sent, and where the short
-// script may not be enough, the whole one behind it. A hold that nobody renews would stay for its TTL.
+// part ends a Leave whose caller leaves, perhaps because the driver closes: all its steps are sent, and where the
+// short script may not be enough, the whole one behind it. A hold without renewals would stay for its TTL.
 func (e *ending) part() {
 	short := set(0)
 	for i, p := range e.steps {
@@ -159,8 +159,8 @@ func (e *ending) everywhere(ctx context.Context, nodes set) (left engine.Left, e
 	return left, nil
 }
 
-// Extend is engine.Service's: one script call a server for up to 128 holds, all servers at once. Each hold is renewed
-// when a majority has prolonged it, and gone when a majority says so.
+// Extend is engine.Service's: one script call a server for up to 128 holds, on all servers concurrently. Each hold is
+// renewed when a majority has prolonged it, and ended when a majority reports that.
 //
 // A server that lacks a hold which a majority has just confirmed gets it back, as a new vote, unless another request has
 // its vote. Without a majority no vote is created.

@@ -112,13 +112,13 @@ func (n *node) vet(ctx context.Context, c goredis.Cmdable) error {
 }
 
 // enrol decides whether the server behind a new connection votes. It refuses a server that is listed twice, by run_id,
-// since it would vote twice. A new or restarted server is in quarantine until
-// it has been up for MaxTTL: all that it may have forgotten has ended by then. Its uptime is in whole seconds and
-// rounded down, which errs on the safe side.
+// since it would vote twice. A new or restarted server is in quarantine until it has been up for MaxTTL: all holds
+// that it may have forgotten have ended by then. Its uptime is in whole seconds and rounded down, which errs on the
+// safe side.
 //
 // A server that has every write on disk before it answers (Server.Durable) keeps its votes in a restart and votes
-// immediately. Nobody can tell a first start from a restart, so a server met for the first time is treated as restarted
-// unless Options.TrustFresh says otherwise.
+// immediately. The driver cannot distinguish a first start from a restart, so a server met for the first time is
+// treated as restarted unless Options.TrustFresh is set.
 func (s *service) enrol(n *node, server redisconn.Server) error {
 	s.roster.Lock()
 	defer s.roster.Unlock()

@@ -6,8 +6,8 @@ package redlock
 // answer. So a line never waits for the asker, and an asker that has left costs the memory of its channel. The caller
 // gathers the answers on its own goroutine, and returns when the rest cannot change the outcome.
 //
-// The lines are Ordered: what is sent to a server later is carried out later, whatever became of the connection. So a
-// Leave needs no answer to the Enter before it.
+// The lines are Ordered: a server executes later requests later, whatever became of the connection. So a Leave needs
+// no answer to the Enter before it.
 
 import (
 	"context"
@@ -84,7 +84,8 @@ func (s *service) Close(ctx context.Context) error {
 	return err
 }
 
-// nodeTimeout is for how long a step for holds of ttl waits for silent servers, if they could decide its outcome.
+// nodeTimeout is the time that a step for holds of ttl waits for unresponsive servers, if they could decide its
+// outcome.
 func (s *service) nodeTimeout(ttl time.Duration) time.Duration {
 	if s.o.NodeTimeout > 0 {
 		return s.o.NodeTimeout
@@ -146,7 +147,7 @@ func (r *round) begin(s *service, keys redisscript.Keys, patience time.Duration)
 // send asks node i.
 func (r *round) send(i int, code string, args ...string) { r.to(only(i), code, args...) }
 
-// to asks some nodes. A request for a vote that would not count fails at once.
+// to asks some nodes. A request for a vote that would not count fails immediately.
 func (r *round) to(nodes set, code string, args ...string) {
 	memory := make([]step, count(nodes))
 	r.asked |= nodes
@@ -220,7 +221,7 @@ func (r *round) wait(ctx context.Context, hedge time.Duration, each func(*step) 
 	}
 }
 
-// fail notes a fault: a permanent one says most, and then one after which the step may have been carried out.
+// fail notes a fault: a permanent one has priority, and then one after which the step may have been executed.
 func (r *round) fail(i int, f *redisconn.Failure) {
 	r.failed |= only(i)
 	if r.fault == nil || f.Fatal && !r.fault.Fatal || f.Sent && !r.fault.Sent && !r.fault.Fatal {
@@ -228,8 +229,8 @@ func (r *round) fail(i int, f *redisconn.Failure) {
 	}
 }
 
-// silent ends a round that more answers could decide. A step that its line has not taken is taken back, and is not
-// carried out. A node counts as sick if it had the whole time of the round; ctx may have ended early.
+// silent ends a round that more answers could decide. A step that its line has not taken is withdrawn, and is not
+// executed. A node counts as sick if it had the whole time of the round; ctx may have ended early.
 func (r *round) silent() {
 	late := !time.Now().Before(r.deadline)
 	for i, s := range r.steps {
@@ -248,7 +249,7 @@ func (r *round) silent() {
 	}
 }
 
-// silence is the fault of a node without an answer.
+// silence returns the fault of a node without an answer.
 func (r *round) silence() *redisconn.Failure {
 	cause := errSilent
 	if r.over != nil {
@@ -257,7 +258,7 @@ func (r *round) silence() *redisconn.Failure {
 	return &redisconn.Failure{Cause: cause, Sent: true}
 }
 
-// undecided is the error of a round without a majority. some says that a node has carried it out.
+// undecided is the error of a round without a majority. some is true if a node has executed it.
 func (r *round) undecided(some bool) error {
 	if r.fault == nil { // the nodes disagree
 		r.fault = &redisconn.Failure{Cause: errSilent}
@@ -268,7 +269,7 @@ func (r *round) undecided(some bool) error {
 	return r.fault
 }
 
-// one reads the answer to a step that is 1 if it was carried out, and 0 if there was nothing to do.
+// one reads the answer to a step: 1 if it was executed, and 0 if it had no effect.
 func one(s *step) (yes, ok bool) {
 	n, isNumber := s.Answer.(int64)
 	return n > 0, isNumber && s.Err == nil
@@ -288,9 +289,9 @@ const (
 // Probe is engine.Prober's.
 func (s *service) Probe(ctx context.Context) error { return s.Ping(ctx) }
 
-// Ping is engine.Service's. It connects to all servers at once, which vets them. An unreachable minority is no obstacle:
-// its servers are vetted when they come back, before their votes count. One unfit server makes the whole set unfit: a
-// mistake of the configuration is best found immediately.
+// Ping is engine.Service's. It connects to all servers concurrently, which vets them. An unreachable minority is no
+// obstacle: its servers are vetted when they come back, before their votes count. One unfit server makes the whole set
+// unfit: a mistake of the configuration is best found immediately.
 func (s *service) Ping(ctx context.Context) error {
 	r := s.round(s.keys("ping"), s.patience)
 	r.to(s.all(), redisscript.Inform)
@@ -382,10 +383,10 @@ const pushTime = 2 * time.Second
 // Listen is engine.Pushes's.
 func (s *service) Listen(notify func(engine.Push)) { s.notify = notify }
 
-// leader returns the node in whose queue a waiter stands: the first one of the list that is well and tells of its turn.
-// Waiters with other leaders would split the votes, so it is -1 while the subscription of an earlier node may still come
-// to stand, and if there is no leader. The first waiter starts the subscriptions; a confirmed one makes PushGap have all
-// waiters look.
+// leader returns the node in whose queue a waiter stands: the first fit server of the list that notifies waiters.
+// Waiters with other leaders would split the votes, so it is -1 while the subscription of an earlier node may still
+// come to stand, and if there is no leader. The first waiter starts the subscriptions; a confirmed one makes PushGap
+// have all waiters look.
 func (s *service) leader() int {
 	s.subscribe.Do(func() {
 		s.pushesBy.Store(int64(s.clock.Now().Add(pushTime)))

@@ -1,14 +1,14 @@
 // This file is the life of one Acquire, from the check of the request to the grant or its error.
 //
 // The parts call each other in this order. Acquire names the call in errors. acquire repeats attempt.once until there
-// is a definite answer, and attempt.giveUp handles the leftovers of a failure. once picks the session and hands over to
-// take, which makes the node (create), or goes on with the node of an earlier try (resume). From there queue.go waits,
-// refuse.go refuses, and hold.go keeps the hold.
+// is a definite answer, and attempt.giveUp handles the leftovers of a failure. once picks the session and hands over
+// to take, which makes the node (create), or continues with the node of an earlier try (resume). From there queue.go
+// waits, refuse.go refuses, and hold.go keeps the hold.
 //
-// Two facts of ZooKeeper shape all of it. A node that was created is not known to be created until the answer arrives,
-// so the node's name carries the request id, and a second try looks for it before it makes another. And the requests
-// of one session are carried out in the order in which they were sent, so everything that concerns one attempt goes
-// over one session; the requests of a session that has ended are either done or will never be done.
+// Two facts of ZooKeeper shape all of it. A client cannot know that a node exists until the answer arrives, so the
+// node's name carries the request id, and a second try looks for it before it makes another. And the server executes
+// the requests of one session in the order in which they were sent, so everything that concerns one attempt goes over
+// one session; the requests of a session that has ended are either done or will never be done.
 
 package zookeeper
 
@@ -31,10 +31,10 @@ const tries = 3
 // Acquire takes a lock and returns a grant with a token above every earlier token of the name: the zxid of the
 // transaction that created the node.
 //
-// Without r.Wait it makes one attempt, of up to three tries if the connection breaks under it. With r.Wait the
-// request stays in the name's queue and watches the entries before it that block it; it returns when it holds the
-// lock or when ctx ends, and its node is then removed in the background. The grant's TTL is the session's timeout,
-// which the servers grant between 2 and 20 ticks, and SentAt is the instant before the session's last proof was sent.
+// Without r.Wait it makes one attempt, of up to three tries if the connection breaks. With r.Wait the request stays in
+// the name's queue and watches the entries before it that block it; it returns when it holds the lock or when ctx
+// ends, and its node is then removed in the background. The grant's TTL is the session's timeout, which the servers
+// grant between 2 and 20 ticks, and SentAt is the instant before the session's last proof was sent.
 //
 // A repeated RequestID gets the same hold with the same token, even from another client. Errors wrap backend.ErrHeld,
 // ErrLimitMismatch, ErrUnavailable (not sent, or refused), ErrUnknown (a node may have been created and could not be
@@ -53,7 +53,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 // for it, and must adopt the leftover of an earlier acquire of the same request before it sends a request: the removal
 // of that leftover would otherwise delete the node that this call is about to make.
 //
-// The tries of one attempt go to the session on which the leftover was made, if its TTL is still the one asked for. On
+// The tries of one attempt go to the session on which the leftover was made, if its TTL is still the requested one. On
 // another session the read that looks for the leftover could overtake its creation.
 func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	ctx, end, err := d.begin(ctx)
@@ -64,14 +64,15 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 	if err := kit.Validate(d.Describe(), r); err != nil {
 		return backend.Grant{}, err
 	}
-	// From here on the leftover of an earlier acquire of this request is ours.
+	// From here on this call owns the leftover of an earlier acquire of the request.
 	left, err := d.adopt(ctx, r.Name, r.RequestID)
 	if err != nil {
 		return backend.Grant{}, err
 	}
 
 	a := &attempt{d: d, r: r, dir: d.dir(r.Name), slot: d.slotFor(r.TTL, r.Name), began: d.clock.Now()}
-	// Requests of one session are carried out in order, so that the leftover is found, or will never be.
+	// The server executes requests of one session in order: the try finds the leftover, or the leftover will never be
+	// made.
 	if left != nil && left.slot.ttl == r.TTL {
 		a.slot = left.slot
 	}
@@ -83,8 +84,8 @@ func (d *Driver) acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		if !a.worthRepeating(err, n) || ctx.Err() != nil {
 			return backend.Grant{}, a.giveUp(ctx, err)
 		}
-		// The reason for the repetition stays in the error only if it says that no request was sent; otherwise the
-		// context's error is enough.
+		// The error keeps the reason for the repetition only if no request was sent; otherwise the context's error is
+		// enough.
 		if ended := kit.Sleep(ctx, kit.RetryPause(r.TTL)); ended != nil {
 			if errors.Is(err, errNoConnection) {
 				ended = fmt.Errorf("%w: %w", err, ended)
@@ -101,11 +102,11 @@ type attempt struct {
 	d     *Driver
 	r     backend.Request
 	dir   string
-	slot  slot // of its session: a try's requests are done before the next try asks, or never will be
+	slot  slot // of its session: a try's requests are done before the next try's requests, or never will be
 	began backend.Instant
 
 	// The known state of the attempt's node.
-	unknown bool   // a request that makes a node left and was not answered
+	unknown bool   // a request that makes a node was sent and not answered
 	spent   bool   // the number of the last node was too high to hold
 	queued  bool   // the name was taken
 	resumed bool   // the node may be an earlier acquire's
@@ -113,16 +114,16 @@ type attempt struct {
 	hold    *hold  // on mine
 
 	// The state of the wait in queue.go and refuse.go between its turns.
-	foreign map[string]bool // nodes that look like entries, and nobody will ever remove them
-	wake    notify.Signal   // says that an entry before ours has changed
+	foreign map[string]bool // nodes that look like entries, which no client will remove
+	wake    notify.Signal   // an entry before ours has changed
 	heard   []string        // the paths that wake it, or did
 	passBy  backend.Instant // see letPass
-	held    error           // why a try stepped back last
+	held    error           // the reason why the last try withdrew
 }
 
-// worthRepeating reports whether the n-th try of an attempt failed with an err that the next try may avoid: the session
-// or the connection was lost under it. Without any connection, an attempt without Wait answers immediately, since
-// ErrUnavailable is correct and costs its caller little; only waiters go on.
+// worthRepeating reports whether the n-th try of an attempt failed with an err that the next try may avoid: the
+// session or the connection was lost. Without any connection, an attempt without Wait fails immediately, since
+// ErrUnavailable is correct and costs its caller little; only waiters retry.
 func (a *attempt) worthRepeating(err error, n int) bool {
 	if errors.Is(err, backend.ErrHeld) || !transient(err) {
 		return false
@@ -131,28 +132,28 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 	return a.r.Wait || n < tries && broke
 }
 
-// giveUp turns the error of the last try into the caller's error, and makes sure that no node stays behind.
+// giveUp turns the error of the last try into the caller's error, and makes sure that no node remains.
 //
-// It handles the leftovers: a node that is known to stand is deleted in the background, and the error stays as it is.
-// If a creation was sent and never answered, the error becomes ErrUnknown and the driver remembers a leftover (see
-// abandon). The caller then repeats the request or releases it, and if it does neither, the driver removes the leftover
-// within one TTL. giveUp cannot delete the node before it returns: Acquire must return within 50 ms of its context's
-// end (clause C2), and noticing an unresponsive server takes seconds.
+// It handles the leftovers: a node that is known to exist is deleted in the background, and the error stays as it is.
+// If a creation was sent and never answered, the error becomes ErrUnknown and the driver records a leftover (see
+// abandon). The caller then repeats the request or releases it, and if it does neither, the driver removes the
+// leftover within one TTL. giveUp cannot delete the node before it returns: Acquire must return within 50 ms of its
+// context's end (clause C2), and noticing an unresponsive server takes seconds.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if lost := a.d.historyLost(); lost != nil {
 		if errors.Is(err, lost) {
 			return err
 		}
-		return fmt.Errorf("%w: %w", lost, err) // the requests went to an ensemble that is gone
+		return fmt.Errorf("%w: %w", lost, err) // the requests went to an ensemble that no longer exists
 	}
 	if cause := context.Cause(ctx); errors.Is(cause, backend.ErrClosed) {
-		// The error is that the driver was closed, and not that the caller's context ended.
-		err = cause // Close ends the session, and the node goes with it
+		// The driver was closed; the caller's context has not ended. Close ends the session and its nodes.
+		err = cause
 	} else if a.held != nil && errors.Is(err, errGone) {
-		err = a.held // each time by somebody else
+		err = a.held // each time by another holder
 	}
 	if a.mine != "" && !errors.Is(err, errSessionLost) {
-		// Unless another attempt of the request has the node, or the session has ended, and the node with it.
+		// The node stays if another attempt of the request has it, and has ended if the session has.
 		if a.d.leaving(a.mine, a.hold) {
 			a.d.removeLater(a.hold.session, a.mine, a.hold.version, a.hold)
 		}
@@ -170,10 +171,10 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// removeLater deletes a node that nobody waits for any more, and that is marked as leaving, in the background, until it
-// is known to be gone, or disowns it if the server refuses. A node that another client has taken over stays. Its hold,
-// if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is not
-// retired with the node still on it.
+// removeLater deletes a node without a caller, which is marked as leaving. It works in the background until the node
+// is certainly gone, or disowns the node if the server refuses. A node that another client has taken over stays. Its
+// hold, if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is
+// not retired with the node still on it.
 func (d *Driver) removeLater(s *session, path string, version int32, h *hold) {
 	d.background(func() {
 		err := d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path, version) })
@@ -186,12 +187,12 @@ func (d *Driver) removeLater(s *session, path string, version int32, h *hold) {
 	})
 }
 
-// once makes one try on one session: a node in the queue, its turn, a recent proof, and a hold that
-// nobody has taken away meanwhile.
+// once makes one try on one session: a node in the queue, its turn, a recent proof, and a hold that has not been lost
+// meanwhile.
 //
-// The user that sessionFor counts belongs to the hold as soon as there is one, and once returns it in every other case.
-// After errSessionLost the attempt has no node: the servers delete the session's nodes with it, and the driver's
-// connection never carries requests of an ended session (see dial).
+// The user that sessionFor counts belongs to the hold as soon as there is a hold; otherwise once releases it. After
+// errSessionLost the attempt has no node: the servers delete the session's nodes with it, and the driver's connection
+// never carries requests of an ended session (see dial).
 func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 	s, err := a.d.sessionFor(ctx, a.slot, a.r.Wait)
 	if err != nil {
@@ -217,14 +218,14 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 		}
 		return backend.Grant{}, err
 	}
-	// The steps that could take the hold away are over: its node stands, the session is proved, and grant
-	// has entered the callback for a loss.
+	// The steps that could lose the hold are over: its node stands, the session is proved, and grant has entered the
+	// callback for a loss.
 	g := grantOf(a.r, h)
 	g.Queued = a.queued
 	return g, nil
 }
 
-// since returns how old the proof may be on which the grant's validity rests. A session that others use was proved
+// since returns the earliest instant of a proof on which the grant's validity may rest. A session in use was proved
 // some time ago, and a grant that rests on that proof has a short validity: up to a third of it may be over. A hold
 // that is granted again rests on a proof that is not older than the call, since its caller asks for a fresh validity.
 //
@@ -237,24 +238,24 @@ func (a *attempt) since(s *session) backend.Instant {
 	return since
 }
 
-// note remembers that a request which changes something left and may have been done, though no answer says so. The next
-// try must then look for its node, and giveUp must answer ErrUnknown.
+// note records that a request with an effect was sent and may have been done without an answer. The next try must then
+// look for its node, and giveUp must return ErrUnknown.
 func (a *attempt) note(err error) {
 	if unanswered(err) {
 		a.unknown = true
 	}
 }
 
-// take puts a node into the queue, or finds the request's node, and returns its hold when it is granted. It
-// returns the hold together with an error if there is one by then: the hold has the session's user, and the caller has
-// to drop it.
+// take puts a node into the queue, or finds the request's node, and returns its hold when it is granted. It returns
+// the hold even with an error, if the hold exists by then: the hold has the session's user, and the caller has to drop
+// it.
 //
-// The node is made before the queue is read, also for an attempt without Wait. A read that came first would cost every
-// attempt one more round trip, and would show a state without the own node, which does not determine its place.
+// The node is made before the queue is read, also for an attempt without Wait. An earlier read would cost every
+// attempt one more round trip, and would show a queue without this node, which does not determine its place.
 func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	if a.unknown || a.mine != "" {
-		// An earlier repetition may have made the node. The proof makes the read as new as the leader's state, with all
-		// that this session did before.
+		// An earlier repetition may have made the node. After the proof the read shows the leader's state, with all earlier
+		// changes of this session.
 		if err := s.prove(ctx, a.d.clock.Now()); err != nil {
 			return nil, err
 		}
@@ -265,7 +266,7 @@ func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 		if len(own) > 0 {
 			return a.resume(ctx, s, own)
 		}
-		a.unknown, a.mine = false, "" // the creation was lost, or the node has gone
+		a.unknown, a.mine = false, "" // the creation was lost, or the node was deleted
 	}
 	if a.spent {
 		if err := a.startAnew(ctx, s); err != nil {
@@ -296,11 +297,11 @@ func (a *attempt) own(ctx context.Context, s *session) ([]entry, error) {
 // create makes the node, and reads the queue behind it in the same round trip; askBirth in wire.go sends both requests
 // in one write.
 //
-// The node of the name may be missing, because the name is new or because somebody removed it while it was empty. For
-// a name that this driver has not used lately the wire sends its creation in front of the entry's, which saves new
-// names a round trip and a goroutine that others would wait for. For one that was used lately that request would be
-// wasted, and the error ErrNoNode tells when it is needed after all. An operator's script, or another client, may
-// remove the node each time, so this is repeated remakes times at most.
+// The node of the name may be missing, because the name is new or because a client removed its empty node. For a name
+// that this driver has not used lately the wire sends its creation before the entry's, which saves new names a round
+// trip, and a goroutine that other requests would wait for. For a name that was used lately that request would be
+// wasted; ErrNoNode shows when it is needed after all. An operator's script, or another client, may remove the node
+// each time, so this is repeated remakes times at most.
 func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	v := valueOf(a.r)
 	data, err := v.encode()
@@ -316,8 +317,8 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 			return readBirth(text), err
 		})
 		if errors.Is(err, zk.ErrNoNode) && n < remakes {
-			// The first time the root may be missing, too. Later somebody removes the name each time that it is empty,
-			// and is left no time for it.
+			// The first time the root may be missing, too. Later another client removes the name's node whenever it is empty,
+			// so that both creations are sent together.
 			if missing = n > 0; missing {
 				continue
 			}
@@ -325,7 +326,7 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 				continue
 			}
 		}
-		// One request has two nodes of one name only where the server counts no further.
+		// One request has two nodes of one name only after the end of the server's count.
 		if errors.Is(err, zk.ErrNodeExists) {
 			a.spent, err = true, errSpent
 		}
@@ -340,9 +341,9 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	}
 }
 
-// late returns a function for a creation that is answered after its acquire has ended: nobody knows the node, so
-// it is deleted. A repetition of the request may have found it by its name in the meantime; then it is in Driver.holds
-// and stays.
+// late returns a function for a creation that is answered after its acquire has ended: no call has the node, so it is
+// deleted. A repetition of the request may have found it by its name in the meantime; then it is in Driver.holds and
+// stays.
 func (a *attempt) late(s *session) func(birth, error) {
 	return func(b birth, err error) {
 		if err != nil {
@@ -357,9 +358,9 @@ func (a *attempt) late(s *session) func(birth, error) {
 // resume continues with the request's existing node, which makes an acquire idempotent.
 //
 // A node on another session moves to s with its place and its token. If a creation was repeated there is more than one
-// node; the oldest counts, and the others are deleted first, so that the request never stands in its own way. A
-// request that asks for another use than its node says (another kind, other permits) is refused with ErrLimitMismatch:
-// changing the node's name would give it a new place in the queue.
+// node; the oldest counts, and the others are deleted first, so that the request never blocks itself. A request for
+// another use than that of its node (another kind, other permits) is refused with ErrLimitMismatch: changing the
+// node's name would give it a new place in the queue.
 func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, error) {
 	for _, e := range own[1:] {
 		if err := s.remove(ctx, e.path, anyVersion); err != nil && !errors.Is(err, zk.ErrNoNode) {
@@ -388,13 +389,13 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 }
 
 // move replaces a node by one with the same name, content and token on session s, in one transaction. The sequence
-// number is part of the name and so the place in the queue stays; the token travels in the content, because the new
-// node has its own zxid. Creating first and deleting afterwards is impossible with equal names, and any order in
-// two requests would leave an instant in which a rival finds the name free.
+// number is part of the name so that the place in the queue stays; the content carries the token, because the new node
+// has its own zxid. Creating first and deleting afterwards is impossible with equal names, and any order in two
+// requests would leave an instant in which another client finds the name free.
 //
 // The new node gets another version than the old one, by writing into it: neither a removal that was sent for the old
-// node, nor another move that comes late, affects the new one. An ACL without the right to write leaves the version 0,
-// and such a removal or move is then only prevented by the look before it.
+// node, nor another late move, affects the new one. An ACL without the right to write leaves the version 0; then only
+// the read before such a removal or move prevents it.
 func (d *Driver) move(ctx context.Context, s *session, path string, node found) (version int32, err error) {
 	v := node.value
 	v.Format = 1
@@ -423,7 +424,7 @@ func (d *Driver) move(ctx context.Context, s *session, path string, node found) 
 	return version, err
 }
 
-// movedVersions is the number of versions that nodes have in turn as they move.
+// movedVersions is the number of versions through which moved nodes cycle.
 const movedVersions = 7
 
 // held is an entry of a queue with its content.

@@ -1,10 +1,10 @@
-// This file makes single requests to ZooKeeper. do is the only door: it gives the client library's blocking calls a
-// context, knows whether a request left, and never lets one wait for a connection. The rest are the requests
-// themselves, each with the meaning of a missing answer.
+// This file makes single requests to ZooKeeper. All of them go through do, which gives the client library's blocking
+// calls a context, knows whether a request was sent, and never lets one wait for a connection. The other functions are
+// the requests themselves, each with the meaning of a missing answer.
 //
 // Every request ends in one of four ways, and callers act on it: with the server's answer; with errNoConnection, and
 // the request was not sent; with errSessionLost, after which the session has no nodes and none of its requests will be
-// carried out; or with zk.ErrConnectionClosed or the end of ctx, which leave it open whether the server has done it.
+// executed; or with zk.ErrConnectionClosed or the end of ctx, which leave the outcome open.
 
 package zookeeper
 
@@ -28,12 +28,13 @@ var errNoConnection = errors.New("no connection to ZooKeeper")
 // do runs f, which makes one request, and returns its result, or earlier with the end of ctx or of the session. The
 // library knows no contexts; after its caller has left, a request continues in its goroutine and ends with its answer
 // or with the connection, and late, if not nil, is then called with the result. The requests of a session are counted
-// in calls, for which its end waits, and in busy, by which slotFor sees how much there is to do.
+// in calls, for which its end waits, and in busy, from which slotFor reads the load of the session.
 //
-// While there is no connection, do sends no request: the library would keep it until there is one, and send it long
-// after its caller has gone. A request that the library kept all the same, because the connection had just broken, is
-// errNoConnection when its caller leaves, since it had not been written by then; it may be sent later. errNoConnection
-// therefore says that the request had not left when the call ended, and not that it never will.
+// Without a connection, do sends no request: the library would keep it until it connects, and send it long after its
+// caller has left. The library may still keep a request because the connection had just broken: that is
+// errNoConnection when its caller leaves, since the request had not been written by then; it may be sent later.
+// errNoConnection therefore means that the request had not been sent when the call ended, and not that it never will
+// be.
 //
 // The goroutine hands its result over without a buffer, or sees that left is closed, which happens when the caller
 // returns: exactly one of the two gets the result, and the goroutine lasts no longer than f and late do.
@@ -45,7 +46,7 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	if !s.enterCall() {
 		return none, errSessionLost
 	}
-	// Read before the request is handed to the library: if it is the same at the end, this request has not left.
+	// before is read before the library gets the request: if written is the same at the end, the request was not sent.
 	before := s.written.Load()
 	type result struct {
 		value T
@@ -77,19 +78,19 @@ func do[T any](ctx context.Context, s *session, late func(T, error), f func(*zk.
 	case <-s.Over():
 		return none, errSessionLost
 	}
-	// The library says "connection closed" or "closing" to all requests under way when the session ended.
+	// The library returns "connection closed" or "closing" for all requests in progress when the session ends.
 	if errors.Is(r.err, zk.ErrSessionExpired) || s.Ended() && isOneOf(r.err, zk.ErrConnectionClosed, zk.ErrClosing) {
 		return r.value, errSessionLost
 	}
-	// Not a byte of it left: the connection had broken before.
+	// No byte of the request was sent: the connection had broken before.
 	if errors.Is(r.err, zk.ErrConnectionClosed) && s.written.Load() == before {
 		return r.value, fmt.Errorf("%w: %w", errNoConnection, r.err)
 	}
 	return r.value, r.err
 }
 
-// enterCall counts a request in, unless the session has ended. calls may not grow once closeAfterEnd waits for it,
-// which it does after the end; hence the mutex, which end takes as well.
+// enterCall counts a request in, unless the session has ended. calls must not grow once closeAfterEnd waits for it,
+// after the end; hence the mutex, which end also takes.
 func (s *session) enterCall() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,8 +102,8 @@ func (s *session) enterCall() bool {
 	return true
 }
 
-// await returns when a connection stands, at once if one does. It waits for callTime at most, so that a caller without
-// a deadline learns why there is no connection.
+// await returns when there is a connection, immediately if there is one. It waits for callTime at most, so that a
+// caller without a deadline gets the reason why there is no connection.
 func (s *session) await(ctx context.Context) error {
 	s.mu.Lock()
 	up, isUp := s.up, s.isUp
@@ -124,8 +125,8 @@ func (s *session) await(ctx context.Context) error {
 	}
 }
 
-// unconnected is errNoConnection with the reason why no connection came to stand, and with err, if there is one. An
-// operator who mistypes a port should read "connection refused" and not only that the time was over.
+// unconnected returns errNoConnection with the reason why connecting failed, and with err, if there is one. An
+// operator who mistypes a port should read "connection refused" and not only a timeout.
 func (s *session) unconnected(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,8 +139,8 @@ func (s *session) unconnected(err error) error {
 	return all
 }
 
-// libraryLog passes on the library's reports, at level debug. Its relevant parts reach the callers as errors;
-// printed by the library's default it would go to the program's standard error.
+// libraryLog passes on the library's messages, at level debug. Relevant messages reach the callers as errors; by
+// default the library prints all of them to the program's standard error.
 type libraryLog struct{ to *slog.Logger }
 
 func (l libraryLog) Printf(format string, args ...any) {
@@ -161,7 +162,7 @@ func sideBySide(n int, f func(i int)) {
 	all.Wait()
 }
 
-// requestsAtOnce bounds how many requests, and goroutines, one call has under way.
+// requestsAtOnce bounds the concurrent requests, and goroutines, of one call.
 const requestsAtOnce = 64
 
 // run is do for a request without a result.
@@ -170,7 +171,7 @@ func (s *session) run(ctx context.Context, f func(*zk.Conn) error) error {
 	return err
 }
 
-// names returns the names of the nodes below a node, in no order. For a missing node the list is empty.
+// names returns the names of the nodes below a node, in no particular order. For a missing node the list is empty.
 func (s *session) names(ctx context.Context, node string) ([]string, error) {
 	names, err := do(ctx, s, nil, func(c *zk.Conn) ([]string, error) {
 		names, _, err := c.Children(node)
@@ -182,9 +183,9 @@ func (s *session) names(ctx context.Context, node string) ([]string, error) {
 	return names, err
 }
 
-// children returns the queue as the server of the session has it. A server may lag behind the leader. After a write,
-// and after a proof, of the same session the queue is not older than that, because a server carries out the requests
-// of a session in order and answers a write once it has applied it. A name without a node has an empty queue.
+// children returns the queue on the session's server, which may lag behind the leader. After a write or a proof on the
+// same session the queue is not older than that, because a server executes the requests of a session in order and
+// answers a write once it has applied it. A name without a node has an empty queue.
 func (s *session) children(ctx context.Context, dir string) ([]entry, error) {
 	nodes, err := s.names(ctx, dir)
 	return entriesOf(dir, nodes), err
@@ -196,8 +197,8 @@ type content struct {
 	stat zk.Stat
 }
 
-// read reads a node. The error is zk.ErrNoNode if it does not exist. With watch it sets a watch on the node, too, which
-// fires once: see session.event. It does not use exists for that, which would leave a useless watch at the server for a
+// read reads a node. The error is zk.ErrNoNode if it does not exist. With watch it sets a watch on the node, too,
+// which fires once: see session.event. It does not use exists, which would leave a useless watch on the server for a
 // missing node.
 func (s *session) read(ctx context.Context, path string, watch bool) (content, error) {
 	return do(ctx, s, nil, func(c *zk.Conn) (content, error) {
@@ -242,7 +243,7 @@ func (s *session) stat(ctx context.Context, path string) (*zk.Stat, error) {
 	})
 }
 
-// multi carries out operations in one transaction, all or nothing. The error is that of the operation that failed.
+// multi executes operations in one transaction, all or nothing. The error is that of the failed operation.
 func (s *session) multi(ctx context.Context, ops ...any) error {
 	return s.run(ctx, func(c *zk.Conn) error { return transaction(c, ops...) })
 }
@@ -259,17 +260,17 @@ func transaction(c *zk.Conn, ops ...any) error {
 	return err
 }
 
-// anyVersion is the version of a request to delete a node whatever its version is.
+// anyVersion is the version of a request to delete a node of any version.
 const anyVersion = -1
 
 // remove deletes a node, and repeats that until it has an answer or ctx ends. Repetitions after a lost connection are
-// no danger: no two nodes have one name, since it contains a request's random id and the server's number. A node that
-// is gone at a repetition was deleted by an earlier one, so that this is success. The error is zk.ErrNoNode if there
-// was no node at the first try, and ErrUnknown if a try may have reached the server and no connection came back.
+// safe: no two nodes have one name, since it contains a request's random id and the server's number. If the node is
+// missing at a repetition, an earlier try has deleted it, so that this is success. The error is zk.ErrNoNode if there
+// was no node at the first try, and ErrUnknown if a try may have reached the server and the client did not reconnect.
 //
-// With a version other than anyVersion it deletes the node of this session only: a repeat of the request takes the node
-// to another session, which gives it another version (move). That one counts as no node. A node that somebody has
-// written into has another version as well, and is looked at.
+// With a version other than anyVersion it deletes the node of this session only: a repeat of the request moves the
+// node to another session, with another version (move), and the moved node counts as no node. A write of another
+// client also changes the version; remove then reads the node.
 func (s *session) remove(ctx context.Context, path string, version int32) error {
 	for sent, n := false, 1; ; n++ {
 		err := s.run(ctx, func(c *zk.Conn) error { return c.Delete(path, version) })

@@ -1,4 +1,4 @@
-// This file makes the nodes below which the entries stand, and removes those of unused names.
+// This file makes the parent nodes of entries, and removes the nodes of unused names.
 //
 // A name's node is a container, which ZooKeeper (3.5 and later) removes some time after its last child. It
 // looks once a minute, and removes no more than some 150 in a second; a program with a name for each order would fill
@@ -16,7 +16,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// makePath makes a node, and those above it only where they are missing: the user may have no right to make them.
+// makePath makes a node, and its parents only if they are missing: the user may have no right to make them.
 func (d *Driver) makePath(ctx context.Context, s *session, node string, data []byte) error {
 	err := d.make(ctx, s, node, data, zk.FlagPersistent)
 	if !errors.Is(err, zk.ErrNoNode) || parent(node) == "/" {
@@ -28,11 +28,11 @@ func (d *Driver) makePath(ctx context.Context, s *session, node string, data []b
 	return d.make(ctx, s, node, data, zk.FlagPersistent)
 }
 
-// remakes bounds the creations of a name's node, or of the root, for one request while others keep removing it.
+// remakes bounds the creations of a name's node, or of the root, for one request while other clients keep removing it.
 const remakes = 10
 
-// makeDir makes the node of a name. The root may be missing, which means that somebody has deleted everything:
-// recognize finds that out, and answers with ErrHistoryLost if this driver has seen another token space.
+// makeDir makes the node of a name. A missing root means that everything was deleted: recognize detects that, and
+// returns ErrHistoryLost if this driver has seen another token space.
 func (d *Driver) makeDir(ctx context.Context, s *session, dir string) error {
 	for n := 0; ; n++ {
 		err := d.make(ctx, s, dir, nil, zk.FlagContainer)
@@ -45,7 +45,7 @@ func (d *Driver) makeDir(ctx context.Context, s *session, dir string) error {
 	}
 }
 
-// make makes one node. An existing node is as good.
+// make makes one node. An existing node is no error.
 func (d *Driver) make(ctx context.Context, s *session, path string, data []byte, flag int32) error {
 	_, err := do(ctx, s, nil, func(c *zk.Conn) (string, error) {
 		if flag == zk.FlagContainer {
@@ -59,9 +59,9 @@ func (d *Driver) make(ctx context.Context, s *session, path string, data []byte,
 	return err
 }
 
-// useDir notes that a name is used, and reports whether the driver has used it lately: then its node is likely to be
-// there, and the acquire need not make it. Zero in dirs means in use, and keeps the node from being removed; leftDir
-// writes the instant of the last use instead.
+// useDir notes that a name is used, and reports whether the driver has used it lately: then its node probably exists,
+// and the acquire need not make it. Zero in dirs means in use, and keeps the node from being removed; leftDir writes
+// the instant of the last use instead.
 func (d *Driver) useDir(dir string) (known bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,8 +70,8 @@ func (d *Driver) useDir(dir string) (known bool) {
 	return known
 }
 
-// emptyAfter is the time from the last use of a name until its node is removed. Removing and remaking it costs
-// two writes, which a name that is used all the time should not pay.
+// emptyAfter is the time from the last use of a name until its node is removed. Removing and remaking it costs two
+// writes, which a busy name should not pay.
 const emptyAfter = 2 * time.Second
 
 // leftDir is leftDirLocked for callers that do not hold d.mu.
@@ -81,17 +81,17 @@ func (d *Driver) leftDir(dir string) {
 	d.leftDirLocked(dir)
 }
 
-// leftDirLocked notes that one of the driver's entries in dir has gone, and has unused names removed. The caller holds
-// d.mu. Others' entries may still stand in the node; the server refuses to delete it then.
+// leftDirLocked notes that one of the driver's entries in dir has ended, and has unused names removed. The caller
+// holds d.mu. If the node still has entries of other clients, the server refuses to delete it.
 func (d *Driver) leftDirLocked(dir string) {
-	// Others of our entries may stand there; their end writes a later instant.
+	// The driver may have other entries there; their end writes a later instant.
 	d.dirs[dir] = d.clock.Now()
 	d.keepDoingLocked(&d.tidying, emptyAfter/2, d.takeUnused)
 }
 
-// takeUnused takes out the names that have not been used for emptyAfter, for keepDoingLocked. They are removed on any
-// session that has a connection, side by side: one after the other, the round trips of a few hundred names would take
-// longer than their use did. Without a session the servers remove them.
+// takeUnused takes the names that have not been used for emptyAfter, for keepDoingLocked. Their nodes are removed on
+// any session with a connection, concurrently: one by one, the round trips of a few hundred names would take longer
+// than their use did. Without a session the servers remove them.
 func (d *Driver) takeUnused() (work func()) {
 	now := d.clock.Now()
 	var due []string
@@ -116,19 +116,19 @@ func (d *Driver) takeUnused() (work func()) {
 	}
 }
 
-// removeEmpty removes the node of a name if it has no entries. Between the look and the deletion somebody may come:
-// the server refuses to delete a node with children, and an acquire that finds the node gone remakes it. A node
-// that tells why holders lost the name is left to the servers, since the victims have to read it. A failure is not
-// repeated: the node is only litter.
+// removeEmpty removes the node of a name if it has no entries. Another client may add an entry between the look and
+// the deletion: the server refuses to delete a node with children, and an acquire that misses the node remakes it. A
+// node with the reason of a forced release is left to the servers, since the victims have to read it. A failure is not
+// repeated: an empty node does no harm.
 func (s *session) removeEmpty(ctx context.Context, dir string) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	// Children or content: somebody uses it, or a victim still has to read why.
+	// Children or content: the name is in use, or a victim still has to read the reason.
 	stat, err := s.stat(ctx, dir)
 	if err != nil || stat == nil || stat.NumChildren > 0 || stat.DataLength > 0 {
 		return
 	}
-	// Refused if somebody has come meanwhile.
+	// The server refuses this if the node has children by now.
 	_ = s.run(ctx, func(c *zk.Conn) error { return c.Delete(dir, stat.Version) })
 }
 

@@ -51,11 +51,11 @@
 // The servers number the requests for a name until its node is removed, and their count ends at 2³¹ - 1, which all
 // later entries have. No entry with a number of 2³⁰ or more holds: it leaves when no earlier entry blocks it, and the
 // requests begin a new node, and a new count, once the last entry has gone. Until then an attempt is refused and
-// waiters wait; the new queue is not in the order of the former one. A name that is always in use comes to that after
-// 2³⁰ requests: at 1,000 per second after 12 days.
+// waiters wait; the new queue is not in the order of the former one. A name that is always in use reaches that number
+// after 2³⁰ requests: at 1,000 per second after 12 days.
 //
 // The token space is a random id in the node of Options.KeyPrefix. It is made once, by the first client, and no client
-// ever writes it a second time.
+// writes it a second time.
 //
 // Grants are FIFO over all kinds, without barging. The permits of a dead holder are free when its session has
 // expired, after one TTL. The server grants timeouts between 2 and 20 ticks; a TTL outside that range is
@@ -63,8 +63,8 @@
 // An expired session loses only its own holds; the next acquire makes another session.
 //
 // Each server applies its own limits to every session that connects to it. Before a session continues on a server, the
-// driver asks that server for both limits, by two short sessions. A server that grants less than the TTL, or that has a
-// longer tick than Options.Tick, never sees the session: the holds go on at the other servers, or end at their
+// driver asks that server for both limits, by two short sessions. A server that grants less than the TTL, or that has
+// a longer tick than Options.Tick, never sees the session: the holds continue on the other servers, or end at their
 // deadlines.
 //
 // The holder of a deleted node is notified immediately, through a watch that costs no goroutine. It is set when the
@@ -86,7 +86,7 @@
 //
 //   - A connection is lost: the library finds another server; waiters keep their places, and holds continue while the session lives. A renewal without a reply is not a loss.
 //   - The client is cut off: its holds end by its own clock, one tick before the session may. In the bench (TTL 3 s)
-//     the holder knew 630 ms before its rival held, at worst.
+//     the hold ended at least 630 ms before the next grant.
 //   - The client dies: its nodes stay until the session's timeout, and then the next in the queue holds. With a TTL of
 //     3 s that took 2.98 to 3.36 s.
 //   - The leader dies, or is cut off or frozen: another one is elected, which gives every session its whole timeout
@@ -104,7 +104,7 @@
 // counts as the loss of history, too.
 //
 // From then on all holds of the driver are lost with ReasonHistoryLost (ReasonSessionExpired if the session was found
-// missing first), and every call returns ErrHistoryLost, until a new driver is created. To go on, an operator makes
+// missing first), and every call returns ErrHistoryLost, until a new driver is created. To continue, an operator makes
 // sure that no earlier holder is still running, lets the guards accept the new token space, and restarts the clients.
 //
 // A new client cannot know the earlier history. If the ensemble was wiped, it finds no token space and makes one. If
@@ -126,8 +126,8 @@
 // # Limits
 //
 // Servers that answer before a change is on disk (forceSync=no) can forget acknowledged holds when all of them lose
-// power. Clients cannot read this setting: Describe returns quorum, or durable-server for a single server, all the
-// same.
+// power. Clients cannot read this setting: Describe returns quorum, or durable-server for a single server, regardless
+// of it.
 //
 // A hold that is acquired again with its request id from another client, or prolonged with a longer TTL, moves to
 // another session: its node is replaced in one transaction, with its place and its token. The former grant then ends. A
@@ -142,8 +142,8 @@
 //
 // # Settings
 //
-// Set Options.Tick to the longest tickTime of all servers; a shorter one is refused, if the settings of the server show
-// it to which a session connects. Set the same limits in the files of all servers. To lower maxSessionTimeout or
+// Set Options.Tick to the longest tickTime of all servers; a shorter one is refused if a server's settings show its
+// tick when a session connects. Set the same limits in the files of all servers. To lower maxSessionTimeout or
 // tickTime, first replace the clients with TTLs above the new limit: their holds end at the deadlines once no server
 // grants them. Raise maxClientCnxns (60 by default for one client address) if a process uses many different TTLs. A
 // user needs the right to read, create and delete below the prefix, and to create it where it is missing.

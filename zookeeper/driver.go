@@ -1,11 +1,11 @@
-// This file is the driver's face: its options, Describe, the entry of calls, and Close.
+// This file has the driver's API: its options, Describe, the entry of calls, and Close.
 //
-// The other files, from the top down: acquire.go, queue.go, refuse.go, spent.go, release.go and renew.go are the verbs;
-// inspect.go looks at locks and takes them away; hold.go, loss.go and watch.go keep the holds and report losses;
-// session.go, keepalive.go and proof.go keep sessions; history.go and ensemble.go know the servers; call.go makes
+// The other files, from the top down: acquire.go, queue.go, refuse.go, spent.go, release.go and renew.go are the
+// verbs; inspect.go reads locks and forces releases; hold.go, loss.go and watch.go keep the holds and report losses;
+// session.go, keepalive.go and proof.go keep sessions; history.go and ensemble.go examine the servers; call.go makes
 // requests, and wire.go is the connection under the client library; node.go, kind.go and dirs.go are the stored form.
 //
-// Mutexes are taken in this order: Driver.mu, wire.mu, session.mu, then the one of kit.Sessions. No request is made
+// Mutexes are taken in this order: Driver.mu, wire.mu, session.mu, then the mutex of kit.Sessions. No request is made
 // and no callback of the core is called with any of them held.
 
 package zookeeper
@@ -33,9 +33,9 @@ const driverName = "zookeeper"
 
 // Options configure a Driver. Nil and the zero value mean the defaults.
 type Options struct {
-	// KeyPrefix is the path of the node below which the driver keeps everything; all clients of one set of locks use
-	// the same. It is made where it is missing, parents included. Default "/fencelock". It cannot be "/". One prefix
-	// may lie below another: neither reaches the other's locks. No part of it may start with "lock:".
+	// KeyPrefix is the path of the node below which the driver keeps everything; all clients of one set of locks use the
+	// same path. The driver makes it if it is missing, parents included. Default "/fencelock". It cannot be "/". One
+	// prefix may lie below another: neither reaches the other's locks. No part of it may start with "lock:".
 	KeyPrefix string
 
 	// Chroot is put before KeyPrefix, like the path at the end of a ZooKeeper connect string. Default: no chroot. The
@@ -65,8 +65,8 @@ type Options struct {
 	// Clock measures validity. Default backend.SystemClock.
 	Clock backend.Clock
 
-	// Logger receives the messages of the client library, at level debug, and as a warning that the driver has made a
-	// new token space, because the node of KeyPrefix was missing. Default slog.Default.
+	// Logger receives the messages of the client library, at level debug, and a warning when the driver makes a new token
+	// space because the node of KeyPrefix is missing. Default slog.Default.
 	Logger *slog.Logger
 }
 
@@ -95,12 +95,12 @@ type Driver struct {
 	suspecting atomic.Bool  // recall runs
 	quorum     atomic.Bool  // several servers vote; see readConfig
 
-	// mu protects the fields below it. It is taken before any other mutex of the driver's and held for a few map
-	// operations at a time, since the goroutines that read connections wait for it (changed, suspect).
+	// mu protects the fields below it. It is taken before any other mutex of the driver and held for a few map operations
+	// at a time, since the goroutines that read connections wait for it (changed, suspect).
 	mu        sync.Mutex                 // protects the following fields
 	space     string                     // see tokenSpace
 	forgotten error                      // see forgot
-	dirs      map[string]backend.Instant // nodes of names used lately; 0, or when an entry of ours left one
+	dirs      map[string]backend.Instant // nodes of names used lately; 0, or the instant of the last entry's end
 	tidying   bool                       // a goroutine removes unused names, see takeUnused
 	ending    sync.WaitGroup             // sessions that are not closed yet
 	severed   context.Context            // ends when Close stops waiting for the servers
@@ -111,7 +111,7 @@ type Driver struct {
 	gone      map[victims][]*hold      // with holders about to be notified
 	leftovers map[string]*leftover     // by name and request id
 	leavings  map[string]chan struct{} // by path: nodes of ended attempts that are being removed; closed by left
-	failures  map[slot]failure         // of sessions that could not be made just now
+	failures  map[slot]failure         // of sessions that could not be made recently
 }
 
 var (
@@ -127,8 +127,8 @@ var (
 // backend.ErrInvalidOption or ErrMisconfigured. A nil o means the defaults. Close closes the connections.
 //
 // It takes addresses and not a *zk.Conn: a connection carries one session and a session has one timeout, so that a
-// driver needs a connection for every TTL, and a connection of that library goes on with another session when one has
-// ended.
+// driver needs a connection for every TTL, and a connection of that library continues with another session when one
+// has ended.
 func New(addrs []string, o *Options) *Driver {
 	if o == nil {
 		o = &Options{}
@@ -189,7 +189,7 @@ func (d *Driver) checkOptions() error {
 	return nil
 }
 
-// notPath tells why a prefix or a chroot is not the path of a node in which locks may lie, or returns "". It is called
+// notPath returns the reason why a prefix or a chroot is not a valid path of a node for locks, or "". It is called
 // with a nonempty path.
 func notPath(path string) string {
 	for part := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
@@ -229,8 +229,8 @@ func (d *Driver) Describe() backend.Description {
 // hold of two ticks less the margin of one tick lasts no longer than a tick.
 func (d *Driver) minTTL() time.Duration { return max(2*d.o.Tick, d.o.Tick+200*time.Millisecond) }
 
-// begin starts every call: it counts the call in, refuses options that are wrong and contexts that have ended, and
-// returns a context that ends with Close, too. The caller calls end when the call is over, unless begin fails.
+// begin starts every call: it counts the call in, refuses wrong options and ended contexts, and returns a context that
+// ends with Close, too. The caller calls end when the call is over, unless begin fails.
 func (d *Driver) begin(ctx context.Context) (bounded context.Context, end func(), err error) {
 	if err := d.gate.Enter(); err != nil {
 		return nil, nil, err
@@ -246,10 +246,10 @@ func (d *Driver) begin(ctx context.Context) (bounded context.Context, end func()
 	}, nil
 }
 
-// Ping checks that the leader of the ensemble answers with a majority behind it, and that the user may read and make
-// the root. Without a session it makes one, which then lives for its TTL of 10 s, or of the nearest that the servers
-// grant, or as long as it is used. If the connection is lost meanwhile, Ping retries, three attempts in all, unless ctx
-// ends. Errors wrap backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or
+// Ping checks that the leader of the ensemble answers with a majority, and that the user may read and make the root.
+// Without a session it makes one, which then lives for its TTL of 10 s, or the nearest TTL that the servers grant, or
+// as long as it is used. If the connection is lost meanwhile, Ping retries, three attempts in all, unless ctx ends.
+// Errors wrap backend.ErrUnavailable, ErrMisconfigured (the user, the tick), ErrInvalidOption, ErrHistoryLost or
 // ErrClosed.
 func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError("ping", "", d.onSession(ctx, func(context.Context, *session) error { return nil }))

@@ -1,7 +1,7 @@
-// This file reads the servers' properties: how many vote, by which Describe knows whether exclusion rests on a quorum,
-// and how long their tick is, on which the margin of every hold rests. Neither is part of ZooKeeper's protocol for
-// clients. The members are read from the node that reconfiguration uses; the tick is concluded from the shortest
-// session that a server grants.
+// This file reads the servers' properties: the number of voters, by which Describe declares a quorum, and the length
+// of their tick, on which the margin of every hold rests. Neither is part of ZooKeeper's protocol for clients. The
+// members are read from the node that reconfiguration uses; the tick is derived from the shortest session that a
+// server grants.
 
 package zookeeper
 
@@ -25,8 +25,8 @@ import (
 // configNode lists the members of the ensemble; it is empty for a standalone server.
 const configNode = "/zookeeper/config"
 
-// readConfig learns how many servers vote. If the user may not read that, one durable server is
-// declared: the weaker claim.
+// readConfig reads the number of voting servers. If the user has no right to read it, one durable server is declared:
+// the weaker claim.
 func (s *session) readConfig(ctx context.Context) error {
 	config, err := s.read(ctx, configNode, false)
 	switch {
@@ -52,9 +52,9 @@ func voters(config string) (n int) {
 	return n
 }
 
-// connectProbe makes a session that no call shares and that Sessions does not know: it claims no zxid and
-// asks for a timeout of 1 ms (see wire.Write). A server that has forgotten would refuse a session that claims more. The
-// caller ends it, also after an error.
+// connectProbe makes a session that no call shares and that is not in Sessions: it claims no zxid and asks for a
+// timeout of 1 ms (see wire.Write). A server that has lost its history would refuse a session that claims more. The
+// caller ends it, even after an error.
 func (d *Driver) connectProbe(ctx context.Context) (*session, error) {
 	s := d.newSession(d.minTTL())
 	s.probe = true
@@ -62,8 +62,8 @@ func (d *Driver) connectProbe(ctx context.Context) (*session, error) {
 }
 
 // checkTick refuses a server with a tickTime longer than Options.Tick. The shortest session that a server grants has
-// two ticks, unless its minSessionTimeout is set otherwise. Options.Tick is not trusted unseen: with a tick below the
-// servers', a hold could be believed for longer than its session lasts.
+// two ticks, unless its minSessionTimeout is set otherwise. Options.Tick is not trusted unchecked: with a tick below
+// the servers', a hold could be valid for longer than its session.
 func (d *Driver) checkTick(ctx context.Context, address string) error {
 	shortest, err := d.granted(ctx, address, time.Millisecond)
 	if err != nil {
@@ -80,10 +80,10 @@ func (d *Driver) checkTick(ctx context.Context, address string) error {
 	return nil
 }
 
-// examine refuses a server to which the session may not go on: one that would let it end before its TTL is over, or
-// with a longer tick. A server applies its own limits to every session that comes to it, and the leader counts with the
+// examine refuses a server on which the session must not continue: it would end the session before its TTL is over, or
+// has a longer tick. A server applies its own limits to every session that connects to it, and the leader uses the
 // result from then on. So the server is asked before it sees the session: the answer to the session's own request may
-// be lost, and its holders would believe for longer than it lives.
+// be lost, and its holds would be valid for longer than it lives.
 func (s *session) examine(ctx context.Context, address string) error {
 	checks := []func() error{
 		func() error { return s.d.checkTick(ctx, address) },
@@ -109,8 +109,8 @@ func tooLong(ttl, longest time.Duration) error {
 	}
 }
 
-// granted returns the timeout that a server grants to a session of that length: the length, or the nearest of its
-// bounds. It makes a session for it, on a connection that serves nothing else, and ends it.
+// granted returns the timeout that a server grants for the requested one: that timeout, or the nearest bound. It makes
+// a session for this on a separate connection, and ends it.
 func (d *Driver) granted(ctx context.Context, address string, ask time.Duration) (time.Duration, error) {
 	conn, err := d.connect(ctx, "tcp", address)
 	if err != nil {

@@ -1,7 +1,7 @@
 // This file maps errors of the client library and of the servers to those of the contract. Callers act on the class:
-// ErrUnavailable promises that the call had no effect, ErrUnknown makes the core clean up after the request. An unknown
-// error becomes ErrUnknown, which costs a clean-up at worst; taking it for ErrUnavailable could leave a
-// node behind that closes a name.
+// ErrUnavailable promises that the call had no effect, ErrUnknown makes the core clean up after the request. An
+// unknown error becomes ErrUnknown, which costs a cleanup at worst; as ErrUnavailable it could leave a node that
+// closes a name.
 
 package zookeeper
 
@@ -22,9 +22,9 @@ import (
 // answer is an error code of the protocol.
 type answer struct {
 	code  int
-	err   error // the library's, if it has one
+	err   error // the library's error, if it has one
 	words string
-	// backend.ErrUnavailable: the request was not done. backend.ErrMisconfigured: nor will it be, before somebody
+	// backend.ErrUnavailable: the request was not done. backend.ErrMisconfigured: nor will it be, until an operator
 	// changes a setting or a right. backend.ErrUnknown: it may have been done.
 	class error
 	again bool // another try may do better, over another connection or on another session
@@ -35,9 +35,9 @@ func (a *answer) Error() string { return "ZooKeeper answers " + strconv.Itoa(a.c
 
 const codeThrottled = -127
 
-// answers are all codes of ZooKeeper 3.5 to 3.9. Those that only its clients make for themselves are among them, as
-// unknown. The class says where the servers make the code: before the change is proposed, by the processor that refuses
-// (PrepRequestProcessor and others), or where a change may have been carried out (FinalRequestProcessor).
+// answers are all codes of ZooKeeper 3.5 to 3.9. Codes that only its clients generate are included, as unknown. The
+// class depends on the origin of the code in the servers: before the change is proposed, in the processor that refuses
+// (PrepRequestProcessor and others), or after a change may have been executed (FinalRequestProcessor).
 var answers = []*answer{
 	{-1, nil, "system error", backend.ErrUnknown, false},
 	{-2, nil, "runtime inconsistency", backend.ErrUnknown, false},
@@ -88,7 +88,7 @@ func init() {
 	}
 }
 
-// answerOf returns the server's answer that err is, or nil.
+// answerOf returns the server's answer in err, or nil.
 func answerOf(err error) *answer {
 	if i := slices.IndexFunc(answers, func(a *answer) bool { return errors.Is(err, a.err) }); i >= 0 {
 		return answers[i]
@@ -96,7 +96,7 @@ func answerOf(err error) *answer {
 	return nil
 }
 
-// named returns the answer that the library knows by its number alone, and any other error as it is.
+// named returns the answer for a code that the library has no error for, and any other error unchanged.
 func named(err error) error {
 	if err == nil {
 		return nil
@@ -114,20 +114,20 @@ func named(err error) error {
 	return fmt.Errorf("ZooKeeper returned error code %d, which versions 3.5 to 3.9 do not define", code)
 }
 
-// throttled reports whether err is the answer of a server that has too much to do, and has not begun with the request.
+// throttled reports whether err is the answer of an overloaded server that has not begun with the request.
 func throttled(err error) bool {
 	a := answerOf(err)
 	return a != nil && a.code == codeThrottled
 }
 
-// mayBeDone reports whether err is an answer that leaves it open whether the request was done.
+// mayBeDone reports whether err is an answer that leaves the outcome of the request open.
 func mayBeDone(err error) bool {
 	a := answerOf(err)
 	return a != nil && errors.Is(a.class, backend.ErrUnknown)
 }
 
 // callError names the call and the lock, and gives err its class. After a lost connection a read-only call is
-// ErrUnavailable; the request of any other call may have been carried out, so that it is ErrUnknown. Acquire marks its
+// ErrUnavailable; the request of any other call may have been executed, so that it is ErrUnknown. Acquire marks its
 // own leftovers (giveUp). It is nil for nil.
 func (d *Driver) callError(call, name string, err error) error {
 	return kit.CallError(driverName, call, name, err, func(err error) error {
@@ -149,9 +149,9 @@ func (d *Driver) callError(call, name string, err error) error {
 	})
 }
 
-// transient reports whether another try may do better, over another connection or on another session. The end of a
-// context counts, since it may be the try's own; the caller looks at its context itself. A refusal that names the
-// request (ErrNoNode, ErrBadVersion and the like) does not: the sender of the request knows its meaning.
+// transient reports whether another try may succeed, over another connection or on another session. The end of a
+// context counts, since it may be the try's own; the caller checks its own context. A refusal that names the request
+// (ErrNoNode, ErrBadVersion and the like) does not: the sender of the request knows its meaning.
 func transient(err error) bool {
 	a := answerOf(err)
 	return kit.IsContext(err) || a != nil && a.again || isOneOf(err,
@@ -160,13 +160,13 @@ func transient(err error) bool {
 		backend.ErrUnavailable)
 }
 
-// unanswered reports whether a request that changes something left and may have been done, although no answer says so.
+// unanswered reports whether a request with an effect was sent and may have been done without an answer.
 func unanswered(err error) bool {
 	lost := kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed) || mayBeDone(err)
 	return lost && !errors.Is(err, errNoConnection)
 }
 
-// isOneOf reports whether err is one of some errors.
+// isOneOf reports whether err is one of the errors in some.
 func isOneOf(err error, some ...error) bool {
 	return slices.ContainsFunc(some, func(e error) bool { return errors.Is(err, e) })
 }

@@ -26,8 +26,8 @@ const leaderless = "leaderless"
 const longestAsked = 24 * time.Hour
 
 // examine asks every address of a URL separately: its mode and zxid, the token space, and which session timeouts it
-// grants. Servers of one ensemble that grant different ones are a problem: a session that moves to another server
-// would end sooner than its client believes.
+// grants. Servers of one ensemble that grant different timeouts are a problem: a session that moves to another server
+// would end earlier than its client assumes.
 func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
 	addrs, o, _, err := parseURL(rawURL)
 	if err != nil {
@@ -52,7 +52,7 @@ func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
 	return r, nil
 }
 
-// examine asks the only server of the driver. The second result says which session timeouts it grants.
+// examine asks the only server of the driver. The second result describes the session timeouts that it grants.
 func (d *Driver) examine(ctx context.Context) (m doctor.Member, bounds string, err error) {
 	if m, err = d.serverState(ctx); err != nil || m.Role == leaderless {
 		return m, "", err
@@ -94,7 +94,7 @@ func (d *Driver) examine(ctx context.Context) (m doctor.Member, bounds string, e
 }
 
 // serverState asks the server for its mode and zxid with the command srvr, which servers execute unless their
-// whitelist says otherwise.
+// whitelist excludes it.
 func (d *Driver) serverState(ctx context.Context) (m doctor.Member, err error) {
 	address := d.addrs[0]
 	dial := d.o.Dial

@@ -1,10 +1,10 @@
-// This file notices that an ensemble has forgotten acknowledged changes: it was wiped, restored from a backup, or
-// replaced by another one behind the same addresses. Such an ensemble would grant a name that is held and reissue
-// tokens. The package comment, section History, has the consequences for operators.
+// This file detects that an ensemble has lost acknowledged changes: it was wiped, restored from a backup, or replaced
+// by another one behind the same addresses. Such an ensemble would grant a name that is held and reissue tokens. The
+// package comment, section History, has the consequences for operators.
 //
 // session.turnedAway and proof answers call suspect and checkZxid; sessions that open, and watches on the root, call
 // recognize. Any finding ends in forgot, after which the driver only returns ErrHistoryLost. It does not restart
-// automatically: an operator has to decide that no earlier holder still believes in its lock.
+// automatically: an operator has to make sure that no earlier holder still relies on its lock.
 
 package zookeeper
 
@@ -21,15 +21,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Two things are remembered:
+// The driver keeps two facts:
 //
-//   - the highest zxid of any answer. It goes with every connect request, also of a new session, and a server that has
-//     seen less closes the connection. That may be a server which lags behind; so the driver then asks, on a session
-//     that claims no zxid, for a transaction. Its zxid comes from a leader with a majority. If it is not above the
-//     earlier ones, the history was lost: zxids only grow.
-//   - the token space, a random id in the root node. Every session reads and watches it. Another one there, or a
-//     missing one, means that somebody has deleted everything, or that this is another ensemble. It catches a case that
-//     zxids do not: an ensemble that has counted further than the one before.
+//   - the highest zxid of any answer. Every connect request has it, even that of a new session, and a server that has
+//     seen less closes the connection. That may be a lagging server; so the driver then asks, on a session that claims
+//     no zxid, for a transaction. Its zxid comes from a leader with a majority. If it is not above the earlier ones,
+//     the history was lost: zxids only grow.
+//   - the token space, a random id in the root node. Every session reads and watches it. Another space, or a missing
+//     one, means that everything was deleted, or that this is another ensemble. It catches a case that zxids do not:
+//     an ensemble with higher zxids than the previous one.
 
 // layout is the version of all nodes below the root. A later layout names itself in the root, and is refused.
 const layout = 1
@@ -41,7 +41,7 @@ type rootValue struct {
 	Layout int `json:"fencelock_layout,omitempty"`
 }
 
-// tokenSpace returns the space that the driver has learnt, or "".
+// tokenSpace returns the token space of the driver, or "" before it is known.
 func (d *Driver) tokenSpace() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,7 +61,7 @@ func (d *Driver) historyLost() error {
 	return d.forgotten
 }
 
-// forgot ends every session and every hold of the driver, for good, and returns the error that all calls return from
+// forgot ends every session and every hold of the driver permanently, and returns the error that all calls return from
 // then on. The first finding counts; sessions that are being made see it before they become usable.
 func (d *Driver) forgot(what, was, now string) error {
 	d.mu.Lock()
@@ -78,9 +78,8 @@ func (d *Driver) forgot(what, was, now string) error {
 	return err
 }
 
-// suspect finds out, in the background, why a server has refused a client that has seen more than it. It must not
-// block, since the goroutine that reads a connection calls it. One question at a time is enough: the next refusal
-// repeats it.
+// suspect checks, in the background, why a server has refused a client with a higher zxid. It must not block, since
+// the goroutine that reads a connection calls it. One check at a time is enough: the next refusal repeats it.
 func (d *Driver) suspect() {
 	if d.ctx.Err() == nil && d.historyLost() == nil && d.suspecting.CompareAndSwap(false, true) {
 		d.background(func() {
@@ -91,8 +90,8 @@ func (d *Driver) suspect() {
 }
 
 // recall compares the zxid of the ensemble's leader with the driver's, on a separate session that lives only for this.
-// Its prove calls checkZxid. Without an answer within callTime nothing happens: a server that merely lags refuses the
-// client until it has caught up.
+// Its prove calls checkZxid. Without an answer within callTime it has no effect: a lagging server refuses the client
+// until it has caught up.
 func (d *Driver) recall() {
 	ctx, cancel := context.WithTimeout(d.ctx, callTime)
 	defer cancel()
@@ -100,16 +99,16 @@ func (d *Driver) recall() {
 	if err == nil {
 		err = s.prove(ctx, d.clock.Now())
 	}
-	// prove has found a zxid below the known one. Later clients shall see another space.
+	// prove has found a zxid below the known one. Later clients must see another space.
 	if errors.Is(err, backend.ErrHistoryLost) {
 		d.respace(ctx, s)
 	}
-	s.end(backend.ReasonHistoryLost) // nobody holds anything on it
+	s.end(backend.ReasonHistoryLost) // there are no holds on it
 }
 
-// respace gives an ensemble that was restored from a backup, with its old token space, a new one: it will count from
-// the past, and a client that comes later cannot know. The version makes sure that only one of several clients writes.
-// That it fails is logged and not answered: the holds of this client are lost in any case.
+// respace writes a new token space into an ensemble that was restored from a backup with its old one: its zxids
+// restart in the past, and a later client cannot detect that. The version makes sure that only one of several clients
+// writes. A failure is only logged: the holds of this client are lost in any case.
 func (d *Driver) respace(ctx context.Context, s *session) {
 	root, err := s.readRoot(ctx)
 	if err != nil || root.space != d.tokenSpace() {
@@ -120,8 +119,7 @@ func (d *Driver) respace(ctx context.Context, s *session) {
 	}
 }
 
-// checkZxid compares a zxid that a leader has given to a transaction with the highest that was seen before the
-// transaction was sent.
+// checkZxid compares the zxid of a leader's transaction with the highest zxid seen before the transaction was sent.
 func (d *Driver) checkZxid(seen, given int64) error {
 	if given >= seen {
 		return nil
@@ -129,11 +127,11 @@ func (d *Driver) checkZxid(seen, given int64) error {
 	return d.forgot("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
 }
 
-// recognize learns the token space on a session, and plants one if it is missing. If the ensemble is another one
-// than the driver knew, the error is backend.ErrHistoryLost. A space that somebody else has planted in between is read
-// in the next turn and counts. A driver that has known a space never plants one: an empty root is then the sign that
-// everything was deleted. A space that this driver has planted is reported: with a typing mistake in the chroot or the
-// prefix, it is one that no other program uses.
+// recognize reads the token space on a session, and plants one if it is missing. If the ensemble differs from the one
+// that the driver knew, the error is backend.ErrHistoryLost. A space that another client has planted in between is
+// read in the next turn and counts. A driver that has known a space never plants one: an empty root then shows that
+// everything was deleted. The driver logs a space that it has planted: after a typing mistake in the chroot or the
+// prefix, no other program uses that space.
 func (d *Driver) recognize(ctx context.Context, s *session) error {
 	planted := ""
 	for {
@@ -151,7 +149,7 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 				Why: "a later version of this package wrote it",
 			}
 		}
-		// Learning and comparing is one step, so that one of two sessions with different spaces notices.
+		// learnSpace stores and compares in one step, so that one of two sessions with different spaces detects it.
 		switch known := d.learnSpace(root.space); {
 		case known != root.space:
 			return d.forgot("token space", known, cmp.Or(root.space, "none"))
@@ -169,8 +167,7 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 	}
 }
 
-// learnSpace returns the token space that the driver knows, which is space if it has not known any. An empty space is
-// not learnt.
+// learnSpace returns the driver's token space, which becomes space if there was none. An empty space is not stored.
 func (d *Driver) learnSpace(space string) (known string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -180,7 +177,7 @@ func (d *Driver) learnSpace(space string) (known string) {
 	return d.space
 }
 
-// rootChanged looks at the root after it has changed under a session.
+// rootChanged reads the root after a watch has fired.
 func (d *Driver) rootChanged(s *session) {
 	ctx, cancel := context.WithTimeout(d.ctx, callTime)
 	defer cancel()
@@ -190,13 +187,13 @@ func (d *Driver) rootChanged(s *session) {
 // root is the root node as it was read.
 type root struct {
 	space   string // empty without one
-	layout  int    // 0 in the first one
+	layout  int    // 0 in the first layout
 	exists  bool
 	version int32
 }
 
-// readRoot reads the root node and watches it, where it is there. A root with foreign content, which an
-// operator may have made, is not overwritten: its creation identifies it well enough.
+// readRoot reads the root node and watches it, if it exists. A root with foreign content, which an operator may have
+// made, is not overwritten: its creation identifies it well enough.
 func (s *session) readRoot(ctx context.Context) (root, error) {
 	node, err := s.read(ctx, s.d.root, true)
 	if errors.Is(err, zk.ErrNoNode) {
@@ -212,8 +209,8 @@ func (s *session) readRoot(ctx context.Context) (root, error) {
 	return root{space: v.Space, layout: v.Layout, exists: true, version: node.stat.Version}, nil
 }
 
-// plant gives the root a new token space: 128 random bits, so that no two ensembles ever share one by chance. It makes
-// the root, and the nodes above it, where it is missing. Another client may be faster, which is no error: the next read
+// plant gives the root a new token space: 128 random bits, so that no two ensembles share one by chance. It makes the
+// root, and the nodes above it, if it is missing. Another client may be faster, which is no error: the next read
 // counts.
 func (s *session) plant(ctx context.Context, r root) (space string, err error) {
 	space = "zookeeper-" + backend.NewRequestID()

@@ -1,16 +1,16 @@
-// This file keeps the driver's record of its nodes: holds, which stand in a queue and are held or wait, and
-// leftovers of calls that gave up.
+// This file keeps the driver's record of its nodes: holds, which are held or wait in a queue, and leftovers of calls
+// that gave up.
 //
 // Driver.holds is the only register. It is keyed by the node's path, because a watch event carries the path. Each hold
 // counts as one user of its session (kit.Session), taken over from the acquire that made it and returned by dropHold;
-// so a session is retired only when it has no node of ours. All fields of holds that change are protected by Driver.mu.
-// There is no I/O under that mutex.
+// so a session is retired only when it has no nodes of this driver. All fields of holds that change are protected by
+// Driver.mu. There is no I/O under that mutex.
 //
-// A hold goes one of these ways. It is entered by addHold when its node is known, and either never granted (the
-// attempt ends, and the node is deleted) or granted. A granted hold ends by a release (releasing is set, the node
-// is deleted, dropHold), by a move to another session (another hold takes its place), by the loss of its node
-// (goneLocked, then its holder is notified), or with its session (forget, then all holders are notified). An ungranted
-// or releasing hold ends without a notification.
+// addHold enters a hold when its node is known. The hold is either never granted (the attempt ends, and the node is
+// deleted) or granted. A granted hold ends by a release (releasing is set, the node is deleted, dropHold), by a move
+// to another session (another hold takes its place), by the loss of its node (goneLocked, then its holder is
+// notified), or with its session (forget, then all holders are notified). An ungranted or releasing hold ends without
+// a notification.
 
 package zookeeper
 
@@ -25,36 +25,36 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// hold is a node of ours that stands in a queue: it is held, or it waits. The library's watch on it costs an entry in
-// a map; its event arrives in Driver.changed, so that no hold needs a goroutine or a timer: the contract forbids both
-// per lease, and a client with 10,000 holds would pay for each.
+// hold is a node of this driver in a queue: it is held, or it waits. The library's watch on it costs an entry in a
+// map; its event arrives in Driver.changed, so that no hold needs a goroutine or a timer. The contract forbids both
+// per lease, since a client may have 10,000 holds.
 type hold struct {
 	session *session
 	path    string
 	token   int64
-	version int32         // of the node, for as long as it is the session's and nobody writes into it
+	version int32         // of the node, while it belongs to the session and no other client writes into it
 	nonce   fencing.Nonce // Grant.Nonce, of a node that an acquire made or found
 
-	// Closed by goneLocked, under Driver.mu and at most once, when the node was deleted, by whomever, or moved to
-	// another session. Nobody waits for it once dropHold or forget has taken the hold out.
+	// gone is closed by goneLocked, under Driver.mu and at most once, when the node was deleted by any client, or moved
+	// to another session. No call waits for it once dropHold or forget has removed the hold.
 	gone chan struct{}
 
-	// Protected by Driver.mu. granted: Acquire or a move has answered with it. releasing: the driver itself removes
-	// the node, so that its end is no loss. released: Release was called for it. lost is Request.Lost. moving is the
-	// session to which a move without an answer may have taken the node.
+	// Protected by Driver.mu. granted: Acquire or a move has returned it. releasing: the driver itself removes the node,
+	// so that its end is no loss. released: Release was called for it. lost is Request.Lost. moving is the session to
+	// which a move without an answer may have taken the node.
 	granted   bool
 	releasing bool
 	released  bool
 	lost      func(backend.Loss)
 	moving    *session
 	link      int // the connection over which the node was seen last; 0: it has no watch
-	written   int // how often others have written into the node, which uses up its watch
+	written   int // the number of writes of other clients into the node, each of which uses up its watch
 }
 
-// addHold enters a node and takes over the session's user that the caller has counted. A hold that was there at the
-// same path is replaced, and its session loses that user. If from is given, the node was moved from that hold; the
-// result is nil if from has been released since: nobody would ever drop the new hold. It is also nil for a node that an
-// earlier attempt is removing.
+// addHold enters a node and takes over the session's user that the caller has counted. It replaces an earlier hold at
+// the same path, whose session loses that user. If from is given, the node was moved from that hold; the result is nil
+// if from has been released since: no call would drop the new hold. It is also nil for a node that an earlier attempt
+// is removing.
 func (d *Driver) addHold(s *session, path string, token int64, version int32, from *hold) *hold {
 	h := &hold{session: s, path: path, token: token, version: version, gone: make(chan struct{})}
 	d.mu.Lock()
@@ -71,9 +71,9 @@ func (d *Driver) addHold(s *session, path string, token int64, version int32, fr
 	return h
 }
 
-// grant makes a waiting node a held one, and from then on calls lost at its end. It is false if the node or the session
-// has gone meanwhile, and the acquire must not report a grant. lost is entered only now: a loss during the wait would
-// be reported to a caller without a hold. The watch that notices a deletion follows a little later.
+// grant marks a waiting node as held, and enters lost, which is called at its end. It returns false if the node or the
+// session has ended meanwhile, and the acquire must not report a grant. lost is entered only now: a loss during the
+// wait would be reported to a caller without a hold. The watch that notices a deletion follows a little later.
 func (d *Driver) grant(h *hold, lost func(backend.Loss)) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,7 +85,7 @@ func (d *Driver) grant(h *hold, lost func(backend.Loss)) bool {
 	return true
 }
 
-// isGone reports whether the watch of a hold has said that its node is gone. It needs no mutex.
+// isGone reports whether the watch of a hold has reported the end of its node. It needs no mutex.
 func (h *hold) isGone() bool {
 	select {
 	case <-h.gone:
@@ -106,9 +106,9 @@ func (d *Driver) holdAt(path string, token int64) *hold {
 	return nil
 }
 
-// leaving marks the node of an attempt that has ended, so that no other attempt of this client adopts it. It is false
-// if the node is not the attempt's any more: another attempt of the request has adopted it, or the session has ended.
-// h is its hold, or nil if the attempt has not heard of its node. left follows when the node has been removed, or
+// leaving marks the node of an attempt that has ended, so that no other attempt of this client adopts it. It returns
+// false if the node is no longer the attempt's: another attempt of the request has adopted it, or the session has
+// ended. h is its hold, or nil if the attempt does not know its node. left follows when the node has been removed, or
 // stays.
 func (d *Driver) leaving(path string, h *hold) bool {
 	d.mu.Lock()
@@ -131,7 +131,7 @@ func (d *Driver) left(path string) {
 	delete(d.leavings, path)
 }
 
-// leave removes the node of an attempt that is refused, unless another attempt of the request has adopted it.
+// leave removes the node of a refused attempt, unless another attempt of the request has adopted it.
 func (d *Driver) leave(ctx context.Context, h *hold) error {
 	if !d.leaving(h.path, h) {
 		return nil
@@ -174,8 +174,8 @@ func (d *Driver) releasingAt(path string) *hold {
 	return h
 }
 
-// dropHold forgets a hold, if it still is the one at its path; its session then no longer needs to live for it. The
-// empty node of the name is left to takeUnused.
+// dropHold removes a hold from Driver.holds, if it is still registered at its path; its session loses a user.
+// takeUnused removes the empty node of the name.
 func (d *Driver) dropHold(h *hold) {
 	if h == nil {
 		return
@@ -189,9 +189,9 @@ func (d *Driver) dropHold(h *hold) {
 	}
 }
 
-// forget takes the holds of an ended session out of the driver, and returns the functions that tell their holders. The
-// caller calls these without a mutex. Holds that wait, or that are being released, are not told: their own calls see
-// errSessionLost.
+// forget removes the holds of an ended session from the driver, and returns the functions that notify their holders.
+// The caller calls these without a mutex. Holds that wait, or that are being released, are not notified: their own
+// calls get errSessionLost.
 func (d *Driver) forget(s *session) []func(backend.Loss) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -201,12 +201,12 @@ func (d *Driver) forget(s *session) []func(backend.Loss) {
 			continue
 		}
 		if h.granted && !h.releasing && h.moving != nil {
-			d.goneLocked(h) // it may stand on the other session
+			d.goneLocked(h) // it may be on the other session
 			continue
 		}
 		delete(d.holds, path)
 		d.leftDirLocked(parent(path))
-		// Waiters learn it from their own calls.
+		// Waiters get the error from their own calls.
 		if h.granted && !h.releasing && h.lost != nil {
 			tell = append(tell, h.lost)
 		}
@@ -225,7 +225,7 @@ func (d *Driver) changed(s *session, e zk.Event) {
 		return
 	}
 	if e.Type == zk.EventNodeDataChanged {
-		// Written into by somebody else; the watch is used up.
+		// Another client has written into the node; the watch is used up.
 		h.link = 0
 		h.written++
 		d.watchLaterLocked(h)
@@ -234,10 +234,9 @@ func (d *Driver) changed(s *session, e zk.Event) {
 	d.goneLocked(h)
 }
 
-// goneLocked ends a hold after its node was deleted: it wakes the waiter on it, or has its holder notified by the
-// goroutine of its place. The caller holds d.mu. A second call has no effect, since a watch and a read can both find
-// the node
-// missing.
+// goneLocked ends a hold after its node was deleted: it wakes the waiter on it, or lets the goroutine of its place
+// notify the holder. The caller holds d.mu. A second call has no effect, since a watch and a read can both find the
+// node missing.
 func (d *Driver) goneLocked(h *hold) {
 	if h.isGone() {
 		return
@@ -246,8 +245,8 @@ func (d *Driver) goneLocked(h *hold) {
 	d.goneFromLocked(h)
 }
 
-// goneFromLocked has the holder of a hold notified, whose node has gone from its session. If a move may have taken the
-// node to another session, it looks there first. The caller holds d.mu.
+// goneFromLocked notifies the holder of a hold whose node has left its session. If a move may have taken the node to
+// another session, it looks there first. The caller holds d.mu.
 func (d *Driver) goneFromLocked(h *hold) {
 	if !h.granted || h.releasing || d.ctx.Err() != nil {
 		return
@@ -256,7 +255,7 @@ func (d *Driver) goneFromLocked(h *hold) {
 		d.background(func() { d.follow(h) })
 		return
 	}
-	// The first victim at a place starts the goroutine that tells all of them.
+	// The first victim at a place starts the goroutine that notifies all of them.
 	place := victims{h.session, parent(h.path)}
 	others, telling := d.gone[place]
 	d.gone[place] = append(others, h)
@@ -266,11 +265,11 @@ func (d *Driver) goneFromLocked(h *hold) {
 }
 
 // leftover is the remainder of an attempt without a known outcome: a request that still waits for its answer, or a
-// node that such a request made. The caller repeats the request or releases it, and takes the leftover over with that
-// (adopt). If it does neither, the driver removes it: a request that is delivered late must not close the name for
-// longer than one TTL (clause A4), and ZooKeeper would keep the node for as long as the session lives.
+// node that such a request made. The caller repeats the request or releases it, which adopts the leftover (adopt). If
+// it does neither, the driver removes it: a request that is delivered late must not close the name for longer than one
+// TTL (clause A4), and ZooKeeper would keep the node for as long as the session lives.
 type leftover struct {
-	slot   slot // of the session on which it may stand
+	slot   slot // of the session on which it may be
 	cancel context.CancelFunc
 	done   chan struct{}
 }
@@ -278,9 +277,9 @@ type leftover struct {
 // leftoverKey is the key of Driver.leftovers.
 func leftoverKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before any step for a request: it hands the request's leftover back to the caller. It stops the
-// removal, waits until that has ended (or ctx has), and returns the leftover, or nil if there is none. Without the
-// wait, a removal that had found the old node could delete the node that the caller is about to make.
+// adopt is called before any step for a request, and returns the request's leftover, or nil if there is none. It stops
+// the removal and waits for its end, or for the end of ctx. Without the wait, a removal that had found the old node
+// could delete the node that the caller is about to make.
 func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, error) {
 	// l.done is closed by the removal, which cancel ends.
 	key := leftoverKey(name, requestID)
@@ -299,9 +298,9 @@ func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, 
 	}
 }
 
-// abandon has a request's leftover removed after half a TTL, unless adopt comes first: the caller has that long to
-// repeat or release the request, and the other half is left for the removal. The goroutine ends with the removal, with
-// adopt, or with Close, and closes l.done.
+// abandon has a request's leftover removed after half a TTL, unless adopt comes first: the caller has half a TTL to
+// repeat or release the request, and the removal has the other half. The goroutine ends with the removal, with adopt,
+// or with Close, and closes l.done.
 func (d *Driver) abandon(r backend.Request, at slot) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	l := &leftover{slot: at, cancel: cancel, done: make(chan struct{})}
@@ -336,14 +335,14 @@ func (d *Driver) abandon(r backend.Request, at slot) {
 }
 
 // background runs f in a goroutine that Close waits for. f must end soon after Driver.ctx does. No goroutine starts
-// once the driver is closed: Close ends the sessions, and the nodes go with them.
+// once the driver is closed: Close ends the sessions and their nodes.
 func (d *Driver) background(f func()) {
 	d.gate.Go(func(context.Context) { f() })
 }
 
-// repeat calls f, which makes requests, until it says something definite, which it returns, ctx ends, or the session has
-// ended and with it the node to remove. Each call has callTime. There is no bound on the tries: a leftover closes a
-// name for as long as the session lives, which may be as long as the process.
+// repeat calls f, which makes requests, until f returns a definite result, ctx ends, or the session has ended and with
+// it the node to remove. Each call has callTime. There is no bound on the tries: a leftover closes a name for as long
+// as the session lives, which may be as long as the process.
 func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) error {
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, callTime)

@@ -1,7 +1,7 @@
-// This file looks at locks from outside, and takes them away. Every call here first proves a session, so that its
-// server has the leader's state as of the beginning of the call: a server that lags, or a leader that was overtaken,
-// would show holders that have gone. The driver declares no Watch: a watch of ZooKeeper fires once, and changes before
-// it is set anew are not reported.
+// This file has the calls of observers and operators. Every call here first proves a session, so that its server has
+// the leader's state as of the beginning of the call: a lagging server, or an overtaken leader, would show former
+// holders. The driver declares no Watch: a watch of ZooKeeper fires once, and changes before it is set again are not
+// reported.
 
 package zookeeper
 
@@ -21,11 +21,11 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Look returns the holders of a name and the number of waiters, as the ensemble had them at some instant during the
-// call. The queue and the holders' nodes are read one after the other; a hold that ends in between is left out.
-// ExpiresIn is zero, since ZooKeeper does not return the timeouts of other sessions. Since is the time at which the
-// holder entered the queue, by the leader's clock. A free name is no error. If the connection is lost before the
-// session is proved, Look retries, three attempts in all.
+// Look returns the holders of a name and the number of waiters, as of some instant during the call. The queue and the
+// holders' nodes are read one after the other; a hold that ends in between is omitted. ExpiresIn is zero, since
+// ZooKeeper does not return the timeouts of other sessions. Since is the time at which the holder entered the queue,
+// by the leader's clock. A free name is no error. If the connection is lost before the session is proved, Look
+// retries, three attempts in all.
 func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	var info backend.State
 	err := backend.ValidateName(name)
@@ -57,9 +57,8 @@ func (d *Driver) onSession(ctx context.Context, f func(context.Context, *session
 	return f(ctx, s)
 }
 
-// proven returns a session that was proved after the call began, and counts one more user of it: the session on which
-// the leftover may stand, if that is given. A lost connection is no answer: it retries, tries
-// times in all, until ctx ends.
+// proven returns a session that was proved after the call began, and counts one more user of it: the session of the
+// leftover, if that is given. After a lost connection it retries, tries times in all, until ctx ends.
 func (d *Driver) proven(ctx context.Context, left *leftover) (*session, error) {
 	for n := 1; ; n++ {
 		s, err := d.sessionOf(ctx, left)
@@ -78,7 +77,7 @@ func (d *Driver) proven(ctx context.Context, left *leftover) (*session, error) {
 	}
 }
 
-// describe reads the state of a name, withQueue also the nodes of the waiters.
+// describe reads the state of a name, and the nodes of the waiters if withQueue is set.
 func (s *session) describe(ctx context.Context, name string, withQueue bool) (backend.State, error) {
 	info := backend.State{Name: name}
 	all, waiting, err := s.holders(ctx, s.d.dir(name))
@@ -91,7 +90,7 @@ func (s *session) describe(ctx context.Context, name string, withQueue bool) (ba
 			return info, err
 		}
 	}
-	// Since is the creation of the holder's node, so that the time in the queue counts in it.
+	// Since is the creation of the holder's node, so that it includes the time in the queue.
 	for _, h := range all {
 		info.Holders = append(info.Holders, backend.Holder{
 			Owner: h.Owner, HoldID: h.HoldID, Kind: h.Kind, Permits: h.Permits, Limit: h.Limit,
@@ -102,7 +101,7 @@ func (s *session) describe(ctx context.Context, name string, withQueue bool) (ba
 	return info, nil
 }
 
-// queue reads the nodes of the first waiters. Nodes that go meanwhile are left out.
+// queue reads the nodes of the first waiters. Nodes that end meanwhile are omitted.
 func (s *session) queue(ctx context.Context, waiting []entry) ([]backend.Waiter, error) {
 	waiting = waiting[:min(len(waiting), backend.MaxQueue)]
 	nodes, errs := make([]found, len(waiting)), make([]error, len(waiting))
@@ -123,17 +122,17 @@ func (s *session) queue(ctx context.Context, waiting []entry) ([]backend.Waiter,
 	return all, nil
 }
 
-// holders reads the entries that hold, the oldest first, and returns the waiters behind them. Entries that have gone
-// since the queue was read, and foreign nodes, do not count; the entries behind them may then hold, so it looks at the
-// queue once more without them, and reads only the new entries.
+// holders reads the entries that hold, the oldest first, and returns the waiters behind them. Entries that have ended
+// since the queue was read, and foreign nodes, do not count; the entries behind them may then hold, so it evaluates
+// the queue again without them, and reads only the new entries.
 func (s *session) holders(ctx context.Context, dir string) (all []held, waiting []entry, err error) {
-	// The session was proved, so that the queue is as new as the call. Its entries may go while their nodes are read.
+	// The session was proved, so that the queue is as new as the call. Its entries may end while their nodes are read.
 	queue, err := s.children(ctx, dir)
 	if err != nil {
 		return nil, nil, err
 	}
 	for {
-		// The nodes that were read in earlier turns stand first in the queue, in the same order.
+		// The nodes read in earlier turns are first in the queue, in the same order.
 		n := len(kit.Holders(queue, entry.use))
 		fresh := queue[len(all):n]
 		nodes, errs := make([]found, len(fresh)), make([]error, len(fresh))
@@ -157,10 +156,10 @@ func (s *session) holders(ctx context.Context, dir string) (all []held, waiting 
 	}
 }
 
-// List yields the names that begin with prefix and are held, in the order of their escaped form. The names are read
-// in one request, and the state of each after that, so that names which change hands meanwhile may be missing. All
-// names of the root are read for every List, with any prefix; they must fit one answer of a server, 1 MB. The
-// loop may stop at any time. An error ends it and is yielded last.
+// List yields the names that begin with prefix and are held, in the order of their escaped form. The names are read in
+// one request, and the state of each after that, so that names whose holder changes meanwhile may be missing. All
+// names of the root are read for every List, with any prefix; they must fit one answer of a server, 1 MB. The loop may
+// stop at any time. An error ends it and is yielded last.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		if err := d.list(ctx, prefix, yield); err != nil {
@@ -188,7 +187,7 @@ func (d *Driver) list(ctx context.Context, prefix string, yield func(backend.Sta
 			if !ok || !strings.HasPrefix(name, prefix) {
 				continue
 			}
-			// Two requests or more for each name: List is for people and tools, and not for the way of an acquire.
+			// Each name costs two requests or more: List is for people and tools, and no acquire calls it.
 			info, err := s.describe(ctx, name, false)
 			if err != nil {
 				return err
@@ -236,16 +235,16 @@ func (s *session) force(ctx context.Context, dir string, r *backend.ForceRequest
 	}
 }
 
-// evictAtOnce bounds how many nodes one transaction deletes: servers refuse requests of more than 1 MB
+// evictAtOnce is the maximum number of nodes that one transaction deletes: servers refuse requests of more than 1 MB
 // (jute.maxbuffer).
 const evictAtOnce = 500
 
-// evict deletes entries, and leaves the reason in the name's node in the same transaction. It is false if there was
-// no entry left to delete. If one of them has gone, the whole transaction fails; the rest is retried.
+// evict deletes entries, and leaves the reason in the name's node in the same transaction. It returns false if there
+// was no entry left to delete. If one of them has ended, the whole transaction fails, and is retried without it.
 func (s *session) evict(ctx context.Context, dir string, all []held, r *backend.ForceRequest) (
 	done bool, err error,
 ) {
-	// One trace names all victims, so that each transaction may write the same.
+	// One trace names all victims, so that each transaction writes the same trace.
 	f := forced{Token: all[0].Token, Reason: r.Reason, By: r.By, Principal: r.Principal}
 	for _, h := range all[1:] {
 		f.Others = append(f.Others, h.Token)
@@ -266,7 +265,7 @@ func (s *session) evict(ctx context.Context, dir string, all []held, r *backend.
 		case !errors.Is(err, zk.ErrNoNode):
 			return done, err
 		default:
-			// One of them has ended, and the transaction had no effect. The rest is tried without it.
+			// One of them has ended, and the transaction had no effect: retry without it.
 			queue, err := s.children(ctx, dir)
 			if err != nil {
 				return done, err

@@ -1,9 +1,9 @@
-// This file keeps sessions alive and proved. proof.go computes the proof of an answer; here the question is asked,
-// shared by all who need the answer, and repeated by the clock.
+// This file keeps sessions alive and proved. proof.go computes the proof of an answer; this file sends the question,
+// shares it among the callers, and repeats it at intervals.
 //
-// The library pings the server, which keeps the session alive but is no proof about the leader. So each
-// session asks with a transaction, at most one at a time: prove waits for a recent one, keepAlive
-// makes sure that there is one in time, and ask sends it.
+// The library pings the server, which keeps the session alive but is no proof about the leader. So each session asks
+// with a transaction, at most one at a time: prove waits for a recent one, keepAlive asks often enough, and ask sends
+// the question.
 
 package zookeeper
 
@@ -29,12 +29,12 @@ func (s *session) provedAt() backend.Instant {
 // prove makes sure that the leader has confirmed the session to a request that was sent at since or later. Concurrent
 // callers share one request: a thousand holds that are renewed together cost one transaction.
 //
-// The request goes on when a caller's context ends, so that where an answer takes longer than anybody waits, the next
-// caller finds it. A request that waits too long for its answer is followed by another one, until ctx ends: a call
-// must not say that its context has ended while it has not.
+// The request continues when a caller's context ends, so that a later caller finds an answer that took longer than the
+// wait. Another request follows one without a timely answer, until ctx ends: a call must not return a context's error
+// while its own context has not ended.
 //
-// Only the caller that asked gets the question's error immediately; the others ask anew, since the question may
-// have been sent before they came.
+// Only the caller that asked gets the question's error immediately; the other callers ask again, since the question
+// may have been sent before they came.
 func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	for {
 		s.mu.Lock()
@@ -42,18 +42,19 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 			s.mu.Unlock()
 			return errSessionLost
 		}
-		// An answer to a request that was sent late enough is there already.
+		// A request that was sent late enough has already been answered.
 		if s.last >= since {
 			s.mu.Unlock()
 			return nil
 		}
-		// Ours, or one under way that may have been sent too early: then the next turn asks anew.
+		// Wait for this call's question, or for one in progress that may have been sent too early: then the next turn asks
+		// again.
 		mine := s.startAsking()
 		asked := s.asking
 		s.mu.Unlock()
 		select {
 		case <-asked.done:
-			// The question has its own, shorter patience; that it ran out is no reason for a caller who has time left.
+			// The question has its own, shorter timeout, which does not end a caller with time left.
 			late := kit.IsContext(asked.err) && !errors.Is(asked.err, errNoConnection)
 			if mine && asked.err != nil && !late {
 				return asked.err
@@ -67,7 +68,7 @@ func (s *session) prove(ctx context.Context, since backend.Instant) error {
 	}
 }
 
-// startAsking asks for a proof unless one is being asked for, or the session has ended, and reports whether it did.
+// startAsking asks for a proof unless a question is in progress, or the session has ended, and reports whether it did.
 // The caller holds s.mu.
 func (s *session) startAsking() bool {
 	if s.Ended() || s.asking != nil {
@@ -85,9 +86,9 @@ type question struct {
 	err  error         // valid after done
 }
 
-// proveUntil proves the session until the reported instant is since or later. One request does, unless the one before
-// it was long ago: a request proves no more than a tick beyond the one before (see proof), so that another one follows
-// half a tick later.
+// proveUntil proves the session until the reported instant is since or later. One request is enough, unless the
+// previous one was long ago: a request proves no more than a tick beyond the previous one (see proof), so that another
+// follows half a tick later.
 func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 	for {
 		if s.provedAt() >= since {
@@ -109,11 +110,11 @@ func (s *session) proveUntil(ctx context.Context, since backend.Instant) error {
 // on its own goroutine, bounded by a third of the TTL or a second, and by 3 s.
 //
 // The instant is read right before the request is sent, in the goroutine that sends it: an instant read at the arrival
-// of the answer would promise time that nobody granted. An answer after the question's timeout counts all the same.
+// of the answer would promise time that no server granted. An answer after the question's timeout still counts.
 //
-// The request is not sync: a leader that was overtaken and does not know answers it alone (docs/decisions, no
-// leader is believed alone). A user without the right to read "/" is refused by the same agreement of a majority, so
-// that the refusal proves as much.
+// The request is not sync: an overtaken leader that does not know it answers sync alone (docs/decisions, no leader is
+// believed alone). A user without the right to read "/" is refused by the same agreement of a majority, so that the
+// refusal proves as much.
 func (s *session) ask(q *question) {
 	ctx, cancel := context.WithTimeout(context.Background(), min(max(s.ttl/3, time.Second), callTime))
 	defer cancel()
@@ -127,13 +128,13 @@ func (s *session) ask(q *question) {
 			s.last = max(s.last, sent)
 		}
 	}
-	// The highest zxid before the question is sent. A leader that answers with a lower one has forgotten: see
+	// The highest zxid before the question is sent. A leader that answers with a lower one has lost its history: see
 	// checkZxid.
 	none, err := do(ctx, s, answered, func(c *zk.Conn) (struct{}, error) {
 		sent = s.d.clock.Now()
 		err := transaction(c, &zk.CheckVersionRequest{Path: "/", Version: -1})
 		if errors.Is(err, zk.ErrNoAuth) {
-			err = nil // a majority has agreed to that as well
+			err = nil // a majority has agreed to the refusal as well
 		}
 		return struct{}{}, err
 	})
@@ -144,7 +145,7 @@ func (s *session) ask(q *question) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The end of the question: a caller who comes from here on asks a new one.
+	// The question ends: a later caller asks a new one.
 	q.err = err
 	s.asking = nil
 	close(q.done)
@@ -154,7 +155,7 @@ func (s *session) ask(q *question) {
 // per TTL at least. It runs while the session lives, and ends with the session or with Close.
 //
 // A session without users is dropped after one TTL, and so is one that could not be proved for that long: all of its
-// holds have ended for their holders, and a client without answers would keep it alive indefinitely by coming back.
+// holds have ended for their holders, and a client that reconnects without answers would keep it alive indefinitely.
 func (s *session) keepAlive() {
 	// See the package comment for the cost; 10 ms keeps very short ticks of tests from a busy loop.
 	every := max(min(s.ttl/4, max(s.ttl/10, s.d.o.Tick*2/5)), 10*time.Millisecond)
@@ -168,7 +169,7 @@ func (s *session) keepAlive() {
 		case <-s.d.ctx.Done():
 			return // Close ends it
 		}
-		// Nobody can join it from here on. closeAfterEnd closes it.
+		// No call can join it from here on. closeAfterEnd closes it.
 		if s.d.sessions.Retire(s, s.ttl) {
 			s.stopDial()
 			return
@@ -180,8 +181,8 @@ func (s *session) keepAlive() {
 	}
 }
 
-// proveAgain proves the session if the last proof is older than age. It is false if the session has ended, also by
-// proveAgain itself: it waits until one TTL is over since the last proof, and not longer, however often others ask.
+// proveAgain proves the session if the last proof is older than age. It returns false if the session has ended, even
+// by proveAgain itself: it waits until one TTL after the last proof, and not longer, however often other callers ask.
 func (s *session) proveAgain(age time.Duration) bool {
 	now := s.d.clock.Now()
 	ctx, cancel := context.WithTimeout(s.d.ctx, s.provedAt().Add(s.ttl).Sub(now))

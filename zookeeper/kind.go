@@ -1,7 +1,7 @@
 // This file writes the kind of a request into the name of its node, and reads it back.
 //
-// ZooKeeper returns the names of a node's children in one request and the content of each only in another. So
-// everything that decides who holds has to be part of the name: with the use in the content, a waiter behind n entries
+// ZooKeeper returns the names of a node's children in one request and the content of each only in another. So all
+// facts that decide the holders have to be part of the name: with the use in the content, a waiter behind n entries
 // would send n more requests before it knew whether it holds.
 
 package zookeeper
@@ -21,18 +21,17 @@ import (
 //	4f2a…-shared.0000000004     shared
 //	4f2a…-2of8.0000000005       2 of 8 permits
 //
-// A client that knows no kinds reads all of these as exclusive entries with longer ids, if the ids have 128
-// bytes at most, and waits behind them. It is refused more often than necessary and never holds beside anybody.
+// A client that knows no kinds reads all of these as exclusive entries with longer ids, if the ids have 128 bytes at
+// most, and waits behind them. It is refused more often than necessary and never holds beside another holder.
 
-// use is the accessor that kit's rule of the queue wants.
+// use is the accessor for kit's queue rules.
 func (e entry) use() kit.Use { return e.Use }
 
-// blockers returns the entries before e that keep it waiting, as few and as near as possible; see
-// kit.Blockers.
+// blockers returns the entries before e for which it waits, as few and as near as possible; see kit.Blockers.
 func blockers(front []entry, e entry) []entry { return kit.Blockers(front, entry.use, e.Use) }
 
-// The marks in names. An exclusive entry is marked only if its request id itself ends like a mark, because a marked id
-// would otherwise be read back shorter than it was.
+// The marks in names. An exclusive entry is marked only if its request id itself ends like a mark, because cutMark
+// would otherwise return a shorter id.
 const (
 	markShared    = "-shared"
 	markExclusive = "-exclusive"
@@ -54,7 +53,7 @@ func nodeName(r backend.Request) string {
 }
 
 // cutMark is the reverse of nodeName. Permits count as a mark only in the one spelling that nodeName writes, without
-// leading zeros: two names for one use would let foreign nodes pass for entries. An ending that is no mark, or has no
+// leading zeros: with two names for one use, foreign nodes could pass for entries. A suffix that is no mark, or has no
 // valid request id before it, belongs to the id. It is called for every entry of every queue read, and so has no
 // regular expression.
 func cutMark(name string) (requestID string, u kit.Use) {

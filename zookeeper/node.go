@@ -27,15 +27,15 @@ import (
 //	/fencelock/lock:orders%2F7         why a hold was taken away last
 //	/fencelock/lock:orders%2F7/4f2a….0000000003   {"fencelock":1,"owner":"host/42/…","hold":"…","nonce":"…"}
 //
-// The mark before the name is the boundary of a prefix: no part of one starts with it, so that no name of one prefix
-// is part of another prefix. The kind of the request, unless it is an exclusive hold, stands in the node's name,
-// too: see kind.go.
+// The mark before the name is the boundary of a prefix: no part of a prefix starts with it, so that no name of one
+// prefix is part of another prefix. The node's name also has the kind of the request, unless it is an exclusive hold:
+// see kind.go.
 
 // nameMark starts the nodes of names. checkOptions refuses it in prefixes.
 const nameMark = "lock:"
 
-// escape returns the name's node, without its mark. It leaves only letters, digits, - and _ as they are, so that
-// no character is left that ZooKeeper refuses or reads as part of a path, and no two names have one node.
+// escape returns the name's node, without its mark. It escapes all characters except letters, digits, - and _, so that
+// ZooKeeper refuses none and reads none as part of a path, and no two names have one node.
 func escape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {
@@ -49,8 +49,8 @@ func escape(name string) string {
 	return b.String()
 }
 
-// unescape is the reverse of escape. It is false for nodes that escape never makes, such as one with %2f in place of
-// %2F: with two nodes for one name, List would tell that name twice.
+// unescape is the reverse of escape. It returns false for nodes that escape never makes, such as one with %2f in place
+// of %2F: with two nodes for one name, List would yield that name twice.
 func unescape(node string) (name string, ok bool) {
 	name, err := url.PathUnescape(node)
 	return name, err == nil && escape(name) == node && backend.ValidateName(name) == nil
@@ -59,7 +59,7 @@ func unescape(node string) (name string, ok bool) {
 // dir returns the node of a name.
 func (d *Driver) dir(name string) string { return d.root + "/" + nameMark + escape(name) }
 
-// nameOf returns the name of a node below the root. It is false for foreign nodes.
+// nameOf returns the name of a node below the root, and false for foreign nodes.
 func nameOf(node string) (name string, ok bool) {
 	escaped, ok := strings.CutPrefix(node, nameMark)
 	if !ok {
@@ -68,7 +68,7 @@ func nameOf(node string) (name string, ok bool) {
 	return unescape(escaped)
 }
 
-// entry is a node of the queue, as far as its name tells.
+// entry is a node of the queue, as parsed from its name.
 type entry struct {
 	path      string
 	requestID string
@@ -81,19 +81,19 @@ type entry struct {
 // maxNumber bounds the numbers of entries that hold. A name's node counts its creations with 31 bits, and at the end
 // of the count every entry has the number 2³¹ - 1, or a negative one if requests follow each other closely: neither
 // order nor the identity of a path rests on such a number. An entry with a number of maxNumber or more therefore never
-// holds: it leaves, and the node of the name is made anew when the last entry has gone (startAnew). At half of the
-// count, servers still number in order, so that clients which know no bound stay behind a holder below it.
+// holds: it leaves, and the node of the name is replaced after its last entry has left (startAnew). At half of the
+// count, servers still number in order, so that clients without this bound stay behind a holder below it.
 const maxNumber = 1 << 30
 
 // spent reports whether the number of an entry is too high to hold.
 func (e entry) spent() bool { return e.number >= maxNumber }
 
-// spentCount reports whether the next entry in a node is spent. The servers show the number of changes: twice the
+// spentCount reports whether the next entry in a node is spent. The servers return the number of changes: twice the
 // creations, less the present children.
 func spentCount(dir *zk.Stat) bool { return uint32(dir.Cversion+dir.NumChildren)/2 >= maxNumber }
 
-// entryOf reads the name of a node, and is false for foreign nodes beside ours. It is called for every entry of every
-// queue read, so that it makes one allocation, for the path; the request id is a part of that.
+// entryOf parses the name of a node, and returns false for foreign nodes. It is called for every entry of every queue
+// read, so it makes only one allocation, for the path; the request id is a part of that.
 func entryOf(dir, node string) (entry, bool) {
 	name, number, ok := strings.Cut(node, ".")
 	n, err := strconv.ParseInt(number, 10, 32)
@@ -105,12 +105,12 @@ func entryOf(dir, node string) (entry, bool) {
 		return entry{}, false
 	}
 	path := dir + "/" + node
-	// So that a kept entry does not keep the rest of the queue.
+	// The id is cut from path, so that a kept entry does not keep the rest of the queue in memory.
 	id = path[len(dir)+1:][:len(id)]
 	return entry{path: path, requestID: id, Use: u, number: uint32(n)}, true
 }
 
-// tenDigits reports whether the server writes the number n as this text, like %010d. Other spellings of a number
+// tenDigits reports whether text is the server's spelling of the number n, as of %010d. Other spellings of a number
 // belong to foreign nodes.
 func tenDigits(text string, n int64) bool {
 	if n < 0 {
@@ -122,8 +122,8 @@ func tenDigits(text string, n int64) bool {
 // entriesOf returns the entries among the children of dir in the order of the queue. ZooKeeper returns children in no
 // order.
 //
-// A negative number follows 2³¹ - 1. The order of the entries below maxNumber is that of their creation; nothing rests
-// on the order of the others.
+// A negative number follows 2³¹ - 1. The order of the entries below maxNumber is that of their creation; no decision
+// depends on the order of the others.
 func entriesOf(dir string, children []string) []entry {
 	entries := make([]entry, 0, len(children))
 	for _, node := range children {
@@ -137,7 +137,7 @@ func entriesOf(dir string, children []string) []entry {
 	return entries
 }
 
-// place returns where in the queue a node stands, and -1 if it does not.
+// place returns the index of a node in the queue, or -1.
 func place(queue []entry, path string) int {
 	return slices.IndexFunc(queue, func(e entry) bool { return e.path == path })
 }
@@ -154,8 +154,8 @@ func ofRequest(queue []entry, requestID string) []entry {
 	return own
 }
 
-// value is the content of a request's node, as JSON. Only Token and Try decide anything, for moved nodes and for
-// refusals; the rest is shown to people. Who holds is decided by names alone.
+// value is the content of a request's node, as JSON. Only Token and Try affect decisions, for moved nodes and for
+// refusals; the rest is shown to people. Names alone decide the holders.
 type value struct {
 	Format   int               `json:"fencelock"` // 1
 	Owner    string            `json:"owner,omitempty"`
@@ -172,8 +172,8 @@ func (v value) nonce() fencing.Nonce {
 	return n
 }
 
-// valueOf returns the content of a new node of a request. It has a new nonce, and no token: that is the node's zxid,
-// which nobody knows yet.
+// valueOf returns the content of a new node of a request. It has a new nonce, and no token: the token is the node's
+// zxid, which is not known yet.
 func valueOf(r backend.Request) value {
 	return value{
 		Format: 1, Owner: r.Owner, HoldID: r.HoldID, Metadata: r.Metadata, Try: !r.Wait, Nonce: fencing.NewNonce().String(),
@@ -189,8 +189,8 @@ func (v value) encode() ([]byte, error) {
 	return text, nil
 }
 
-// decode reads the content of a node that was created by czxid. Unreadable content, such as a later format or
-// somebody else's text, is shown without an owner and counts in the queue all the same.
+// decode reads the content of a node that was created by czxid. Unreadable content, such as a later format or foreign
+// text, is shown without an owner but still counts in the queue.
 func decode(data []byte, czxid int64) value {
 	var v value
 	if json.Unmarshal(data, &v) != nil || v.Format != 1 {
@@ -202,12 +202,12 @@ func decode(data []byte, czxid int64) value {
 	return v
 }
 
-// incarnation identifies one hold for all time: the node and its token. Grants carry it, and pathOf reads it back, so
+// incarnation identifies one hold permanently: the node and its token. Grants carry it, and pathOf reads it back, so
 // that the driver needs no table to find the node of a grant from another process.
 func incarnation(node string, token int64) string { return node + "/" + strconv.FormatInt(token, 10) }
 
-// pathOf returns the node that a grant stands on, and its token. It is false for a grant made by Request.Grant, which
-// names a request only, and for a grant with contradictory parts.
+// pathOf returns the node of a grant, and its token. It returns false for a grant made by Request.Grant, which names a
+// request only, and for a grant with contradictory parts.
 func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	node, number, ok := strings.Cut(g.Incarnation, "/")
 	if !ok {
@@ -220,7 +220,7 @@ func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 }
 
 // tokenOf returns the token for the writes of an entry's holder: the zxid that created it, marked unless the hold is
-// exclusive. The counter in the node's name is no token: it restarts when a name's node was removed.
+// exclusive. The counter in the node's name is no token: it restarts after a name's node was removed.
 func tokenOf(u kit.Use, zxid int64) fencing.Token {
 	if u.Kind != backend.KindExclusive {
 		return fencing.Token(zxid).NotExclusive()

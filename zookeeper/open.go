@@ -48,7 +48,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 }
 
 // firstPing repeats Ping until ctx ends while the ensemble is unavailable: servers that start or elect a leader refuse
-// connections, or accept them and do not answer. The error is that of the last attempt that ctx did not end.
+// connections, or accept them and do not answer. The error is from the last attempt that ctx did not end.
 func (d *Driver) firstPing(ctx context.Context) error {
 	var reason error
 	for {

@@ -1,10 +1,9 @@
-// This file is the wait for one's turn: an entry reads the queue, watches the entries that keep it waiting, and rereads
-// the queue.
+// This file waits for the turn of an entry: it reads the queue, watches the blockers of the entry, and rereads the
+// queue.
 //
-// The rule of who holds is kit.Blockers. queue applies it to a fresh read; await sleeps until one of the blockers may
-// have gone; watch and lookAt are the two ways to find that out, by the server's notification and by a look at
-// intervals. A notification never grants. It only makes the waiter reread the queue, so that a notification that is
-// lost, late, or meant for an earlier state does no harm.
+// kit.Blockers decides the holders. queue applies it to a fresh read; await sleeps until one of the blockers may have
+// left; watch and lookAt detect that, by the server's notification and by a look at intervals. A notification never
+// grants. It only makes the waiter reread the queue, so that a lost, late, or outdated notification does no harm.
 
 package zookeeper
 
@@ -21,53 +20,53 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// How often a waiter looks for itself: the first time after about a second, then after pauses that double up to half a
-// minute, each drawn between three and five quarters of its length so that the waiters of one client do not look
-// together.
+// The pauses between a waiter's looks: the first look comes after about a second, the next ones after pauses that
+// double up to half a minute, each drawn between three and five quarters of its length so that the waiters of one
+// client do not look together.
 //
-// Watches make this unnecessary as long as no watch is lost; the contract wants the fallback because notifications do
-// get lost. A look reads the waiter's own node and its blockers, and not the queue. The cost of many waiters therefore
-// grows with their number and not with its square: reading the queue each time, 2,000 waiters on one name would each
-// read 2,000 names.
+// The looks are needed only if a watch is lost; the contract requires this fallback because notifications do get lost.
+// A look reads the waiter's own node and its blockers, and not the queue. The cost of many waiters therefore grows
+// with their number and not with its square: reading the queue each time, 2,000 waiters on one name would each read
+// 2,000 names.
 const (
 	firstLook = time.Second
 	lookEvery = 30 * time.Second
 )
 
-// errGone: the node that an acquire stood on was deleted by somebody else.
+// errGone: another client deleted the node of an acquire.
 var errGone = errors.New("the node of the request is gone")
 
-// errStale: a node was to move to another session, and has changed since it was read.
+// errStale: a node to be moved has changed since it was read.
 var errStale = errors.New("the node of the request has changed")
 
-// queue waits until no entry before the node of b keeps it waiting, and returns its hold. An attempt without Wait is
-// refused instead (see blocked). Of a node that was found, and not made by this try, only the path is known.
+// queue waits until no entry before the node of b blocks it, and returns its hold. An attempt without Wait is refused
+// instead (see blocked). If this try found the node and did not make it, b has only its path.
 //
-// The queue, read with the own node in it, decides "held". That the node is our session's is known without another
-// request: the session made it under a name that nobody else gives, or the node was read just before. Only the same
-// request, sent by another client, moves it to another session; that session then tells its own client.
+// The queue, read with this node in it, decides "held". It is certain without another request that the node belongs to
+// this session: the session made it under a unique name, or has just read the node. Only the same request, sent by
+// another client, moves it to another session; that session then reports to its own client.
 //
-// Entries before a node can only leave, because the server numbers the nodes of a name in the order of their
-// creation, up to maxNumber. A queue that grants therefore goes on granting while the node stands, and no second read
-// is needed to confirm it. An entry with a higher number waits for those with lower ones, which are before it, and then
-// leaves instead of holding.
+// Entries before a node can only leave, because the server numbers the nodes of a name in the order of their creation,
+// up to maxNumber. A queue that grants therefore still grants while the node exists, and no second read is needed to
+// confirm it. An entry with a higher number waits for entries with lower numbers, which are before it, and then leaves
+// instead of holding.
 //
-// The hold is entered before the wait, in Driver.holds: from then on a watch event for the path has somebody to arrive
-// at, and giveUp finds the node.
+// The hold is entered in Driver.holds before the wait: from then on a watch event for the path finds the hold, and
+// giveUp finds the node.
 func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error) {
-	// From here on the node is known. The watch finds its hold, which removes the node if we give up.
+	// From here on the node is known: a watch event finds its hold, and giveUp removes the node.
 	h := a.d.addHold(s, b.path, b.zxid, b.version, nil)
 	if h == nil {
 		return nil, errGone
 	}
 	a.mine, a.hold = b.path, h
-	// A node that was found, not made: read it, for its token and nonce, and watch it in the same request.
+	// The node was found, not made: read it, for its token and nonce, and watch it in the same request.
 	if b.zxid != 0 {
 		h.nonce = b.nonce
 	} else if err := a.d.see(ctx, h); err != nil {
 		return h, a.vanished(err)
 	}
-	// One wake-up may wait here. More would only repeat it: a full read follows.
+	// Room for one wake-up is enough, since a full read follows.
 	a.wake, a.heard = notify.New(), nil
 	defer func() { s.unlisten(a.heard, a.wake) }()
 	nodes := b.queue
@@ -81,7 +80,7 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 			}
 		}
 		nodes = nil
-		// An earlier acquire of the request may have made a node that this one did not know of.
+		// An earlier acquire of the request may have made a node unknown to this one.
 		if first {
 			same := ofRequest(queue, a.r.RequestID)
 			if waited, err := a.d.awaitLeaving(ctx, same); err != nil {
@@ -113,12 +112,12 @@ func (a *attempt) queue(ctx context.Context, s *session, b birth) (*hold, error)
 		if err := a.blocked(ctx, s, h, front, block, own); err != nil {
 			return h, a.vanished(err)
 		}
-		// After any wake-up only the state counts, read with our own node in it.
+		// After any wake-up only the state counts, read with this node in it.
 	}
 }
 
-// vanished turns the absence of the own node into an error that makes acquire begin anew. There is no node to remove
-// any more, so mine is forgotten.
+// vanished turns the absence of the attempt's node into an error that makes acquire retry. There is no node to remove
+// any more, so it clears mine.
 func (a *attempt) vanished(err error) error {
 	if !errors.Is(err, zk.ErrNoNode) {
 		return err
@@ -127,9 +126,9 @@ func (a *attempt) vanished(err error) error {
 	return errGone
 }
 
-// merge goes on with the older node of the request, which an earlier acquire made and which was not known when this
-// one created its own. resume deletes the younger one. The hold that was entered for it is marked as releasing first,
-// so that the deletion is not told to the caller as a loss.
+// merge continues with the older node of the request, which an earlier acquire made and which was not known when this
+// acquire created its own. resume deletes the younger node. merge first marks the hold of that node as releasing, so
+// that the deletion is not reported as a loss.
 func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) (*hold, error) {
 	a.d.setReleasing(h)
 	s.Add(1) // the next hold counts as another user
@@ -137,7 +136,7 @@ func (a *attempt) merge(ctx context.Context, s *session, h *hold, same []entry) 
 	if next == nil {
 		s.Leave(1)
 		if errors.Is(err, errGone) {
-			a.mine = "" // both nodes have gone
+			a.mine = "" // both nodes have ended
 		}
 		return h, err
 	}
@@ -152,8 +151,8 @@ func (d *Driver) setReleasing(h *hold) {
 	h.releasing = true
 }
 
-// await returns nil when one of some entries before ours may have gone, and the queue should be reread. The error
-// is zk.ErrNoNode if our own node has gone, errSessionLost if the session has ended, or the end of ctx.
+// await returns nil when one of some entries before h may have left, and the queue should be reread. The error is
+// zk.ErrNoNode if the node of h is missing, errSessionLost if the session has ended, or the end of ctx.
 //
 // It owns one timer, which it stops when it returns, and no goroutine: the library's event callback fills a.wake,
 // which has room for one wake-up, and goneLocked closes h.gone.
@@ -175,7 +174,7 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 		case <-a.wake:
 			return nil
 		case <-look.C:
-			// Our server has reported all it knows. The session's proofs make sure that it knows the leader's state; a
+			// The session's server has reported its state. The session's proofs make sure that this is the leader's state; a
 			// lost watch shows in the state.
 			gone, err := a.look(ctx, s, h, some)
 			if err != nil || gone {
@@ -190,9 +189,9 @@ func (a *attempt) await(ctx context.Context, s *session, h *hold, some []entry) 
 // jitter spreads a pause over the half around d.
 func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }
 
-// watch sets a watch on each of some entries that this attempt does not watch yet, all side by side. It is true if one
-// of them has gone already, or turned out to be a foreign node. It listens on the session before it asks the server,
-// so that a notification which overtakes the answer is not missed.
+// watch sets a watch on each of some entries that this attempt does not watch yet, concurrently. It returns true if
+// one of them has left already, or is a foreign node. It listens on the session before it asks the server, so that it
+// does not miss a notification that overtakes the answer.
 func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed bool, err error) {
 	some = slices.DeleteFunc(slices.Clone(some), func(e entry) bool { return !s.listen(e.path, a.wake) })
 	for _, e := range some {
@@ -214,15 +213,15 @@ func (a *attempt) watch(ctx context.Context, s *session, some []entry) (changed 
 	return changed, err
 }
 
-// lookAtNodes bounds the entries that a waiter looks at one by one. A waiter for permits may wait for many more: beyond
-// this it reads the whole queue, in one request.
+// lookAtNodes is the maximum number of entries that a waiter reads one by one. A waiter for permits may wait for many
+// more: beyond this it reads the whole queue, in one request.
 const lookAtNodes = 16
 
-// look reports whether one of some entries has gone; the error is zk.ErrNoNode if ours has. The first look also sets
-// the watch on our own node: most waits end before, so that a watch set at the start would cost every waiter a request
-// for the few who wait for a second.
+// look reports whether one of some entries has left; the error is zk.ErrNoNode if the node of h is missing. The first
+// look also sets the watch on that node: most waits end earlier, so that a watch set at the start would cost every
+// waiter a request for the few that wait for a second.
 //
-// A lost connection is no answer. The place in the queue is kept as long as the session lives, and the next look
+// A lost connection is no error: the place in the queue is kept as long as the session lives, and the next look
 // repeats the question.
 func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (gone bool, err error) {
 	if gone, err = a.lookAt(ctx, s, some); err == nil {
@@ -234,7 +233,7 @@ func (a *attempt) look(ctx context.Context, s *session, h *hold, some []entry) (
 	return gone, err
 }
 
-// lookAt reports whether one of some entries has gone, by one request for each or by one for the queue.
+// lookAt reports whether one of some entries has left, by one request for each or by one for the queue.
 func (a *attempt) lookAt(ctx context.Context, s *session, some []entry) (gone bool, err error) {
 	if len(some) > lookAtNodes {
 		queue, err := s.children(ctx, a.dir)

@@ -1,7 +1,7 @@
 // This file releases holds. A hold of this client is deleted on its own session by one request. A hold of another
-// session, and a request with an unknown outcome, are looked up first, on a session with a server that has been brought
-// up to the leader's state: a deletion by path alone could meet the next hold at an equal path, or miss a creation that
-// is still under way.
+// session, and a request with an unknown outcome, are looked up first, on a session with a server that has been
+// brought up to the leader's state: a deletion by path alone could meet the next hold at an equal path, or miss a
+// creation in progress.
 
 package zookeeper
 
@@ -16,9 +16,9 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// Release removes the node of a hold if it is still the granted one: token and request id must match, so that a
-// release which is delivered late, or sent twice, never ends a later hold. With a grant that Request.Grant made it
-// removes the hold of that request, or its place in the queue.
+// Release removes the node of a hold if it is still the granted one: token and request id must match, so that a late
+// or repeated release never ends a later hold. With a grant that Request.Grant made it removes the hold of that
+// request, or its place in the queue.
 //
 // It returns when a majority has the deletion. A missing node is backend.ErrNotHeld, with the reason if a
 // ForceRelease left one; a deletion that was sent and not answered before ctx ended is ErrUnknown, and may be
@@ -48,27 +48,27 @@ func (d *Driver) release(ctx context.Context, g backend.Grant) error {
 	path, token, ok := d.pathOf(g)
 	switch {
 	case g.Incarnation == "" && g.Token == 0:
-		// A grant made by Request.Grant: the caller knows the request only.
+		// The grant was made by Request.Grant: the caller knows only the request.
 		return d.removeRequest(ctx, g.Name, g.RequestID, left, false)
 	case !ok:
 		return &backend.NotHeldError{Name: g.Name}
 	}
-	// Only a hold of this driver is deleted without a look at it.
+	// Only a hold of this driver is deleted without a read.
 	if h := d.holdAt(path, token); h != nil {
 		return d.releaseHold(ctx, g, h)
 	}
 	return d.releaseAt(ctx, g, path, token)
 }
 
-// releaseHold deletes a node that we know to be ours, because its watch has not fired. If the server refuses
-// that, the node is disowned. If ctx ends before the answer, the hold stays marked as releasing, and a repeated call
-// finds it.
+// releaseHold deletes a node that certainly belongs to this driver, because its watch has not fired. If the server
+// refuses that, the node is disowned. If ctx ends before the answer, the hold stays marked as releasing, and a
+// repeated call finds it.
 func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) error {
 	d.mu.Lock()
 	h.releasing, h.released = true, true
 	moving := h.moving
 	d.mu.Unlock()
-	// It may stand on either session.
+	// The node may be on either session.
 	if moving != nil {
 		err := d.releaseAt(ctx, g, h.path, h.token)
 		if err == nil || isOneOf(err, zk.ErrNoNode, backend.ErrNotHeld) {
@@ -76,7 +76,7 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 		}
 		return err
 	}
-	// The watch has told it: the node was taken away before this release.
+	// The watch has fired: the node ended before this release.
 	if h.isGone() {
 		return d.bury(ctx, h, g.Name)
 	}
@@ -89,15 +89,15 @@ func (d *Driver) releaseHold(ctx context.Context, g backend.Grant, h *hold) erro
 	case errors.Is(err, zk.ErrNoNode):
 		return d.bury(ctx, h, g.Name)
 	}
-	// The node may stand, and the call may be repeated.
+	// The node may exist, and the call may be repeated.
 	if err != nil && ctx.Err() == nil {
 		d.disown(h.session, h.path, h.version, h)
 	}
 	return err
 }
 
-// disown forgets a node that the server refused to delete, and its hold, if it has one. The session takes no new holds
-// and ends with the last of the others, since an ephemeral node cannot change its owner and stay the same; until then it
+// disown drops a node that the server refused to delete, and its hold, if it has one. The session takes no new holds
+// and ends with its last other hold, since an ephemeral node cannot change its owner and stay the same; until then it
 // deletes the node as soon as the server allows that.
 func (d *Driver) disown(s *session, path string, version int32, h *hold) {
 	d.sessions.Abandon(s)
@@ -111,20 +111,20 @@ func (d *Driver) disown(s *session, path string, version int32, h *hold) {
 	}
 }
 
-// disowned is a node that the server refused to delete, and the version that it has as long as it is its session's.
+// disowned is a node that the server refused to delete, and its version while it belongs to the session.
 type disowned struct {
 	path    string
 	version int32
 }
 
-// forbidden reports whether the server answered that it does not delete a node that may stand.
+// forbidden reports whether the server refused to delete a node that may exist.
 func forbidden(err error) bool {
 	return err != nil && !transient(err) && !isOneOf(err, zk.ErrNoNode, backend.ErrHistoryLost, backend.ErrClosed)
 }
 
 // removeDisowned deletes the disowned nodes, each at least four times per TTL, until the list is empty or the session,
-// and the nodes with it, has ended. A node that a repeated acquire has found is no longer disowned. There is one such
-// goroutine for a session; it ends with Close, too.
+// and the nodes with it, has ended. A node that a repeated acquire has found is no longer disowned. A session has one
+// such goroutine; Close also ends it.
 func (s *session) removeDisowned() {
 	d := s.d
 	for kit.Sleep(d.ctx, s.ttl/4) == nil && !s.Ended() {
@@ -153,8 +153,8 @@ func (s *session) removeDisowned() {
 	}
 }
 
-// bury forgets a hold with a deleted node, and returns the answer for its holder: not held, with the reason that
-// can be found.
+// bury drops a hold with a deleted node, and returns the answer for its holder: not held, with the reason if it can be
+// found.
 func (d *Driver) bury(ctx context.Context, h *hold, name string) error {
 	loss := d.whyGone(ctx, h.session, h.path, h.token)
 	d.dropHold(h)
@@ -181,13 +181,13 @@ func (d *Driver) releaseAt(ctx context.Context, g backend.Grant, path string, to
 	return s.remove(ctx, path, anyVersion)
 }
 
-// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. With ours it deletes
-// those on the session of the abandoned attempt only: a node on another one belongs to a repeat of the request. It
-// looks on the session of the abandoned attempt, if that is known: that session's earlier requests have been done, or
-// never will be, so that a node cannot appear after the look. On any other session it could: a creation that a slow
-// server still has would be carried out after the look, and close the name.
+// removeRequest deletes all nodes of a request, and returns zk.ErrNoNode if it finds no node. If ours is set, it
+// deletes only nodes on the session of the abandoned attempt: a node on another session belongs to a repeat of the
+// request. It looks on the session of the abandoned attempt, if that is known: that session's earlier requests have
+// been done, or never will be, so that a node cannot appear after the look. On any other session it could: a slow
+// server may execute a pending creation after the look, and close the name.
 //
-// A hold of ours among the nodes is dropped with its node. Its holder asked for that, and gets no loss.
+// A hold of this driver among the nodes is dropped with its node, without a loss: its holder asked for the release.
 func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left *leftover, ours bool) error {
 	s, err := d.proven(ctx, left)
 	if err != nil {
@@ -198,7 +198,7 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	if err != nil {
 		return err
 	}
-	// Success if anything was deleted.
+	// none is nil once a node was deleted.
 	none := zk.ErrNoNode
 	for _, e := range ofRequest(queue, requestID) {
 		version := int32(anyVersion)
@@ -227,8 +227,8 @@ func (d *Driver) removeRequest(ctx context.Context, name, requestID string, left
 	return none
 }
 
-// sessionOf returns the session on which a leftover may stand, or any session if that one has ended or is unknown,
-// and counts one more user of it.
+// sessionOf returns the session of a leftover, or any session if that one has ended or is unknown, and counts one more
+// user of it.
 func (d *Driver) sessionOf(ctx context.Context, left *leftover) (*session, error) {
 	if left != nil {
 		if _, there := d.sessions.Find(left.slot); there {
@@ -238,8 +238,8 @@ func (d *Driver) sessionOf(ctx context.Context, left *leftover) (*session, error
 	return d.anySession(ctx)
 }
 
-// notHeld turns the absence of a grant's node, or of everything that the ensemble once knew, into the answer for its
-// holder: the hold is gone, which is a definite answer and not a failed call.
+// notHeld turns the absence of a grant's node, or of the whole history, into the answer for its holder: the hold has
+// ended, which is a definite answer and not a failed call.
 func notHeld(g backend.Grant, err error) error {
 	switch {
 	case errors.Is(err, zk.ErrNoNode):

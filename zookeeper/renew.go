@@ -1,8 +1,7 @@
 // This file prolongs holds. A hold lives as long as its session, so that a renewal is a proof of the session
-// (keepalive.go) and the certainty that the node is still there. The second is free while the connection stands:
-// a node that was deleted before the leader answered the proof has been reported by its watch before that answer, on
-// the same stream. After a reconnect that no longer holds for what happened in between, and every hold is read once
-// over the new connection.
+// (keepalive.go) and of the node's existence. The latter is free while the connection lasts: the watch of a node that
+// was deleted before the leader answered the proof has fired before that answer, on the same stream. A reconnect
+// breaks that order, so every hold is read once over the new connection.
 
 package zookeeper
 
@@ -48,7 +47,7 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 			continue
 		}
 		h := d.holdAt(path, token)
-		// Moves are rare and cost a transaction each, so that they run beside the rest.
+		// Moves are rare and cost a transaction each, so they run concurrently with the renewals.
 		if h == nil || g.TTL > h.session.ttl {
 			work.Go(func() { out[i] = d.renewElsewhere(ctx, g, h, path, token) })
 			continue
@@ -69,14 +68,14 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 // renewOn renews the grants at the indexes in members, all on session s. It writes out only at these indexes, so
 // that the goroutines of one Renew need no mutex.
 //
-// The order matters. The proof comes first; then each hold is asked whether its watch has fired. A deletion that the
-// leader carried out before it answered the proof was told to this client before that answer, on the same connection,
-// and the library handles messages in their order. So a hold that exists after the proof existed when the
-// leader answered. A hold that was last seen over an earlier connection lacks that certainty and is read.
+// The order matters. The proof comes first; then each hold is asked whether its watch has fired. The server notifies
+// this client of a deletion before the proof on the same connection, before the proof's answer, and the library
+// handles messages in their order. So a hold that exists after the proof existed when the leader answered. A hold that
+// was last seen over an earlier connection lacks that certainty and is read.
 func (d *Driver) renewOn(
 	ctx context.Context, s *session, grants []backend.Grant, holds []*hold, members []int, out []backend.Renewal,
 ) {
-	// One answer for all: without a proof the state of all of them is unknown.
+	// Without a proof the state of all of them is unknown.
 	if err := s.proveRenewal(ctx); err != nil {
 		for _, i := range members {
 			switch {
@@ -90,14 +89,14 @@ func (d *Driver) renewOn(
 		}
 		return
 	}
-	// Read after the proof, and the holds after that: a watch event that came before the proof's answer has been
-	// handled by now.
+	// sentAt is read after the proof, and the holds after that: a watch event that came before the proof's answer has
+	// been handled by now.
 	sentAt := s.provedAt()
 	var work sync.WaitGroup
 	for _, i := range members {
 		h := holds[i]
 		d.mu.Lock()
-		// Whether the watch has fired, and its connection.
+		// seen is the connection of the watch; gone is true if it has fired.
 		seen, gone := h.link, h.isGone()
 		d.mu.Unlock()
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
@@ -117,10 +116,10 @@ func (d *Driver) renewOn(
 	work.Wait()
 }
 
-// proveRenewal proves the session since the first renewal that has not been proved yet. The core repeats a renewal
-// that was not answered in time; asking since the first one lets the repetition take the answer to the first question
-// when that arrives. Asking since the present call would discard it each time, and an ensemble that answers more
-// slowly than callers wait would never renew anything.
+// proveRenewal proves the session since the first unproved renewal. The core repeats a renewal without a timely
+// answer; asking since the first renewal lets the repetition use the answer to the first question. Asking since the
+// present call would discard it each time, and an ensemble that answers more slowly than callers wait would never
+// renew a hold.
 func (s *session) proveRenewal(ctx context.Context) error {
 	s.mu.Lock()
 	if s.renewing.IsZero() {
@@ -137,8 +136,8 @@ func (s *session) proveRenewal(ctx context.Context) error {
 	return err
 }
 
-// renewElsewhere renews a grant that has no hold here (it was granted to another process, or moved away) or that asks
-// for a longer TTL than its session has: its node moves to the session of the requested TTL.
+// renewElsewhere renews a grant without a hold here (it was granted to another process, or moved away) or with a
+// longer TTL than its session has: its node moves to the session of the requested TTL.
 func (d *Driver) renewElsewhere(
 	ctx context.Context, g backend.Grant, h *hold, path string, token int64,
 ) backend.Renewal {
@@ -151,7 +150,7 @@ func (d *Driver) renewElsewhere(
 	}
 	moved, err := d.takeOver(ctx, s, h, path, token)
 	if err != nil {
-		// No hold has taken the session's user over.
+		// No hold owns the session's user.
 		if moved == nil {
 			s.Leave(1)
 		}
@@ -166,11 +165,11 @@ func (d *Driver) renewElsewhere(
 }
 
 // takeOver puts the hold at path on session s and returns it; the returned hold has the user of s that the caller
-// counted. h is the hold that this driver has there, or nil.
+// counted. h is this driver's hold there, or nil.
 //
-// While the node moves, h is marked as releasing: its deletion is part of our own transaction, and its watch must not
-// report a loss. If the transaction fails the mark is taken back. A Release of the same grant may come in between;
-// addHold then refuses to enter the new hold, which nobody would ever drop, and both sessions stay free of it
+// While the node moves, h is marked as releasing: its deletion is part of the move's transaction, and its watch must
+// not report a loss. If the transaction fails, the mark is removed. A Release of the same grant may come in between;
+// addHold then refuses the new hold, which no call would drop, and both sessions stay free of it
 // (TestReleaseWhileMoving).
 func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string, token int64) (*hold, error) {
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
@@ -185,11 +184,11 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 	}
 	var lost func(backend.Loss)
 	releasing := false
-	// A hold of ours: its holder's callback moves along.
+	// The holder's callback moves to the new hold.
 	if h != nil {
 		d.mu.Lock()
 		lost, releasing = h.lost, h.releasing
-		h.releasing = true // its node goes with our knowledge
+		h.releasing = true // this driver removes its node
 		d.mu.Unlock()
 	}
 	version := node.stat.Version
@@ -201,7 +200,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 			return nil, err
 		}
 	}
-	// The new hold is entered before its watch is set, so that the event finds it.
+	// The new hold is entered before its watch is set, so that an event finds it.
 	moved := d.addHold(s, path, token, version, h)
 	if moved == nil {
 		// Another call may have found it there.
@@ -219,13 +218,13 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 	return moved, err
 }
 
-// notMoved notes that a move of h to a session has failed. If it has no answer, the node may be on either session, and
-// its end on the first one is no loss until follow has looked at the second one.
+// notMoved notes that a move of h to a session has failed. Without an answer, the node may be on either session, and
+// its end on the first session is no loss until follow has checked the second one.
 func (d *Driver) notMoved(h *hold, to *session, releasing bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	h.releasing = releasing || h.released
-	// Also a request that had not left may leave later, see do.
+	// Even a request that was not sent may be sent later, see do.
 	if unanswered(err) || errors.Is(err, errNoConnection) {
 		h.moving = to
 	}
@@ -241,7 +240,7 @@ func (d *Driver) maybeMoved(h *hold) bool {
 	return h.moving != nil
 }
 
-// renewGone renews a hold with a node that has gone from its session.
+// renewGone renews a hold whose node has left its session.
 func (d *Driver) renewGone(ctx context.Context, h *hold, name string) backend.Renewal {
 	next, err := d.found(ctx, h)
 	switch {
@@ -253,8 +252,8 @@ func (d *Driver) renewGone(ctx context.Context, h *hold, name string) backend.Re
 	return backend.Renewal{Err: err}
 }
 
-// follow goes after a hold with a node that has gone from its session while a move of it had no answer: it enters the
-// hold on the other session, or has the holder notified of the loss. It repeats its question until there is an answer.
+// follow finds a hold whose node has left its session during a move without an answer: it enters the hold on the other
+// session, or notifies the holder of the loss. It repeats its question until there is an answer.
 func (d *Driver) follow(h *hold) {
 	err := d.repeat(d.ctx, func(ctx context.Context) error {
 		_, err := d.found(ctx, h)
@@ -273,8 +272,8 @@ func (d *Driver) follow(h *hold) {
 	}
 }
 
-// found returns the hold on the session to which a move without an answer may have taken it. The error is zk.ErrNoNode
-// if its node is not there, and errSessionLost if that session has ended, and its nodes with it.
+// found returns the hold on the target session of a move without an answer. The error is zk.ErrNoNode if its node is
+// not there, and errSessionLost if that session and its nodes have ended.
 func (d *Driver) found(ctx context.Context, h *hold) (*hold, error) {
 	d.mu.Lock()
 	to, lost := h.moving, h.lost
@@ -300,7 +299,7 @@ func (d *Driver) found(ctx context.Context, h *hold) (*hold, error) {
 	next := d.addHold(to, h.path, h.token, node.stat.Version, h)
 	if next == nil {
 		to.Leave(1)
-		// Another call has found it, or it was released.
+		// Another call has entered it, or it was released.
 		if next = d.holdAt(h.path, h.token); next == nil || next == h {
 			return nil, errGone
 		}

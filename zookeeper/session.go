@@ -1,14 +1,14 @@
-// This file makes and ends ZooKeeper sessions. A session is the unit of everything: it owns the ephemeral nodes, its
-// timeout is the TTL, and only its end lets the service end a hold without a request.
+// This file makes and ends ZooKeeper sessions. A session owns the ephemeral nodes, its timeout is the TTL, and only
+// its end ends a hold without a request.
 //
-// A session moves through these states, and never back: blank (newSession), connecting (connect, from which on the
-// library's goroutines run), usable (create has checked the tick, the members and the token space), ended (end, for
-// any reason), and closed (closeAfterEnd). One ends for good; the next acquire makes another. The client library would
-// go on with a new session on the same connection, and send the old session's requests there, so that a waiter that
-// was frozen is granted a lock that it does not hold (TestPausedWaiterIsNotGranted). dial in wire.go therefore refuses
-// every connection after the end.
+// A session moves through these states, and never back: blank (newSession), connecting (connect, which starts the
+// library's goroutines), usable (create has checked the tick, the members and the token space), ended (end, for any
+// reason), and closed (closeAfterEnd). An ended session never resumes; the next acquire makes another. The client
+// library would continue with a new session on the same connection, and send the old session's requests there, so that
+// a waiter that was frozen would get a lock that it does not hold (TestPausedWaiterIsNotGranted). dial in wire.go
+// therefore refuses every connection after the end.
 //
-// kit.Sessions keeps which session a slot uses, and who uses it.
+// kit.Sessions records the session of each slot, and its users.
 
 package zookeeper
 
@@ -33,9 +33,10 @@ import (
 
 // session is one ZooKeeper session on its own connection. All holds and waiters of one slot share it.
 //
-// Its goroutines, besides the library's own: closeAfterEnd runs from connect until everything has ended, and Close
-// waits for it through Driver.ending; keepAlive runs while the session is usable; ask runs for each proof and one
-// goroutine of do for each request, counted in calls. mu is taken after Driver.mu, never before.
+// Its goroutines, besides the library's own: closeAfterEnd runs from connect until the library's goroutines and all
+// requests have ended, and Close waits for it through Driver.ending; keepAlive runs while the session is usable; ask
+// runs for each proof and one goroutine of do for each request, counted in calls. mu is taken after Driver.mu, never
+// before.
 type session struct {
 	kit.Session
 	d     *Driver
@@ -47,16 +48,16 @@ type session struct {
 	shook chan struct{} // closed when a server has made the session or refused it, or no server could be reached
 
 	probe bool // it claims no zxid, and asks for the shortest timeout that the server grants
-	any   bool // it holds nothing, so that it takes a shorter timeout than it asks for
+	any   bool // it has no holds, so that it accepts a shorter timeout than requested
 
-	// dialing bounds everything that makes connections. end cancels it, also for a session that was never made.
+	// dialing bounds the making of connections. end cancels it, even for a session that was never made.
 	dialing  context.Context // ends with the session
 	stopDial context.CancelFunc
 
-	// The requests under way on the session, for closeAfterEnd, slotFor and do.
+	// The requests in progress on the session, for closeAfterEnd, slotFor and do.
 	calls   sync.WaitGroup // requests under way
 	busy    atomic.Int32   // how many
-	written atomic.Int64   // requests that left, pings aside
+	written atomic.Int64   // requests that were sent, except pings
 	zxid    atomic.Int64   // of the last reply; see also Driver.zxid
 
 	disowned []disowned // nodes that removeDisowned deletes; protected by Driver.mu
@@ -68,36 +69,36 @@ type session struct {
 	mu      sync.Mutex     // protects the following fields; taken after Driver.mu, never before
 	made    bool           // shook is closed
 	err     error          // why it could not be made
-	trouble error          // why the last connection did not come to stand
+	trouble error          // why the last attempt to connect failed
 	why     backend.Reason // why it has ended
 	usable  bool
 
-	// The connection. up is closed when a connection stands, and replaced under mu when it is lost, so that await can
-	// wait for it without a mutex. link counts connections: nodes seen over an earlier one are reread.
+	// up is closed when the session has a connection, and replaced under mu when that is lost, so that await can wait for
+	// it without a mutex. link counts connections: nodes seen over an earlier one are reread.
 	wire *wire // the present connection
 	up   chan struct{}
 	isUp bool
 	link int
 
-	missing  map[string]bool // the nodes that the wire makes in front of the next creation, see makeFirst
+	missing  map[string]bool // the nodes that the wire makes before the next creation, see makeFirst
 	failures int             // dials since the last connection
 	refused  int             // of these, the last ones without a connection at all
 
-	// The state of the proofs. At most one question is open; last is when the last answered one was sent; renewing is
-	// since when renewals wait for a proof, or zero.
+	// The state of the proofs. At most one question is open; last is the instant at which the last answered question was
+	// sent; renewing is the instant since which renewals wait for a proof, or zero.
 	proof    proof
 	asking   *question
 	last     backend.Instant
 	renewing backend.Instant
 
-	// Who waits for a change of a node, by its path.
+	// The listeners for changes of a node, by its path.
 	watched map[string][]notify.Signal
 }
 
-// errSessionLost: the session is gone, and with it every node on it.
+// errSessionLost: the session has ended with all its nodes.
 var errSessionLost = errors.New("the ZooKeeper session is gone")
 
-// callTime bounds one request that is not bounded more tightly, and the making of a session: a longer one is retried
+// callTime bounds the making of a session, and each request without a tighter bound; a timed-out request is retried
 // over another connection if there is one.
 const callTime = 3 * time.Second
 
@@ -108,11 +109,10 @@ type slot struct {
 }
 
 const (
-	// A server works off the requests of one session one after the other, so that one session is a bound for a client
-	// that has much to do: hence up to four. A client that has little to do keeps one session alive, and not four,
-	// since each costs a connection and a transaction per interval.
+	// A server executes the requests of one session one by one, which limits a busy client: hence up to four sessions.
+	// Other clients keep one session alive, since each costs a connection and a transaction per interval.
 	sessionsPerTTL = 4
-	busySession    = 16 // requests under way from which on another session is used, too
+	busySession    = 16 // concurrent requests from which on a second session is used
 )
 
 // slotFor chooses the session for an attempt: the first one while it is not busy, and then one of the others, by a
@@ -124,10 +124,10 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
 }
 
-// sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; others who wait
-// for the same slot meanwhile get the same session, or the error with which it failed. If the failure is only the end
-// of this caller's context, they make another one instead of failing for it. A caller that waits, and will try again,
-// gets the failure of a moment ago instead of a new session.
+// sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; callers that
+// wait for the same slot meanwhile get the same session, or the same error. If the error is only the end of this
+// caller's context, the other callers make another session instead of failing. A caller with waits, which will retry,
+// gets the error of a recent failure instead of a new session.
 func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session, error) {
 	var failed error
 	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
@@ -142,7 +142,7 @@ func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session,
 		failed = s.create(ctx)
 		told := failed
 		if ctx.Err() != nil {
-			told = nil // the others who wait for it make another one
+			told = nil // the other callers make another one
 		}
 		d.noteFailure(at, told)
 		d.sessions.Opened(s, told)
@@ -154,13 +154,13 @@ func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session,
 // it each waiter would make one as often as it repeats its attempt, which costs 1.5 MB each.
 const failurePause = 250 * time.Millisecond
 
-// failure is why a session could not be made, for the waiters that come until an instant.
+// failure is the error of making a session, for the waiters that come until an instant.
 type failure struct {
 	err   error
 	until backend.Instant
 }
 
-// noteFailure remembers why the session of a slot could not be made, or forgets it with nil.
+// noteFailure records why the session of a slot could not be made; nil clears that.
 func (d *Driver) noteFailure(at slot, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -169,7 +169,7 @@ func (d *Driver) noteFailure(at slot, err error) {
 	}
 }
 
-// failedLately returns why the session of a slot could not be made just now, or nil.
+// failedLately returns why the session of a slot could not be made recently, or nil.
 func (d *Driver) failedLately(at slot) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -194,7 +194,7 @@ func (d *Driver) standing() (found *session) {
 }
 
 // anySession returns any session for a call that does not depend on one, and counts one more user of it. If there is
-// none it makes one that holds nothing, of 10 s or what the servers grant instead.
+// none it makes one without holds, with a TTL of 10 s or the nearest that the servers grant.
 func (d *Driver) anySession(ctx context.Context) (*session, error) {
 	if found := d.standing(); found != nil && found.Add(1) {
 		return found, nil
@@ -218,12 +218,12 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	return s
 }
 
-// create makes the session usable, or ends it and returns the reason: connected and authenticated, on servers with a
-// tick no longer than Options.Tick, with counted members, and with the token space that this driver knows. Only then
-// may a hold be granted on it.
+// create makes the session usable, or ends it and returns the reason. A usable session is connected and authenticated,
+// on servers with a tick no longer than Options.Tick, with counted members, and with the token space of this driver.
+// Only then may a hold be granted on it.
 //
-// The whole has callTime. The members are counted and the tick is checked once the session stands, so that a wrong
-// address or password is found before them.
+// callTime bounds all of that. The members are counted and the tick is checked after the session is made, so that a
+// wrong address or password is found first.
 func (s *session) create(whole context.Context) error {
 	if err := s.d.historyLost(); err != nil {
 		s.end(backend.ReasonHistoryLost)
@@ -245,7 +245,7 @@ func (s *session) create(whole context.Context) error {
 	}
 	if err != nil {
 		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
-		// The session's time was over and not the caller's, who must not hear that its context has ended.
+		// The time to make the session is over, but the caller's context has not ended, and its error must not be returned.
 		if kit.IsContext(err) && whole.Err() == nil && !errors.Is(err, errNoConnection) {
 			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, callTime, err)
 		}
@@ -267,7 +267,7 @@ func (s *session) connect(ctx context.Context) error {
 		return err
 	}
 	s.conn = conn
-	// Not while Close waits for it: a call, or work that Close waits for before, is under way.
+	// Close does not wait for ending yet: it first waits for the call or the background work that got here.
 	s.d.ending.Add(1)
 	go s.closeAfterEnd(events)
 	select {
@@ -297,8 +297,8 @@ func (s *session) fail(err error) {
 	}
 }
 
-// unmade is the error of a session that was not made in time. Without a connection no request was sent, which
-// makes the difference between ErrUnavailable and the bare end of a context.
+// unmade is the error of a session that was not made in time. Without a connection no request was sent, so that the
+// error is ErrUnavailable and not the bare end of a context.
 func (s *session) unmade(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,15 +311,15 @@ func (s *session) unmade(err error) error {
 	return err
 }
 
-// reason tells why the session has ended; "" before that.
+// reason returns why the session has ended; "" before that.
 func (s *session) reason() backend.Reason {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.why
 }
 
-// setWire notes a connection that was opened, so that closeAfterEnd can close it. It is false if the session has
-// ended: the caller then closes the connection itself. One of the two sees the other, since both take s.mu.
+// setWire notes a connection that was opened, so that closeAfterEnd can close it. It returns false if the session has
+// ended: the caller then closes the connection itself. No connection stays open, since both take s.mu.
 func (s *session) setWire(w *wire) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,8 +331,8 @@ func (s *session) setWire(w *wire) bool {
 }
 
 // dialFailed notes a failed dial. When as many dials in a row have failed as there are servers, it ends the making of
-// the session: a caller learns of a wrong port at once, and not at its deadline. A server that accepts connections and
-// does not serve yet, because it starts or elects a leader, is worth a wait.
+// the session: a wrong port is reported immediately, and not at the caller's deadline. The driver does wait for a
+// server that accepts connections and does not serve yet, because it starts or elects a leader.
 func (s *session) dialFailed(err error) {
 	s.mu.Lock()
 	s.failures++
@@ -346,8 +346,8 @@ func (s *session) dialFailed(err error) {
 }
 
 // turnedAway notes that a server has closed a connection instead of answering the connect request. It does so when it
-// does not serve yet, and when it has seen less than the client claims; only the second is worth a suspicion, and only
-// if the client claimed something.
+// does not serve yet, and when it has seen a lower zxid than the client claims; only the second case calls suspect,
+// and only if the client claimed a zxid.
 func (s *session) turnedAway(w *wire, err error) {
 	s.mu.Lock()
 	s.trouble = fmt.Errorf("%s did not answer the connect request: %w", w.address, err)
@@ -357,8 +357,8 @@ func (s *session) turnedAway(w *wire, err error) {
 	}
 }
 
-// paceDial pauses after every server has been tried once. It returns an error when the session ends, which lets the
-// library's loop go.
+// paceDial pauses after every server has been tried once. It returns an error when the session ends, which ends the
+// library's loop.
 func (s *session) paceDial() error {
 	s.mu.Lock()
 	failures := s.failures
@@ -370,23 +370,23 @@ func (s *session) paceDial() error {
 }
 
 // shaken looks at a server's answer to the connect request, on the library's reading goroutine, before the library
-// sees it. An error there closes the connection.
+// sees it. An error closes the connection.
 //
-// A session that the server does not know any more has ended. A timeout below the TTL is refused with ErrInvalidTTL:
-// the servers would end holds before the time that was promised. A session that goes on with one ends at once, since
-// its holders would believe for longer; examine keeps sessions from such servers, unless their limit changes in
-// between. A longer one than asked for cannot be avoided for a probe.
+// A session unknown to the server has ended. A timeout below the TTL is refused with ErrInvalidTTL: the servers would
+// end holds before the promised time. An existing session that gets such a timeout ends immediately, since its holds
+// would be valid for longer; examine keeps sessions from such servers, unless their limit changes in between. For a
+// probe, a longer timeout than requested cannot be avoided.
 func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
-	// All cases but the last end the session, or keep it from being made.
+	// All cases except the last end the session, or prevent its creation.
 	first := s.id == 0
 	switch {
 	case s.Ended():
 		s.mu.Unlock()
 		return errSessionLost
 	case id == 0 || !first && id != s.id, !first && timeout < s.ttl:
-		// The server has no such session any more, or has made another: that one is not ours to use. Or it lets the
-		// session end too early.
+		// The server no longer has the session, or has made another, which must not be used. Or it would end the session too
+		// early.
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
 		return errSessionLost
@@ -395,8 +395,7 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 		s.fail(tooLong(s.asked, timeout))
 		return errSessionLost
 	}
-	// The proof's base: the instant before the connection was opened, which is not later than when the connect request
-	// left.
+	// The proof's base: the instant before the connection was opened, which is before the connect request was sent.
 	if first {
 		s.id, s.ttl = id, timeout
 		s.proof.made(w.sent)
@@ -411,10 +410,10 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 // event is called by the library, on the goroutine that reads, in the order of the server's messages. It must not
 // block, and it must not send requests: the same goroutine would have to read their answers.
 //
-// The states of a connection arrive here too. StateHasSession counts a new link, releases the callers that wait for a
-// connection, and asks for a proof, since earlier proofs are old by then. StateDisconnected replaces the
-// channel for which await waits. A change of the root may mean that everything was deleted, and is looked at in the
-// background. Changes of other nodes wake waiters (wake) and end holds (changed).
+// The states of a connection arrive here too. StateHasSession counts a new link, wakes the callers that wait for a
+// connection, and asks for a proof, since earlier proofs are old by then. StateDisconnected replaces the channel for
+// which await waits. A change of the root may mean that everything was deleted, and is checked in the background.
+// Changes of other nodes wake waiters (wake) and end holds (changed).
 func (s *session) event(e zk.Event) {
 	switch {
 	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
@@ -424,7 +423,7 @@ func (s *session) event(e zk.Event) {
 			s.link++
 			close(s.up)
 		}
-		// If made, a reconnection. The next renewal rereads the holds, since link has changed.
+		// If made, this is a reconnection. The next renewal rereads the holds, since link has changed.
 		if s.made {
 			s.startAsking()
 		} else {
@@ -449,7 +448,7 @@ func (s *session) event(e zk.Event) {
 	}
 }
 
-// connected reports whether a connection stands.
+// connected reports whether the session has a connection.
 func (s *session) connected() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -470,21 +469,20 @@ func (s *session) server() string {
 	return s.wire.address
 }
 
-// linkNumber counts the session's connections. A request after its reading is answered over that connection or a
-// later one.
+// linkNumber counts the session's connections. A later request is answered over that connection or a later one.
 func (s *session) linkNumber() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.link
 }
 
-// end declares the session gone and notifies every holder on it, with the given reason. Only the first call has
-// an effect. It does not wait until the connection is closed: closeAfterEnd does that, woken by Over, because end is
-// called where blocking is not allowed. Holders are notified without a mutex held.
+// end marks the session as ended and notifies every holder on it, with the given reason. Only the first call has an
+// effect. It does not wait until the connection is closed: closeAfterEnd, woken by Over, closes it, because callers of
+// end must not block. Holders are notified without a mutex held.
 func (s *session) end(reason backend.Reason) {
 	s.fail(errSessionLost)
 	s.mu.Lock()
-	// End is atomic, and why is set with it: who sees the end finds the reason.
+	// End and why are set in one step, so that a reader that sees the end finds the reason.
 	first := s.d.sessions.End(s)
 	if first {
 		s.why = reason
@@ -499,18 +497,18 @@ func (s *session) end(reason backend.Reason) {
 	}
 }
 
-// closeAfterEnd waits for the end of the session, closes it in ZooKeeper, so that its nodes go at once and not after
-// the timeout, and waits until the library's goroutines and the requests under way have ended. It is the only
+// closeAfterEnd waits for the end of the session, closes it in ZooKeeper, so that its nodes end immediately and not
+// after the timeout, and waits until the library's goroutines and the requests in progress have ended. It is the only
 // goroutine that closes conn, and Close of the driver waits for it.
 //
-// A connection that does not stand is closed before: the library's Close asks the server to end the session and would
-// wait for an answer that never comes. Another one may have been opened meanwhile, so it checks for one afterwards.
-// The events are read until the library closes their channel, which is the last thing that it does.
+// It first closes a connection that is not up: the library's Close asks the server to end the session and would wait
+// for an answer that never comes. Another connection may have been opened meanwhile, so it checks again afterwards. It
+// reads the events until the library closes their channel, as its last step.
 func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer s.d.ending.Done()
 	<-s.Over()
 	s.mu.Lock()
-	// A pending read on a dead connection would hold up the library's Close.
+	// A pending read on a dead connection would block the library's Close.
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()
 	if !up && w != nil {
@@ -527,7 +525,7 @@ func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer stop()
 	s.conn.Close() // waits for the answer, for a second at most
 	s.mu.Lock()
-	// The library may have redialled meanwhile. After this no connection comes: dial and setWire refuse.
+	// The library may have redialled meanwhile. From here on dial and setWire refuse new connections.
 	w = s.wire
 	s.mu.Unlock()
 	if w != nil {

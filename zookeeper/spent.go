@@ -1,8 +1,8 @@
-// This file begins a queue anew that has used up its numbers. See maxNumber: it comes after 2³⁰ requests for one name
-// that is never free for as long as an unused name's node stays, 2 s.
+// This file restarts a queue whose numbers are used up. See maxNumber: that takes 2³⁰ requests for one name that is
+// never free for 2 s, after which the node of an unused name is removed.
 //
 // Every client that would hold an entry with such a number leaves the queue, and makes no entry before the name's node
-// has been removed. Nobody can remove it while an entry stands in it, such as one of a client that knows no bound,
+// has been removed. The node cannot be removed while it has an entry, such as one of a client without this bound,
 // which may hold. The requests then come in any order to the new node: once in 2³⁰ requests the queue is not FIFO.
 
 package zookeeper
@@ -18,17 +18,17 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// errSpent: the entry of an acquire has a number with which nobody holds, and has left the queue.
+// errSpent: the entry of an acquire had a number too high to hold, and has left the queue.
 var errSpent = errors.New("the sequence numbers of the name's queue are exhausted; they restart when the queue is " +
 	"empty")
 
-// The pauses between two looks at a queue that is to begin anew.
+// The pauses between two looks at a queue that is to restart.
 const (
 	firstSpentLook = 10 * time.Millisecond
 	spentLookEvery = time.Second
 )
 
-// stepDown removes an entry that may not hold, and returns errSpent, after which take begins the queue anew.
+// stepDown removes an entry that must not hold, and returns errSpent, after which take restarts the queue.
 func (a *attempt) stepDown(ctx context.Context, s *session, h *hold) error {
 	if err := a.d.leave(ctx, h); err != nil {
 		return err
@@ -37,9 +37,9 @@ func (a *attempt) stepDown(ctx context.Context, s *session, h *hold) error {
 	return errSpent
 }
 
-// startAnew returns when the name's node has gone, or has been made anew by somebody else. It removes the node when no
-// entry is in it. After passTime the error of an attempt without Wait is backend.ErrHeld, and a foreign node, which
-// nobody will ever remove, is backend.ErrMisconfigured for all.
+// startAnew returns when the name's node is missing, or another client has remade it. It removes the node when it has
+// no entries. After passTime the error of an attempt without Wait is backend.ErrHeld, and a foreign node, which no
+// client removes, is backend.ErrMisconfigured for all requests.
 func (a *attempt) startAnew(ctx context.Context, s *session) error {
 	now := a.d.clock.Now
 	patience := now().Add(passTime)
@@ -53,7 +53,7 @@ func (a *attempt) startAnew(ctx context.Context, s *session) error {
 			stat = nil
 		}
 		switch {
-		case errors.Is(err, zk.ErrNotEmpty): // somebody has come meanwhile
+		case errors.Is(err, zk.ErrNotEmpty): // another client has added an entry
 		case err != nil && !errors.Is(err, zk.ErrNoNode):
 			return err
 		case stat == nil || !spentCount(stat):
@@ -71,7 +71,7 @@ func (a *attempt) startAnew(ctx context.Context, s *session) error {
 	}
 }
 
-// staysSpent returns why the queue does not begin anew, if that is an answer to the request.
+// staysSpent returns why the queue does not restart, if that is an answer to the request.
 func (a *attempt) staysSpent(ctx context.Context, s *session) error {
 	nodes, err := s.names(ctx, a.dir)
 	if err != nil || len(nodes) == 0 {

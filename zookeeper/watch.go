@@ -1,10 +1,9 @@
-// This file sets watches: on our own holds, to learn that they were taken away, and on others' entries, to learn that
-// they have gone. Their events arrive in session.event.
+// This file sets watches: on the driver's own holds, to detect their loss, and on other entries, to detect that they
+// have left. Their events arrive in session.event.
 //
 // A hold is watched late. A watch costs one more request in the acquire and a notification when the node is deleted,
-// and most locks are released before they would need either (docs/decisions, the ZooKeeper driver watches a hold
-// late). Until then the next renewal notices a hold that was taken away, since it reads every hold without
-// a watch.
+// and most locks are released before they need either (docs/decisions, the ZooKeeper driver watches a hold late).
+// Until then the next renewal notices a lost hold, since it reads every hold without a watch.
 
 package zookeeper
 
@@ -25,7 +24,7 @@ import (
 // this time.
 const watchAfter = 200 * time.Millisecond
 
-// watchTime bounds the watch of one node, before the others go on. It is retried later.
+// watchTime bounds the request that watches one node, so that it does not delay the others. It is retried later.
 const watchTime = 500 * time.Millisecond
 
 // unwatched is a hold without a watch, and the instant at which it was entered here.
@@ -34,21 +33,21 @@ type unwatched struct {
 	at backend.Instant
 }
 
-// watchLaterLocked lets a node be watched if it still stands a little later. One goroutine does that for all holds of
-// the driver, while there is one without a watch. The caller holds d.mu. There is no timer or goroutine per hold.
+// watchLaterLocked has a node watched if it still exists after watchAfter. One goroutine does that for all holds of
+// the driver, while there are holds without a watch. The caller holds d.mu.
 func (d *Driver) watchLaterLocked(h *hold) {
 	d.unwatched = append(d.unwatched, unwatched{h, d.clock.Now()})
 	d.keepDoingLocked(&d.watching, watchAfter/2, d.takeUnwatched)
 }
 
-// takeUnwatched removes the due holds, and the ones released or watched meanwhile, for
-// keepDoingLocked. The list is in the order of time, so it stops at the first one not yet due.
+// takeUnwatched takes the due holds from the list, and drops released or watched ones, for keepDoingLocked. The list
+// is in the order of time, so it stops at the first one not yet due.
 func (d *Driver) takeUnwatched() (work func()) {
 	var due []*hold
 	for len(d.unwatched) > 0 {
 		first := d.unwatched[0]
 		h := first.h
-		// Released, watched or gone meanwhile: drop it.
+		// Drop a hold that was released, watched or lost meanwhile.
 		wanted := d.holds[h.path] == h && h.link == 0 && !h.isGone() && !h.releasing
 		if wanted && d.clock.Now().Sub(first.at) < watchAfter {
 			break
@@ -67,8 +66,8 @@ func (d *Driver) takeUnwatched() (work func()) {
 	return func() { sideBySide(len(due), func(i int) { d.watchNow(due[i]) }) }
 }
 
-// watchNow watches a hold, or has its holder told that the node has gone meanwhile. Where there was no answer the hold
-// goes back into the list.
+// watchNow watches a hold, or notifies its holder if the node has ended meanwhile. Without an answer the hold returns
+// to the list.
 func (d *Driver) watchNow(h *hold) {
 	ctx, cancel := context.WithTimeout(d.ctx, watchTime)
 	defer cancel()
@@ -84,13 +83,13 @@ func (d *Driver) watchNow(h *hold) {
 	}
 }
 
-// see makes sure over the present connection that the node of a hold stands and is its session's; the error is
-// zk.ErrNoNode if not. A node that has no watch gets it in the same request. After a reconnect the library sets its
-// watches anew, but says neither when nor whether that worked, so the node is read. see also learns the token of
-// a node that this driver found and did not make.
+// see checks over the present connection that the node of a hold exists on its session; the error is zk.ErrNoNode if
+// not. The same request watches a node without a watch. After a reconnect the library sets its watches again, but does
+// not report when or whether that succeeded, so the node is read. see also reads the token of a node that this driver
+// found and did not make.
 //
 // The link number is taken before the request: if the connection breaks meanwhile, the read counts for the old one
-// only. If somebody has written into the node meanwhile, the watch may be used up, and the read does not count.
+// only. If another client has written into the node meanwhile, the watch may be used up, and the read does not count.
 func (d *Driver) see(ctx context.Context, h *hold) error {
 	d.mu.Lock()
 	watched, written := h.link != 0, h.written
@@ -116,8 +115,8 @@ func (d *Driver) see(ctx context.Context, h *hold) error {
 
 // keepDoingLocked starts a goroutine that calls take repeatedly, each time after a pause, and does the work that take
 // returns, until take returns nil, because no entry is left, or the driver closes. It has no effect while that
-// goroutine runs, as running says. The caller holds d.mu, and take runs under it: an entry added after take has
-// returned nil starts the goroutine anew. So there is at most one, and an idle client has no such goroutine.
+// goroutine runs, which running records. The caller holds d.mu, and take runs under it: an entry added after take has
+// returned nil starts the goroutine again. So there is at most one, and an idle client has no such goroutine.
 func (d *Driver) keepDoingLocked(running *bool, pause time.Duration, take func() (work func())) {
 	if *running || d.ctx.Err() != nil {
 		return
@@ -137,9 +136,8 @@ func (d *Driver) keepDoingLocked(running *bool, pause time.Duration, take func()
 	})
 }
 
-// listen lets a change of a node wake somebody, once. The caller sets the watch after that: the other way round, a
-// notification could come before anybody listens. It is false if the same channel listens to the node already. wake
-// must have a buffer of one.
+// listen registers wake for one change of a node. The caller sets the watch after that: otherwise a notification could
+// come before the listener. It returns false if wake already listens to the node. wake must have a buffer of one.
 func (s *session) listen(path string, wake notify.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +148,7 @@ func (s *session) listen(path string, wake notify.Signal) bool {
 	return true
 }
 
-// unlisten takes a listener back from some nodes. A wake-up that has been sent stays in the channel. The watches at the
+// unlisten removes a listener from some nodes. A wake-up that has been sent stays in the channel. The watches on the
 // server stay until they fire; their events then find no listener.
 func (s *session) unlisten(paths []string, wake notify.Signal) {
 	s.mu.Lock()
@@ -163,8 +161,8 @@ func (s *session) unlisten(paths []string, wake notify.Signal) {
 	}
 }
 
-// wake wakes the listeners of a node, without waiting for them. A listener with a full channel has been woken and
-// has not looked yet, so that it will see this change as well.
+// wake wakes the listeners of a node, without waiting for them. A listener with a full channel has been woken and has
+// not looked yet, so it will see this change too.
 func (s *session) wake(path string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

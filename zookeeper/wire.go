@@ -9,13 +9,13 @@
 //
 // The answers to the second and the third reach the library as one answer, see deliver.
 //
-// The library has no contexts, no create2 and no request with the zxid of a node in its answer; and it treats every
-// connection as good for any later session. The driver rewrites instead of replacing it: the protocol is stable and
-// small at this layer (lengths, numbers, zxids), while the library handles sessions, watches and reconnection well.
-// This file does not keep sessions alive or decide about locks.
+// The library has no contexts, no create2 and no request with the zxid of a node in its answer; and it uses every
+// connection for any later session. The driver rewrites instead of replacing it: the protocol is stable and small at
+// this layer (lengths, numbers, zxids), while the library handles sessions, watches and reconnection well. This file
+// does not keep sessions alive or decide about locks.
 //
-// The library calls Write from one goroutine and Read from another. Fields of wire are grouped by which of them uses
-// them; only births are shared, under mu.
+// The library calls Write from one goroutine and Read from another. Fields of wire are grouped by the goroutine that
+// uses them; only births are shared, under mu.
 
 package zookeeper
 
@@ -40,24 +40,24 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// wire is a connection to one server. It reads the traffic, for facts that the client library does not pass on, learns
-// too late or gets wrong:
+// wire is a connection to one server. It reads the traffic, for facts that the client library does not return, has too
+// late or gets wrong:
 //
-//   - the timeout that was granted and the session that goes on, in the server's answer to the connect request;
-//   - the zxid in each reply. The library writes it in one goroutine and reads it in another without care, so that it
-//     never gets one; the wire puts the zxid into the requests that need it. It also knows one from before the session,
-//     which the library does not send;
-//   - the zxid that created a node, and the queue in which it stands. The library does not ask for them when it creates
-//     an entry; the wire does, in the same breath, which saves every acquire a request and a round trip.
+//   - the granted timeout and the resumed session, in the server's answer to the connect request;
+//   - the zxid in each reply. The library writes it in one goroutine and reads it in another without synchronization,
+//     so the wire hides it from the library, and puts the zxid into the requests that need it. The wire also sends the
+//     zxid from before the session, which the library does not;
+//   - the zxid that created a node, and the queue of the node. The library does not ask for them when it creates an
+//     entry; the wire does, in the same write, which saves every acquire a request and a round trip.
 type wire struct {
 	net.Conn
 	s       *session
 	address string
 	sent    backend.Instant // before the connection was opened
-	zxid    int64           // the session's last one at that time
-	seen    int64           // the driver's highest one at that time
+	zxid    int64           // the session's last zxid at that time
+	seen    int64           // the driver's highest zxid at that time
 
-	// For the goroutine that reads; nobody else touches these.
+	// Only the goroutine that reads uses these.
 	buffer [16 << 10]byte
 
 	// Bytes for the library, and the state of the current message. A message may arrive in any number of
@@ -71,7 +71,7 @@ type wire struct {
 	answer func(body []byte) // if not nil, is called with the body
 	kept   []byte            // of that
 
-	// For the goroutine that writes.
+	// Only the goroutine that writes uses these.
 	greeted bool
 
 	// The answers to creations of entries, by their numbers, until the queue has been read; nil before the answer.
@@ -83,8 +83,8 @@ type wire struct {
 // id of the first one; length, number, zxid and error of all others.
 const headBytes = 4 + 4 + 4 + 8
 
-// maxHello bounds the answer to the connect request, which has some 40 bytes. A longer one is not from a
-// ZooKeeper: the first four bytes of an HTTP answer or of a TLS alert, read as a length, are far above.
+// maxHello bounds the answer to the connect request, which has some 40 bytes. A longer answer is not from a ZooKeeper:
+// the first four bytes of an HTTP answer or of a TLS alert, read as a length, are far larger.
 const maxHello = 1 << 10
 
 var errNoZooKeeper = errors.New("the server is not ZooKeeper, or requires TLS")
@@ -92,10 +92,10 @@ var errNoZooKeeper = errors.New("the server is not ZooKeeper, or requires TLS")
 // dial opens a connection for the client library. It fails once the session has ended: the library would make another
 // session on it, and send the queued requests of the old session there.
 //
-// A session that goes on is shown only to a server that it may go on at, see examine. The instant that a proof may rest
-// on is read before the dial, and so are the zxids that the greeting will carry. A dial, with that examination and the
-// handshake of TLS, is bounded by a third of the TTL, or by 100 ms for very short ones, and the server's first answer
-// by another such time: so there is time for another server before the session ends.
+// An existing session is shown only to a server on which it may continue, see examine. The instant of a later proof
+// and the zxids of the greeting are read before the dial. A dial, with that examination and the TLS handshake, is
+// bounded by a third of the TTL, or by 100 ms for very short TTLs, and the server's first answer by the same time: so
+// there is time for another server before the session ends.
 func (s *session) dial(network, address string, timeout time.Duration) (net.Conn, error) {
 	if err := s.paceDial(); err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 			return nil, err
 		}
 	}
-	// All that the greeting and the proof need is read before anything is sent.
+	// The values for the greeting and the proof are read before any byte is sent.
 	w := &wire{s: s, address: address, sent: s.d.clock.Now(), zxid: s.zxid.Load(), births: map[int32][]byte{}}
 	if !s.probe {
 		w.seen = s.d.zxid.Load()
@@ -119,7 +119,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 		s.dialFailed(err)
 		return nil, err
 	}
-	// The library would wait ten times longer, and an unresponsive server would keep it from the next one.
+	// The library would wait ten times longer for an unresponsive server, before it tries the next.
 	_ = conn.SetReadDeadline(time.Now().Add(timeout))
 	w.Conn = conn
 	if !s.setWire(w) {
@@ -129,7 +129,7 @@ func (s *session) dial(network, address string, timeout time.Duration) (net.Conn
 	return w, nil
 }
 
-// connect opens a connection to a server, with TLS if it is on. A dialer of the caller's gets ctx.
+// connect opens a connection to a server, with TLS if it is configured. A custom dialer gets ctx.
 func (d *Driver) connect(ctx context.Context, network, address string) (net.Conn, error) {
 	dial := d.o.Dial
 	if dial == nil {
@@ -145,7 +145,7 @@ func (d *Driver) connect(ctx context.Context, network, address string) (net.Conn
 }
 
 // secure puts TLS on a connection, and closes it if the handshake fails. Without a server name in the settings it
-// expects the name that was dialled.
+// expects the dialled name.
 func secure(ctx context.Context, conn net.Conn, address string, config *tls.Config) (net.Conn, error) {
 	config, err := kit.DialTLS(config)
 	if err != nil {
@@ -198,9 +198,9 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// follow finds the server's messages in p, takes the zxids out, and leaves the rest to the library. Messages may begin
-// and end anywhere in p; the state of an unfinished one stays in head, have and rest. TestWire
-// feeds a conversation in pieces of several sizes, down to single bytes.
+// follow finds the server's messages in p, removes the zxids, and passes the rest to the library. Messages may begin
+// and end anywhere in p; the state of an unfinished one stays in head, have and rest. TestWire feeds a conversation in
+// pieces of several sizes, down to single bytes.
 func (w *wire) follow(p []byte) error {
 	for len(p) > 0 {
 		if w.rest > 0 {
@@ -214,7 +214,7 @@ func (w *wire) follow(p []byte) error {
 			}
 			p, w.rest = p[n:], w.rest-n
 		} else {
-			// The head of the next one, of which earlier bytes may have come before.
+			// The head of the next message, part of which may have come before.
 			n := copy(w.head[w.have:], p)
 			p, w.have = p[n:], w.have+n
 			if w.have < headBytes {
@@ -237,12 +237,12 @@ func (w *wire) follow(p []byte) error {
 	return nil
 }
 
-// message looks at the head of a message, before any of it is passed on.
+// message handles the head of a message, before any of it is passed on.
 //
 // The first message is the server's answer to the connect request, with the timeout and the session that it granted;
 // session.shaken judges it. In all others the zxid is noted and then cleared: the library would store it without
-// synchronization in one goroutine and read it in another. Answers to requests of our own, which have numbers that the
-// library never gives, are kept from it.
+// synchronization in one goroutine and read it in another. The library does not get the answers to the wire's own
+// requests, which have numbers that the library never uses.
 func (w *wire) message() error {
 	// The first message has its own form.
 	if !w.shaken {
@@ -259,7 +259,7 @@ func (w *wire) message() error {
 	refused := binary.BigEndian.Uint32(w.head[16:]) != 0
 	clear(w.head[8:16])
 	w.ours = number < -ownNumbers
-	// A reply, and no event or answer to a ping, which carry no zxid of a change.
+	// Only replies have the zxid of a change; events and answers to pings do not.
 	if (number >= 0 || w.ours) && zxid > 0 {
 		w.s.zxid.Store(zxid)
 		w.s.d.saw(zxid)
@@ -306,7 +306,7 @@ type birth struct {
 	path    string
 	zxid    int64         // that created it; 0: not known
 	version int32         // see hold.version
-	nonce   fencing.Nonce // that it was created with, if zxid is known
+	nonce   fencing.Nonce // of its creation, if zxid is known
 	queue   []string      // the nodes of the name, this one among them; nil if they could not be read
 }
 
@@ -321,9 +321,9 @@ func readBirth(text string) birth {
 	return b
 }
 
-// readQueue takes the nodes of the name from an answer: their number, and each one's name. All names are parts of the
-// answer, so that a queue of thousands is one allocation. It is nil for an unreadable answer, such as an error, and the
-// caller asks for the queue.
+// readQueue parses the nodes of the name from an answer: their number, and the name of each. All names are parts of
+// the answer, so that a queue of thousands is one allocation. It is nil for an unreadable answer, such as an error,
+// and the caller asks for the queue.
 func readQueue(answer string) []string {
 	if len(answer) < 4 {
 		return nil
@@ -340,7 +340,7 @@ func readQueue(answer string) []string {
 	return queue
 }
 
-// cutText reads a text with its length in front, as the protocol has them.
+// cutText reads a text with its length before it, the form of the protocol.
 func cutText[T string | []byte](p T) (text, rest T, ok bool) {
 	if len(p) < 4 {
 		return text, rest, false
@@ -362,13 +362,13 @@ const (
 	opSetWatches      = 101
 )
 
-// Write sends the library's bytes, one request for each call. It counts the requests in session.written, so that a
-// request that never left is known.
+// Write sends the library's bytes, one request for each call. It counts the requests in session.written, so that an
+// unsent request can be detected.
 //
-// The library answers a request with the error of its write, and once more, with ErrConnectionClosed,
-// like all others of the connection. It waits until there is room for the second answer, which the authentication on a
-// new connection never has, and dials no more. So a request with a failed write only returns that its connection is
-// closed, which callers have to know anyway.
+// The library answers a request with the error of its write, and again, with ErrConnectionClosed, like all other
+// requests of the connection. It blocks until there is room for the second answer, which the authentication on a new
+// connection never has, and stops dialling. So Write hides the error of a failed write, and the request returns only
+// ErrConnectionClosed, which callers have to handle anyway.
 func (w *wire) Write(p []byte) (int, error) {
 	op, size := int32(0), len(p)
 	switch {
@@ -387,7 +387,7 @@ func (w *wire) Write(p []byte) (int, error) {
 			p = w.askBirth(p)
 		}
 	}
-	// The library gave size bytes and must not hear of more.
+	// The library passed size bytes, and Write must not return more.
 	n, err := w.Conn.Write(p)
 	n = min(n, size)
 	if n > 0 && op != opPing {
@@ -395,7 +395,7 @@ func (w *wire) Write(p []byte) (int, error) {
 	}
 	if err != nil {
 		w.s.d.o.Logger.Debug("fencelock/zookeeper: write", "error", err)
-		if op == 0 || op == opPing { // nobody waits for an answer
+		if op == 0 || op == opPing { // no call waits for an answer
 			return n, zk.ErrConnectionClosed
 		}
 		_ = w.Conn.Close()
@@ -409,14 +409,14 @@ func (w *wire) Write(p []byte) (int, error) {
 const ownNumbers = 1 << 30
 
 // askBirth rewrites an entry's creation so that its answer has the node's state, and asks for the queue behind it in
-// the same write. The name's node is made in front, where it is missing. The server does all of it in this order,
-// since one session's requests are carried out as they come; so the queue read then has the new entry in it.
+// the same write. If the name's node is missing, its creation goes first. The server executes one session's requests
+// in their order, so the queue that it returns has the new entry in it.
 func (w *wire) askBirth(p []byte) []byte {
 	number := int32(binary.BigEndian.Uint32(p[4:]))
 	path, _, ok := cutText(p[12:])
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	// Not understood: the request goes out unchanged, and the caller asks for the queue later.
+	// A request that cannot be parsed is sent unchanged, and the caller asks for the queue later.
 	if !ok || number >= ownNumbers-1 {
 		return p
 	}
@@ -429,7 +429,7 @@ func (w *wire) askBirth(p []byte) []byte {
 		all = w.s.creationOf(dir)
 	}
 	at := len(all)
-	// The same request, but for its kind: create and create2 have one form.
+	// The same request with another kind: create and create2 have one form.
 	all = append(all, p...)
 	binary.BigEndian.PutUint32(all[at+8:], opCreate2)
 	all = binary.BigEndian.AppendUint32(all, uint32(4+4+4+len(dir)+1))
@@ -444,8 +444,8 @@ func (w *wire) askBirth(p []byte) []byte {
 const maxWatches = 4 << 10
 
 // splitWatches divides the library's request for watches into several that small servers take. The last one has the
-// library's number; the answers to the others are not for the library. A request that is not understood is returned as
-// it is.
+// library's number; the library does not get the answers to the others. A request that cannot be parsed is returned
+// unchanged.
 func splitWatches(p []byte) []byte {
 	const head = 4 + 4 + 4 + 8 // length, number, kind and zxid
 	if len(p) <= maxWatches {
@@ -498,11 +498,11 @@ func splitWatches(p []byte) []byte {
 	return all
 }
 
-// anonymous is the number of the wire's requests whose answers nobody waits for; no entry's creation has it.
+// anonymous is the number of the wire's requests whose answers are ignored; no entry's creation has it.
 const anonymous = -ownNumbers - 1
 
-// creationOf is the request that makes the node of a name: a container without data. Its answer is not waited for:
-// whether it worked shows in the entry's creation, which fails without the node.
+// creationOf is the request that makes the node of a name: a container without data. Its answer is ignored, since the
+// entry's creation fails without the node.
 func (s *session) creationOf(dir string) []byte {
 	p := binary.BigEndian.AppendUint32(nil, 0)
 	p = binary.BigEndian.AppendUint32(p, anonymous&math.MaxUint32)
@@ -522,25 +522,24 @@ func appendText[T string | []byte](p []byte, text T) []byte {
 	return append(binary.BigEndian.AppendUint32(p, uint32(len(text))), text...)
 }
 
-// putZxid returns the message with a zxid in it: in a connect request the highest that the driver had seen, so that a
-// server which has seen less refuses; in a request for watches the last that the session had seen when the connection
-// was opened. The server must report later changes, also if replies over this connection have come
-// since.
+// putZxid returns the message with a zxid in it: in a connect request the highest zxid that the driver had seen, so
+// that a server with a lower one refuses; in a request for watches the last zxid of the session when the connection
+// was opened. The server must report later changes, even if replies over this connection have come since.
 func putZxid(p []byte, at int, zxid int64) []byte {
 	p = bytes.Clone(p)
 	binary.BigEndian.PutUint64(p[at:], uint64(zxid))
 	return p
 }
 
-// makeFirst lets the node of a name be made in front of the next entry in it.
+// makeFirst has the node of a name made before the next entry in it.
 func (s *session) makeFirst(dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.missing[dir] = true
 }
 
-// takeMissing reports whether the node of a name is to be made, and is true for the first caller only: one request is
-// enough for all entries that are sent together.
+// takeMissing reports whether the node of a name is to be made, and returns true to the first caller only: one request
+// is enough for all entries that are sent together.
 func (s *session) takeMissing(dir string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -549,8 +548,8 @@ func (s *session) takeMissing(dir string) bool {
 	return missing
 }
 
-// servers hands out the addresses in turn, without the pause of a second that the library's own provider makes before
-// it retries the only address. paceDial makes shorter ones. Only the library's connecting goroutine calls it.
+// servers returns the addresses in turn, without the pause of a second that the library's own provider makes before it
+// retries the only address. paceDial makes shorter ones. Only the library's connecting goroutine calls it.
 type servers struct {
 	s     *session
 	addrs []string
@@ -561,7 +560,7 @@ func (p *servers) Init(addrs []string) error { p.addrs = addrs; return nil }
 func (p *servers) Len() int                  { return len(p.addrs) }
 func (p *servers) Connected()                {}
 
-// Next returns the next address. Once the session has ended, the second result lets the library leave its loop.
+// Next returns the next address. Once the session has ended, the second result ends the library's loop.
 func (p *servers) Next() (string, bool) {
 	addr := p.addrs[p.next%len(p.addrs)]
 	p.next++

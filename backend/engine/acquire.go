@@ -78,13 +78,13 @@ type attempt struct {
 	place      string             // of the last Position
 	push       string             // Push.Handed of the push that has woken the attempt
 	again      bool               // an Enter was sent
-	late       bool               // an Enter went unanswered, and may be carried out at any time
+	late       bool               // an Enter went unanswered, and may take effect at any time
 	crossed    bool               // an Enter was sent before an earlier one had landed, which may have an entry beside its place
 	doubt      bool               // an Enter was not answered, and no later one was
 	placed     bool               // by the last answer, the service has a hold or a wait of the attempt
 	queued     bool
 	unanswered bool  // an exchange may still use the attempt
-	refused    error // the last error of an Enter that was not carried out
+	refused    error // the last error of an Enter that had no effect
 	tries      int   // exchanges that the service refused
 	moves      int   // in a row, to another session
 
@@ -235,8 +235,8 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 	if a.d.sessions != nil && (a.s == nil || a.s.Ended() || a.s.isOutgrown()) {
 		s, err := a.d.sessions.join(ctx, a.rs[0].TTL)
 		if err != nil {
-			// The opening has been sent, and goes on. Its outcome is as unknown as an Enter's, unless no connection
-			// stood before.
+			// The opening has been sent, and continues. Its outcome is as unknown as an Enter's, unless no connection stood
+			// before.
 			a.doubt = a.doubt || kit.IsContext(err) && a.refused == nil
 			return nil, Position{}, err
 		}

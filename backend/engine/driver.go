@@ -69,7 +69,7 @@ type flight struct {
 	shared   bool // there was more than one attempt at a time
 	granted  bool // one of them was answered with a hold
 	entering int
-	landed   chan struct{} // closed when no Enter is in progress any more; nil while nobody waits for that
+	landed   chan struct{} // closed when no Enter is in progress any more; nil while no call waits for that
 }
 
 // New returns a driver over s.

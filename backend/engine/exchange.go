@@ -158,7 +158,7 @@ func Caller(ctx context.Context) context.Context {
 }
 
 // Closing returns a channel that is closed when a step with the context ctx has to return although ctx has not ended,
-// since the driver closes. A step that does not use Await keeps the deadline of ctx by itself.
+// since the driver closes. A step that does not use Await has to keep the deadline of ctx.
 func Closing(ctx context.Context) <-chan struct{} {
 	if c, ok := ctx.(*stepContext); ok {
 		return c.closing

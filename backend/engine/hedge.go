@@ -11,7 +11,7 @@ import (
 // another endpoint, and the first answer counts. Two sendings are not enough when the leader of a cluster stops: one may
 // have lost its step to that leader, another one is that leader, and the third has no leader yet.
 //
-// The other steps may be carried out at any later time. So steps are hedged only with Sessions, where Leave can forbid
+// The other steps may take effect at any later time. So steps are hedged only with Sessions, where Leave can forbid
 // it, and never if a repetition would have another effect: Force. A second session that opens is ended.
 
 // Replicated is for services with several endpoints and a client that sends each request to another one.
@@ -71,7 +71,7 @@ func hedge[T any](
 	}
 	timer := time.NewTimer(hedgeAfter)
 	defer timer.Stop()
-	var doubt *reply[T] // the first reply after which the step may be carried out
+	var doubt *reply[T] // the first reply after which the step may take effect
 	for {
 		select {
 		case <-timer.C:

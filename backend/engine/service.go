@@ -10,7 +10,7 @@
 //     can return early (Prompt), and on a goroutine of the engine otherwise.
 //   - An attempt repeats Enter until it has an answer. After an error that means "not done" it pauses and repeats;
 //     after an error that means "unknown" too, and the answer to the repetition resolves it.
-//   - A waiter repeats Enter when the service says that its turn may have come, and about once a second.
+//   - A waiter repeats Enter when the service reports that its turn may have come, and about once a second.
 //   - An attempt that ends without a hold removes its known entries from the service, in the background. If there may
 //     be unknown entries, the error is backend.ErrUnknown, and the core releases them.
 //   - A Leave never overtakes an Enter of the same request.
@@ -60,13 +60,13 @@ type Service interface {
 type Class uint8
 
 const (
-	// Unknown: the step may have been carried out, or may yet be.
+	// Unknown: the step may have taken effect, or may yet.
 	Unknown Class = iota
-	// NotDone: the step was not carried out and never will be. A repetition may succeed.
+	// NotDone: the step had no effect and never will. A repetition may succeed.
 	NotDone
-	// Never: the step was not carried out, and no repetition will succeed until an operator acts.
+	// Never: the step had no effect, and no repetition will succeed until an operator acts.
 	Never
-	// NoSession: the step was not carried out, because the session is gone.
+	// NoSession: the step had no effect, because the session has ended.
 	NoSession
 )
 
@@ -79,7 +79,7 @@ type Entering struct {
 	Attempt string
 	// Sent is an instant before the Enter, and not before an earlier Enter of the attempt was answered.
 	Sent backend.Instant
-	// Again: an earlier Enter of the attempt may have been carried out, or may yet be.
+	// Again: an earlier Enter of the attempt may have taken effect, or may yet.
 	Again bool
 	// Shared: another attempt of the request was alive in this driver at some time since the attempt began, and may yet
 	// remove its place with a Leave. If the request is answered with a hold that another attempt may have made, such a
@@ -101,9 +101,9 @@ type Leaving struct {
 	// Place is Position.Place of an attempt that was abandoned: only its own entry is to end, since another client may
 	// have asked with the same request id. "": whatever the request has.
 	Place string
-	// Late are the attempts of the request with an unanswered Enter, which may be carried out later than this Leave.
-	// With Sessions the service has to refuse these as long as the session lives. Without Sessions, late entries
-	// expire with their TTL.
+	// Late are the attempts of the request with an unanswered Enter, which may take effect later than this Leave. With
+	// Sessions the service has to refuse these as long as the session lives. Without Sessions, late entries expire with
+	// their TTL.
 	Late []string
 }
 
@@ -133,10 +133,11 @@ type Position struct {
 	Place string
 	// Behind is the entry that a waiter watches: see Watches.
 	Behind string
-	// Refused is why a request that could be granted is refused for good: the attempt ends with it, even with Wait.
+	// Refused is the reason why a request that could be granted is refused permanently: the attempt ends with it, even
+	// with Wait.
 	Refused error
-	// Poll: no push tells the request that its turn has come, so it repeats Enter more often. Unless Placed is set, a
-	// place from an earlier Enter of the attempt may still be there.
+	// Poll: no push notifies the request of its turn, so it repeats Enter more often. Unless Placed is set, a place from
+	// an earlier Enter of the attempt may still be there.
 	Poll bool
 }
 
@@ -144,10 +145,10 @@ type Position struct {
 type Left struct {
 	// Was: there was a hold or a place to end.
 	Was bool
-	// Rest is set by a service of several servers when so many have carried out the Leave that it is done: it waits for
-	// the others within ctx, and reports whether all have carried it out. The engine calls it in the background, and
-	// again after a pause if it is false: then it repeats the Leave at those servers. When the driver closes, ctx has
-	// ended in the last call, which sends the Leave and awaits nothing. nil: there are no others.
+	// Rest is set by a service of several servers when enough of them have executed the Leave: it waits for the others
+	// within ctx, and reports whether all have carried it out. The engine calls it in the background, and again after a
+	// pause if it is false: then it repeats the Leave at those servers. When the driver closes, ctx has ended in the last
+	// call, which sends the Leave and awaits nothing. nil: there are no others.
 	Rest func(ctx context.Context) (done bool)
 	// Settle is when to settle the name: see Settles.
 	Settle time.Duration
@@ -208,8 +209,8 @@ type Watches interface {
 
 // Prober is for services that have to be known before they are used. Service.Ping is that probe too.
 type Prober interface {
-	// Probe checks the identity and state of the service. The engine calls it before the first Enter or Extend, once
-	// for all callers, and whenever a session is gone, to learn whether the service has lost its history.
+	// Probe checks the identity and state of the service. The engine calls it before the first Enter or Extend, once for
+	// all callers, and whenever a session has ended, to find out whether the service has lost its history.
 	Probe(ctx context.Context) error
 }
 
@@ -240,11 +241,11 @@ type PromptEnters interface {
 	PromptEnters()
 }
 
-// Unanswered is the error of a step that was sent, and may be carried out later.
+// Unanswered is the error of a step that was sent, and may take effect later.
 type Unanswered struct {
 	// Err is the cause. nil: the context of the step has ended.
 	Err error
-	// Landed waits until the step was carried out or never will be, or ctx ends; it is called once. nil: unknown.
+	// Landed waits until the step has been executed or never will be, or ctx ends; it is called once. nil: unknown.
 	Landed func(ctx context.Context)
 }
 

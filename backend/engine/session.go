@@ -255,7 +255,7 @@ func (all *sessions) follow(ctx context.Context, follower Follower, s *session) 
 	}
 }
 
-// keep proves s. The holds and waits on an outgrown session have to stand until they have moved.
+// keep proves s. The holds and waits on an outgrown session have to last until they have moved.
 func (all *sessions) keep(ctx context.Context, s *session) error {
 	if !s.isOutgrown() {
 		return all.prove(ctx, s, s.ttl/3-s.ttl/20)
@@ -455,7 +455,7 @@ func (all *sessions) keepAdopted(a *adoption, g backend.Grant, s *session) bool 
 	return !stands || all.keepHold(g.RequestID, s, g.Incarnation, "")
 }
 
-// answered notes that no Enter of an attempt can be carried out late. A caller that has left does not know the answers.
+// answered notes that no Enter of an attempt can take effect late. A caller that has left does not know the answers.
 func (all *sessions) answered(rs []backend.Request, attempt string) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -539,7 +539,7 @@ func (all *sessions) drop(g backend.Grant, abandoned bool) {
 	h.s.Leave(1)
 }
 
-// doubtLate keeps a lost hold in doubt if an Enter of it may be carried out late. It reports whether that is so.
+// doubtLate keeps a lost hold in doubt if an Enter of it may take effect late. It reports whether that is so.
 func (all *sessions) doubtLate(g backend.Grant) bool {
 	if all == nil {
 		return false
@@ -593,7 +593,7 @@ func (all *sessions) abandonDoubts(s *session) (more bool) {
 	return more
 }
 
-// promise notes until when somebody may rely on a hold.
+// promise notes the instant until which a holder may rely on a hold.
 func (all *sessions) promise(g backend.Grant, until backend.Instant) {
 	all.mu.Lock()
 	defer all.mu.Unlock()

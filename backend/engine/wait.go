@@ -267,7 +267,7 @@ func (d *Driver) forget(g backend.Grant) {
 }
 
 // watch wakes the waiter when the watched key has changed, until unwatch. A watch that fails wakes it too, after a
-// pause, so that it looks, and watches anew if it still has to wait.
+// pause, so that it looks, and watches again if it still has to wait.
 func (w *waiter) watch(watches Watches, what string) {
 	ctx, unwatch := w.watching, w.unwatch
 	w.d.gate.Go(func(context.Context) {

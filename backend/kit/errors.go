@@ -30,7 +30,7 @@ func Classified(err error) bool {
 	return false
 }
 
-// CallError says which call on which name failed (a *backend.CallError), and gives err its class. A nil err is nil.
+// CallError adds the call and the name to err (a *backend.CallError), and its class. A nil err is nil.
 //
 // classOf knows the service's own errors. It returns backend.ErrUnavailable for errors which prove that the service
 // did not act, backend.ErrMisconfigured, backend.ErrUnknown, or nil for an unknown error. It is not called for errors
@@ -79,7 +79,7 @@ func Changes(call string) bool {
 	return call == "release" || call == "renew" || call == "force-release"
 }
 
-// IsContext reports whether err says that a context has ended, by cancellation or by its deadline.
+// IsContext reports whether err is from a context that has ended, by cancellation or by its deadline.
 func IsContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

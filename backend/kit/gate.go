@@ -8,7 +8,7 @@ package kit
 //   - over, when Wait has returned: the context of the work has ended, and Go refuses.
 //
 // Calls and work share one counter, because Close has to wait for both and the last call may leave while its work
-// goes on. It is not a sync.WaitGroup, which cannot be waited for with a context, and must not be raised from zero
+// continues. It is not a sync.WaitGroup, which cannot be waited for with a context, and must not be raised from zero
 // during a Wait.
 
 import (
@@ -32,7 +32,7 @@ type Gate struct {
 	mu sync.Mutex // protects the following fields
 	// closed is set with closing, under the mutex, so that Enter and Close cannot cross.
 	closed bool
-	// running counts the calls inside and the work under way.
+	// running counts the calls inside and the running work.
 	running int
 	// idle has one channel for each Wait that waits. Leave closes them when no call or work runs any more.
 	idle []chan struct{}
@@ -53,7 +53,7 @@ func (g *Gate) Closing() context.Context { return g.closing }
 // Closed reports whether Close was called.
 func (g *Gate) Closed() bool { return g.closing.Err() != nil }
 
-// Work returns the context of the work that Go starts. It outlives Closing: cleanup after calls goes on while the
+// Work returns the context of the work that Go starts. It outlives Closing: cleanup after calls continues while the
 // driver closes.
 func (g *Gate) Work() context.Context { return g.work }
 
@@ -109,7 +109,7 @@ func (g *Gate) Bind(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// Go starts work that goes on after its call has returned, such as the cleanup of an abandoned acquire. Its context
+// Go starts work that continues after its call has returned, such as the cleanup of an abandoned acquire. Its context
 // ends when Wait has waited for long enough; the work has to end then, because the goroutine belongs to the driver.
 //
 // While the gate closes, work is accepted from calls that entered before: Wait waits for it. False: the work was not

@@ -111,8 +111,8 @@ func (s *Session) kitSession() *Session { return s }
 // it cannot be opened, they all get the error.
 //
 // If the session ends before the joining, Join retries with another one; it ends with ctx at the latest, with the
-// error of Ended. A panic or runtime.Goexit in open ends the session, and goes on to the caller. blank must not lock a
-// mutex, because it runs under the one of Sessions, so that two callers cannot make two sessions; open may.
+// error of Ended. A panic or runtime.Goexit in open ends the session, and propagates to the caller. blank must not
+// lock a mutex, because it runs under the one of Sessions, so that two callers cannot make two sessions; open may.
 func (all *Sessions[K, S]) Join(ctx context.Context, key K, blank func() S, open func(S)) (S, error) {
 	for {
 		all.mu.Lock()
@@ -180,7 +180,7 @@ func (all *Sessions[K, S]) Opened(s S, err error) bool {
 	return !own.Ended()
 }
 
-// End notes that a session has ended: its users learn that by Over, and the next Join makes another one. It returns
+// End notes that a session has ended: its users notice that by Over, and the next Join makes another one. It returns
 // true for the first call only, so that only one of several goroutines that notice the end acts on it.
 func (all *Sessions[K, S]) End(s S) bool {
 	all.mu.Lock()

@@ -31,8 +31,8 @@ type claim struct {
 	// waits: this is a place in a queue.
 	waits bool
 
-	// Of a hold: closes is the end of its minimum, which keeps the name closed (zero without one), queued says that it
-	// was granted out of the queue, and lingers that only its minimum is left.
+	// Of a hold: closes is the end of its minimum, which keeps the name closed (zero without one), queued is set if it
+	// was granted from the queue, and lingers if only its minimum is left.
 	token   fencing.Token
 	nonce   fencing.Nonce // Grant.Nonce
 	closes  backend.Instant

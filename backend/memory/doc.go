@@ -18,11 +18,11 @@
 //
 // # Promises
 //
-// Grants are FIFO by arrival and nobody barges, for all kinds: readers next to each other in the queue are let
-// in together, and a request that waits for permits lets nobody past. AcquireAll stands in the queues of all of its
-// names at once. A wait that would close a cycle is refused. Tokens come from one counter of the store; deleting and
-// restarting never set it back, and after a Wipe it counts anew in another token space. A hold ends exactly its TTL
-// after the store received the last request that prolonged it. Holds survive Store.Restart, places in queues do not.
+// Grants are FIFO by arrival, without barging, for all kinds: readers next to each other in the queue are admitted
+// together, and no request overtakes one that waits for permits. AcquireAll has a place in the queues of all of its
+// names. A wait that would close a cycle is refused. Tokens come from one counter of the store; deleting and
+// restarting never set it back, and after a Wipe it restarts in another token space. A hold ends exactly its TTL after
+// the store received the last request that prolonged it. Holds survive Store.Restart, places in queues do not.
 //
 // The counter of tokens counts places in queues and the ends of both too, so tokens of one name may skip numbers; it is
 // also the revision of the changes that Watch yields. The store keeps the last 4096 of all these, of all names

@@ -32,7 +32,7 @@ func (d *Driver) Store() *Store { return d.client.store }
 func (d *Driver) Network() *Network { return &d.client.net }
 
 // IssuesFencingTokens makes the promise of backend.FencingDriver: the store's one counter only grows, within a token
-// space. After Store.Wipe it begins anew in another token space, and drivers from before are refused.
+// space. After Store.Wipe it restarts in another token space, and drivers from before are refused.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
 // The bounds of a TTL. maxTTL is also that of the machine's own two sessions, which never expire by time.
@@ -44,7 +44,7 @@ const (
 // client is the binding of the engine: each step is a function that the store runs at one moment, sent through the
 // client's network.
 //
-// The function may run long after its caller has gone, so it writes only to variables of its exchange, which the
+// The function may run long after its caller has left, so it writes only to variables of its exchange, which the
 // caller reads only after the answer has come.
 type client struct {
 	store *Store

@@ -1,8 +1,8 @@
 package memory
 
-// The network between a driver and its store, as two queues of functions. There is no encoding: a message is a function
-// that has the message's effect at the other end. A test changes when it runs, whether it
-// runs, and whether its sender learns that it will not.
+// The network between a driver and its store, as two queues of functions. There is no encoding: a message is a
+// function that has the message's effect at the other end. A test changes when it runs, whether it runs, and whether
+// its sender gets an error if it will not.
 //
 // An undisturbed network has no goroutine and no queue: the sender runs the message itself, the store's answer
 // included, so that one call costs no switch of goroutines and a test in simulated time needs no waiting for messages.
@@ -37,7 +37,7 @@ type Network struct {
 	mu sync.Mutex // protects the following fields
 	// refusing: there is no connection, nor can a new one be made until Pass.
 	refusing bool
-	// gap: a message was swallowed on the present connection. A stream cannot go on behind a hole, so Pass breaks the
+	// gap: a message was swallowed on the present connection. A stream cannot continue after a gap, so Pass breaks the
 	// connection; its callers would otherwise wait for a lost answer.
 	gap  bool
 	legs [2]leg
@@ -76,7 +76,7 @@ const untilPass = -1
 // message is one of a queue.
 type message struct {
 	deliver func()
-	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens a message that has gone already, or is
+	// ripe: it may go. A timer of Delay that fires after Pass or Reset ripens a message that has left already, or is
 	// lost.
 	ripe bool
 }
@@ -130,13 +130,13 @@ func (n *Network) set(dir Direction, lossy bool, delay time.Duration) {
 	}
 }
 
-// Reset breaks the connection: messages under way are lost in both directions, and calls that wait for an answer learn
-// that it will not come. Acquire then retries, and other calls are backend.ErrUnavailable. The next call has a new
-// connection. The settings of Hold, Drop and Delay stay.
+// Reset breaks the connection: messages in flight are lost in both directions, and calls that wait for an answer get
+// an error. Acquire then retries, and other calls are backend.ErrUnavailable. The next call has a new connection. The
+// settings of Hold, Drop and Delay stay.
 func (n *Network) Reset() { n.reset(false) }
 
-// Refuse breaks the connection and refuses another one until Pass: new calls are backend.ErrUnavailable at once, and
-// have no effect.
+// Refuse breaks the connection and refuses another one until Pass: new calls are backend.ErrUnavailable immediately,
+// and have no effect.
 func (n *Network) Refuse() { n.reset(true) }
 
 // Seen returns how many messages were sent in the given direction so far, delivered or not: answers and pushed

@@ -10,8 +10,8 @@ import (
 
 func init() { backend.Register("memory", open) }
 
-// named are the stores that a URL has named, by name. They are never taken out: nobody knows when the last driver that
-// will ever name one is closed, and a store that went with its last driver would forget its tokens.
+// named are the stores that a URL has named, by name. They are never removed: a later driver may always name one, and
+// a store that ended with its last driver would forget its tokens.
 //
 // NewStore does not enter a store here, so a test's own stores are never shared by chance.
 var named sync.Map

@@ -26,7 +26,7 @@ const (
 )
 
 // Refuse has the server answer calls with backend.ErrMisconfigured instead of carrying them out, until its next call.
-// Time goes on: holds end.
+// Time passes: holds end.
 func (s *Store) Refuse(what Refusal) {
 	s.lock()
 	defer s.unlock()
@@ -45,7 +45,7 @@ func (s *Store) refused(what Refusal) error {
 type serverState uint8
 
 const (
-	// serving: requests are carried out, and holds end.
+	// serving: requests are executed, and holds end.
 	serving serverState = iota
 	// paused: requests are kept in the inbox, and no hold ends.
 	paused
@@ -67,11 +67,11 @@ func (s *Store) Pause() {
 // Resume ends Pause, and has no effect otherwise.
 func (s *Store) Resume() { s.goOn(paused) }
 
-// Stop ends the server: connections break, and calls answer backend.ErrUnavailable until Start. Its holds are kept
-// as if on disk, and time goes on for it; places in queues are lost.
+// Stop ends the server: connections break, and calls answer backend.ErrUnavailable until Start. Its holds are kept as
+// if on disk, and time passes for it; places in queues are lost.
 //
-// Requests that arrived during Pause are dropped, and were not carried out. Waiters retry once they reach the server,
-// and stand at the end of the queue then.
+// Requests that arrived during Pause are dropped, and had no effect. Waiters retry once they reach the server, and
+// stand at the end of the queue then.
 func (s *Store) Stop() {
 	now := s.lock()
 	defer s.unlock()
@@ -115,8 +115,7 @@ func (s *Store) Evict(name string) bool {
 	return s.forceRelease(now, &r, backend.ReasonEvicted) > 0
 }
 
-// byEviction stands in the machine's event for an eviction, where nobody takes the hold away: changeOf knows it by
-// that.
+// byEviction marks an eviction in the machine's event, without a caller of ForceRelease: changeOf knows it by that.
 const byEviction = "eviction"
 
 // Expire ends the holds of name, whatever their minimum, as if their TTLs had passed: their holders get
@@ -148,9 +147,8 @@ func (s *Store) EvictWaiters(name string) int {
 
 // Wipe deletes everything that the store keeps, the counter of tokens and their space included: as if another server,
 // an empty one, had taken the place of this one. Drivers from before notice. Their holds end with
-// backend.ReasonHistoryLost, their waiters and watches, and their acquires from then on, with
-// backend.ErrHistoryLost. Drivers that are made later find an empty store, which begins to count anew in its own token
-// space.
+// backend.ReasonHistoryLost, their waiters and watches, and their acquires from then on, with backend.ErrHistoryLost.
+// Later drivers find an empty store, which restarts its count in its own token space.
 func (s *Store) Wipe() {
 	s.lock()
 	defer s.unlock()
@@ -212,9 +210,9 @@ func (s *Store) Names() int {
 	return len(names)
 }
 
-// handle runs op at one moment of the store, as soon as the server serves, and answers with its error; if the server is
-// down, the answer is backend.ErrUnavailable, and op was not run. reply is called without s.mu, and after all that op
-// brought about has been sent.
+// handle runs op at one moment of the store, as soon as the server serves, and answers with its error; if the server
+// is down, the answer is backend.ErrUnavailable, and op was not run. reply is called without s.mu, and after all
+// messages of op have been sent.
 func (s *Store) handle(op func(now backend.Instant) error, reply func(error)) {
 	now := s.lock()
 	defer s.unlock()

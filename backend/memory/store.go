@@ -55,8 +55,8 @@ type Store struct {
 	state serverState
 	// refuses is set by Refuse.
 	refuses Refusal
-	// inbox has the requests that arrived while the server was paused, in order. Stop empties it, and nobody answers
-	// them: their callers get the error of the broken connection.
+	// inbox has the requests that arrived while the server was paused, in order. Stop empties it, and the requests are
+	// not answered: their callers get the error of the broken connection.
 	inbox []func()
 	// machine is replaced by Wipe; all other entries by token or ticket belong to one machine.
 	machine *machine.Machine
@@ -66,11 +66,12 @@ type Store struct {
 	// timer runs tick. It is nil before the first claim, and never stopped; armed is when it fires, or zero.
 	timer *time.Timer
 	armed backend.Instant
-	// endings is a ring, at the place that the order of the token says: a later token overwrites an older one.
+	// endings is a ring, at the place given by the order of the token: a later token overwrites an older one.
 	endings [endingsKept]ending
 	// floor is the revision up to which Compact has forgotten all events.
 	floor uint64
-	// watches are by name. A name without watches has no entry, so that wake can tell at once that nobody listens.
+	// watches are by name. A name without watches has no entry, so that wake immediately knows that there are no
+	// listeners.
 	watches map[string][]*watch
 	// outbox has the messages to send once mu is free. The answer to a request comes after all effects of the
 	// request.
@@ -251,11 +252,11 @@ func (s *Store) refusal(rs []backend.Request, r *machine.Result) error {
 	}
 }
 
-// heldError names the holder that blocks rs. A hold that only keeps the name closed is nobody's.
+// heldError names the holder that blocks rs. A hold that only keeps the name closed has no holder.
 //
 // RetryAfter is the shortest time after which one of the holders may be gone: more than one of them may have to go
-// first, and waiters may come before, so it is a hint. in is nil where the machine names nobody; then the first name is
-// meant. The caller holds s.mu.
+// first, and waiters may come before, so it is a hint. in is nil if the machine names no holder; then the first name
+// is meant. The caller holds s.mu.
 func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine.Blocker) *backend.HeldError {
 	held := &backend.HeldError{Name: rs[0].Name}
 	closed := rs[0].Name
@@ -284,7 +285,7 @@ func (s *Store) heldError(now backend.Instant, rs []backend.Request, in *machine
 }
 
 // leave ends the hold that g names. If g names a request only (Request.Grant), it ends the hold or place of that
-// request, and no minimum applies, since nobody ran under it: a hold that expired meanwhile no longer keeps the name
+// request, and no minimum applies, since no work ran under it: a hold that expired meanwhile no longer keeps the name
 // closed. A wait for several names ends as a whole. The caller holds s.mu.
 func (s *Store) leave(now backend.Instant, by *client, g *backend.Grant) engine.Left {
 	c := machine.Command{Op: machine.OpRelease, Name: g.Name, RequestID: g.RequestID, Token: g.Token}
@@ -341,8 +342,8 @@ func (s *Store) forgot(c *client) error {
 	return &backend.HistoryError{What: "token space", Was: c.space, Now: s.space}
 }
 
-// stateOf returns the state of a name for callers. Lingering holds, which only keep the name closed, are left out,
-// because nobody holds them. The caller holds s.mu.
+// stateOf returns the state of a name for callers. Lingering holds, which only keep the name closed, are omitted,
+// because they have no holder. The caller holds s.mu.
 //
 // The store counts instants of its clock and people read the time of day, see timeOf. The metadata is copied: the
 // machine's own must not reach a caller, who may write to it.
@@ -371,6 +372,6 @@ func (s *Store) stateOf(now backend.Instant, info *machine.Info) backend.State {
 	return state
 }
 
-// timeOf returns the time of day of a stamp of the machine, for people. It is the same each time, also if the time of day
-// was set meanwhile.
+// timeOf returns the time of day of a stamp of the machine, for people. It is the same each time, even if the time of
+// day was set meanwhile.
 func (s *Store) timeOf(stamp int64) time.Time { return s.origin.Add(time.Duration(stamp)) }

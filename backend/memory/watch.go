@@ -73,8 +73,8 @@ func (s *Store) wake(since uint64) {
 	}
 }
 
-// tell adds the events that w sees to its news. A watch that has fallen behind by more than eventsKept drops all
-// of them: it could not go on without a gap. The caller holds s.mu.
+// tell adds the events that w sees to its news. A watch that has fallen behind by more than eventsKept drops all of
+// them: it could not continue without a gap. The caller holds s.mu.
 func (s *Store) tell(w *watch, events []machine.Event) {
 	for i := range events {
 		if c, shown := s.changeOf(&events[i]); shown && c.Name == w.name {
@@ -120,7 +120,7 @@ var shown = map[machine.EventType]backend.ChangeType{
 }
 
 // changeOf returns an event as a watcher sees it; false if watchers do not see it. An eviction is shown as a release,
-// with its own reason, since nobody force-released.
+// with its own reason, since there was no forced release.
 func (s *Store) changeOf(e *machine.Event) (backend.Change, bool) {
 	c := backend.Change{
 		Type: shown[e.Type], Name: e.Name, Owner: e.Owner, Token: e.Token, Reason: e.Reason, Revision: e.Revision,

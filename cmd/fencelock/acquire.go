@@ -260,7 +260,7 @@ func (s *scripted) runScript(parsed error, do func(context.Context) error) error
 	return err
 }
 
-// asker makes one call about the lock. queued means that it waits on.
+// asker makes one call about the lock. queued means that it keeps waiting.
 type asker func(ctx context.Context, call string, body any) (answer []byte, queued bool, err error)
 
 // door connects to the gateway, or makes one.

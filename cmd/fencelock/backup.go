@@ -199,7 +199,7 @@ func fetchBackup(ctx context.Context, admin *builtin.Admin,
 	return info, about.Size(), nil
 }
 
-// fileWriter marks its errors, to tell them from errors of the cluster.
+// fileWriter marks its errors, to distinguish them from errors of the cluster.
 type fileWriter struct{ f *os.File }
 
 func (w fileWriter) Write(p []byte) (int, error) {

@@ -114,7 +114,7 @@ func showEvent(e *gateway.Change) error {
 	return err
 }
 
-// compacted explains how to go on after a gap in the history.
+// compacted explains how to continue after a gap in the history.
 func (s *lookSettings) compacted(ctx context.Context, d backend.Watcher, name string, last uint64, err error) error {
 	again := "watch it from now on, without --since"
 	if i, ok := d.(backend.Inspector); ok {

@@ -26,7 +26,7 @@ const (
 	exitUnavailable = 69  // EX_UNAVAILABLE: the lock service is unreachable or unfit
 	exitSystem      = 71  // EX_OSERR: the guardian did not start, or processes of the command survive KILL
 	exitNoCreate    = 73  // EX_CANTCREAT: the backup, or the data directory of a restored one, cannot be written
-	exitHeld        = 75  // EX_TEMPFAIL: somebody else holds the lock
+	exitHeld        = 75  // EX_TEMPFAIL: another holder has the lock
 	exitLost        = 76  // the lock was lost while the command ran
 	exitDenied      = 77  // EX_NOPERM: the rules deny it, or the credential is not valid
 	exitCannotRun   = 126 // as in the shell

@@ -415,8 +415,8 @@ func (s *guardSettings) printSQL(d sqlguard.Dialect, end, before, after string) 
 	return nil
 }
 
-// printPolicy prints a bucket policy. A writer names the object version that it replaces, or the object's absence;
-// nobody deletes.
+// printPolicy prints a bucket policy. A writer names the object version that it replaces, or the object's absence; no
+// client deletes it.
 func (s *guardSettings) printPolicy() error {
 	bucket, prefix, _ := strings.Cut(s.protect, "/")
 	if bucket == "" || strings.ContainsAny(s.protect, "*? \"") {

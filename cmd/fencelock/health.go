@@ -56,7 +56,7 @@ func (r reading) leader() (leader *builtin.MemberStatus) {
 	return leader
 }
 
-// closed returns the member that was elected and serves nobody yet, or nil.
+// closed returns the elected member that serves no client yet, or nil.
 func (r reading) closed() *builtin.MemberStatus {
 	for _, m := range r.answering() {
 		if m.ClosedNanos > 0 {

@@ -29,7 +29,7 @@ Exit codes:
    69  no leader reachable, or no answer in time; the cluster may have been opened
 `
 
-// closedState is the output of "fencelock open" for a cluster that serves nobody.
+// closedState is the output of "fencelock open" for a cluster that serves no clients.
 type closedState struct {
 	ClosedUntil string  `json:"closedUntil"`
 	UsedTTL     float64 `json:"usedTtlSeconds"`

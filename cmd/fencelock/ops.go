@@ -47,8 +47,8 @@ func (p *ops) check() error {
 
 var errStarting = errors.New("the process starts")
 
-// serve opens the listener, if there is one. The process is live and not ready until somebody sets p.probes. end
-// closes the listener.
+// serve opens the listener, if there is one. The process is live and not ready until p.probes is set. end closes the
+// listener.
 func (p *ops) serve(log *slog.Logger) (end func(), err error) {
 	if p.listen == "" {
 		return func() {}, nil

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// replicaTTL is how long the lock of a replica outlives a process that died, in the range of the backend.
+	// replicaTTL is the time for which the lock of a replica outlives a dead process, in the range of the backend.
 	replicaTTL = 10 * time.Second
 	// replicaWait is the default of --replica-wait: enough for a replica that was killed.
 	replicaWait = 30 * time.Second
@@ -33,7 +33,7 @@ type soleReplica struct {
 	lease *fencelock.Lease
 }
 
-// replicaError says why a gateway does not start beside another one.
+// replicaError is the reason why a gateway does not start beside another one.
 type replicaError struct {
 	backend, other string
 	wait           time.Duration
@@ -72,8 +72,8 @@ func (p *replicaPatience) left() time.Duration {
 	return time.Until(p.until)
 }
 
-// claimReplica makes this process the only replica of its group until ctx ends and release is called. It waits for
-// the end of another replica, which it reports to waits, and returns a *replicaError when its patience ends.
+// claimReplica makes this process the only replica of its group until ctx ends and release is called. It waits for the
+// end of another replica, which it reports to waits, and returns a *replicaError when the wait times out.
 func claimReplica(
 	ctx context.Context, locks *fencelock.Client, group string, patience *replicaPatience, log *slog.Logger,
 	waits func(error),

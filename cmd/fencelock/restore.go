@@ -39,7 +39,7 @@ Exit codes:
    73  DIR is not empty, or cannot be written
 `
 
-// superseding are the options for the old cluster's members, which are asked before a cluster is made anew.
+// superseding are the options for the old cluster's members, which are asked before a new cluster is made.
 type superseding struct {
 	join, key, ca string
 	peer          certificates

@@ -144,7 +144,7 @@ func defineRun(o *options) func([]string) error {
 		if *hierarchical {
 			s.options = append(s.options, fencelock.Hierarchical())
 		}
-		// Before the lock: nobody should wait an hour to learn of a typo.
+		// Before the lock: a typo must not show only after an hour of waiting.
 		if s.path, err = exec.LookPath(s.command[0]); err != nil {
 			s.complain("%v", err)
 			return exit(exitOfStart(err))

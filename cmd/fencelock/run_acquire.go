@@ -61,8 +61,8 @@ func (s *runSettings) open(ctx context.Context, limit time.Duration) (*fencelock
 	defer cancel()
 	locks, err := fencelock.Open(opening, underURL(s.backend, os.Getenv(underVariable)), s.tier, &fencelock.Options{
 		TTL: s.ttl, Owner: s.owner, Observer: fencelock.ObserverFunc(s.observe),
-		// The lease ends that much earlier, so that the time between TERM and KILL passes while nobody else can hold
-		// the lock. A lease that ends at the last moment would leave the command alive beside the next holder.
+		// The lease ends that much earlier, so that the time between TERM and KILL passes while no other client can hold the
+		// lock. A lease that ends at the last moment would leave the command alive beside the next holder.
 		StopEarly: s.killAfter,
 	})
 	if err != nil && opening.Err() != nil && ctx.Err() == nil {

@@ -60,7 +60,7 @@ func (l *runLog) write(level slog.Level, format string, args ...any) {
 // Outcomes of a run, in the status file.
 const (
 	outcomeExited      = "exited"      // COMMAND ran and has ended, and the lock was released
-	outcomeHeld        = "held"        // somebody else holds the lock
+	outcomeHeld        = "held"        // another holder has the lock
 	outcomeLost        = "lost"        // the lock was lost while COMMAND ran
 	outcomeInterrupted = "interrupted" // a signal ended the wait
 	outcomeNotStarted  = "not-started" // COMMAND cannot be executed

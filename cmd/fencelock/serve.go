@@ -382,7 +382,7 @@ func (s *serveSettings) changedProofs(*principal.Proofs) {
 	}
 }
 
-// exportMetrics has the server counted, if anybody can ask for it.
+// exportMetrics registers the server's metrics, if a listener serves them.
 func (s *serveSettings) exportMetrics() {
 	m := s.ops.metrics
 	if m == nil {

@@ -140,7 +140,7 @@ func outlook(answers reading) string {
 		}
 	}
 	leader := answers.leader()
-	for _, a := range answers { // a member that answers and follows nobody is no help
+	for _, a := range answers { // a member that answers but follows no leader is no help
 		if a.Err == nil && votes[a.NodeId] && (leader == nil || a.LeaderId == leader.NodeId && a.Term == leader.Term) {
 			there++
 		}

@@ -16,9 +16,9 @@ import (
 // us: immediately if our group has no other member, as from a shell, and otherwise when it asks for the terminal.
 // Until then a neighbour in a pipeline, such as a pager, or the script that has started us, keeps the foreground.
 //
-// We do it after the start, and let the command go on if it was stopped for reading before. On Linux, a Ctrl-Z before
-// that is kept; elsewhere it is lost. SysProcAttr.Foreground does it earlier, in the child, but the child must ignore
-// SIGTTOU for it, and the command would inherit that.
+// We do it after the start, and let the command continue if it was stopped for reading before. On Linux, a Ctrl-Z
+// before that is kept; elsewhere it is lost. SysProcAttr.Foreground does it earlier, in the child, but the child must
+// ignore SIGTTOU for it, and the command would inherit that.
 type terminal struct {
 	file  *os.File // nil: no terminal
 	given bool     // to the command's group

@@ -29,7 +29,7 @@ type watch struct {
 	signals <-chan os.Signal
 	tty     terminal
 
-	standing bool // the command is stopped, as far as we know
+	standing bool // the command is stopped, as far as this process knows
 	stopping bool // INT, TERM, HUP or QUIT has come
 	// terminating: TERM has come, which sets a time for the end.
 	terminating bool
@@ -101,8 +101,8 @@ func (w *watch) follow(e proctree.Event) {
 	}
 }
 
-// bounds returns the instants at which the guardian itself ends the tree: TERM where the lease ends, and KILL right
-// before somebody else can get the lock.
+// bounds returns the instants at which the guardian itself ends the tree: TERM when the lease ends, and KILL right
+// before another client can get the lock.
 func (s *runSettings) bounds(leases fencelock.Leases) proctree.Bounds {
 	now := proctree.Now() // before the remaining time is read: a pause in between makes the bounds earlier
 	term := now.Add(time.Until(deadlineOf(leases)))
@@ -138,10 +138,9 @@ func (w *watch) keepBounds(ended <-chan struct{}) {
 	}
 }
 
-// graceOfLoss returns how long the command may go on after the loss. The lease ended by the grace earlier than it
-// must
-// (Options.StopEarly), so this is the grace if we are on time, and 0 if we stood still until somebody else could hold
-// the lock.
+// graceOfLoss returns the time for which the command may continue after the loss. The lease ended by the grace earlier
+// than it must (Options.StopEarly), so this is the grace if this process is on time, and 0 if it was paused until
+// another client could hold the lock.
 func (w *watch) graceOfLoss() time.Duration {
 	left := time.Until(deadlineOf(w.leases)) + w.killAfter
 	return max(0, min(left, w.killAfter))
@@ -173,9 +172,8 @@ func (w *watch) pass(sig syscall.Signal) {
 }
 
 // stopped follows the command into a stop by the terminal: the shell gets the terminal back, and all other processes
-// of our job stop as well, as they would have without us. For Ctrl-Z the terminal was given to the command; TTIN and
-// TTOU say
-// that the command asks for it. A command that is stopped in another way stays stopped, and keeps its lock.
+// of our job stop as well, as they would have without us. For Ctrl-Z the terminal was given to the command; By TTIN
+// and TTOU the command asks for it. A command that is stopped in another way stays stopped, and keeps its lock.
 func (w *watch) stopped(by syscall.Signal) {
 	asks := by == syscall.SIGTTIN || by == syscall.SIGTTOU
 	switch {

@@ -19,8 +19,8 @@ type Options struct {
 	// Prefix is in front of the guard's keys. Default "fencing/".
 	Prefix string
 
-	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID
-	// that this Guard sees first, so that keys that were deleted and created anew before that are not detected.
+	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID that
+	// this Guard sees first, so that keys that were deleted and recreated before that are not detected.
 	ID fencing.Nonce
 }
 
@@ -81,7 +81,7 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, conditions []clie
 }
 
 // Update shows the claims, reads the value of key, and writes the result of f, if the claims are still admitted and
-// the key was not changed; otherwise it begins anew, until ctx ends. old is nil if the key does not exist, and a nil
+// the key was not changed; otherwise it retries, until ctx ends. old is nil if the key does not exist, and a nil
 // result deletes the key. If f fails, Update returns its error and writes no key. f may be called more than once, so
 // it must have no side effects.
 func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
@@ -129,7 +129,7 @@ func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	}
 }
 
-// txn reads the guard's memory, judges, and carries out ops if the memory has not changed; otherwise it judges anew.
+// txn reads the guard's memory, judges, and carries out ops if the memory has not changed; otherwise it judges again.
 func (g *Guard) txn(ctx context.Context, call string, claims fencing.Claims, conditions []clientv3.Cmp,
 	ops []clientv3.Op,
 ) (*clientv3.TxnResponse, error) {

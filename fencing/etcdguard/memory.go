@@ -164,7 +164,7 @@ func (g *Guard) Seen(ctx context.Context, resource string) (fencing.Seen, error)
 	return m.seen[resource], nil
 }
 
-// Accept makes the guard begin anew; see fencing.Keeper.
+// Accept restarts the guard; see fencing.Keeper.
 func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
 	return g.change(ctx, "accept", func(t fencing.Terms, err error) (fencing.Terms, error) {
 		if errors.Is(err, fencing.ErrTermsLost) {

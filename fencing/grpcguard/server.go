@@ -90,7 +90,7 @@ func failed(ctx context.Context, err error) error {
 }
 
 // ClaimsFrom reads the claims of a call being served, for the resources that it writes to, as httpguard.ClaimsFrom
-// does; for handlers that learn of them late, for example from the messages of a stream.
+// does; for handlers that receive them late, for example from the messages of a stream.
 func ClaimsFrom(ctx context.Context, resources ...string) (fencing.Set, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	claims, err := wire.Read(fromMetadata, md.Get(Key))

@@ -61,7 +61,7 @@ func mixedText(resources []string) string {
 	return strings.Join(encoded, ",")
 }
 
-// parseMixed reads the text of mixedText. A text that cannot be read counts as one name: an empty list would say that
+// parseMixed reads the text of mixedText. A text that cannot be read counts as one name: an empty list would mean that
 // the write is repeated.
 func parseMixed(text string) []string {
 	if text == "" {

@@ -113,7 +113,7 @@ func (t *trial) child(resource, mode string, first fencing.Token) *fault.Child {
 	return c
 }
 
-// line waits for the child to say something, or ends the clause.
+// line waits for a line of the child, or ends the clause.
 func (t *trial) line(c *fault.Child) string {
 	ctx, cancel := context.WithTimeout(t.ctx, patience)
 	defer cancel()

@@ -22,7 +22,7 @@ var keeperClauses = []Clause{
 	},
 }
 
-// anew makes the guard begin anew, with everybody else's space, when the clause ends.
+// anew restarts the guard, with the space of all other clauses, when the clause ends.
 func (t *trial) anew(c *Client) {
 	if err := c.Keeper.Accept(t.ctx, t.h.Space, 0); err != nil {
 		t.errorf("Accept(%q, 0) = %v", t.h.Space, err)

@@ -117,7 +117,7 @@ var memoryClauses = []Clause{
 	},
 }
 
-// fails is an error of the clause unless the guard cannot tell, for that reason.
+// fails reports an error of the clause unless the guard cannot detect the case, for that reason.
 func (t *trial) fails(c *Client, claim fencing.Claim, want error, when string) {
 	t.refuse(c, claim, want, when)
 	if err := t.check(c, claim); fencing.Refusal(err) {

@@ -77,7 +77,7 @@ func refusesAnotherSpace(t *trial) {
 	other := func(space string, token fencing.Token) fencing.Claim {
 		return fencing.Claim{Resource: name, Token: token, Space: space}
 	}
-	t.admit(c, t.resource(), 1) // of the space that all claims of this suite tell, and the first one did
+	t.admit(c, t.resource(), 1) // of the space of all claims of this suite, and of the first one
 	t.refuse(c, other(t.h.Space+"-restored", 5), fencing.ErrSpace, "for a new resource, of another space")
 	t.refuse(c, other("", 5), fencing.ErrSpace, "for a new resource, of no space")
 	t.admit(c, name, 5)

@@ -105,7 +105,7 @@ func oneHold(t *trial) {
 	}
 }
 
-// race adds one to the value in many sections at once, and returns how many were refused as stale.
+// race adds one to the value in many concurrent sections, and returns the number refused as stale.
 func (t *trial) race(writers int, token func() fencing.Token) (refused int64) {
 	writes := max(5, t.h.Checks/400)
 	if testtier.Wanted() {

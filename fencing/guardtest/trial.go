@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// patience bounds steps that should take no time at all, on a busy machine.
+// patience bounds steps that are fast except on a busy machine.
 const patience = 30 * time.Second
 
 // trial is the context of a running clause. Its methods may be called from any goroutine, except for methods that end
@@ -83,7 +83,7 @@ func (t *trial) applies(clause Clause) (Outcome, string) {
 	if n&(needWrite|needUpdate|needHand|needSavepoint|needKeeper|needSetTerms|needWipe|needPinned) != 0 {
 		var err error
 		if c, err = t.h.Open(t.ctx, t.h.Address); err != nil {
-			return Passed, "" // the clause itself will say so
+			return Passed, "" // the clause itself will report that
 		}
 		t.close(c)
 	}

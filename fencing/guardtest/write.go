@@ -100,7 +100,7 @@ func neverGoesBack(t *trial) {
 }
 
 // agree reports an error unless the value belongs to the guard's highest token, and returns the token. A killed
-// process's last request may be carried out after its death, so the guard's highest token must be the same before and
+// process's last request may take effect after its death, so the guard's highest token must be the same before and
 // after the value is read; otherwise agree retries.
 func (t *trial) agree(c *Client, name, when string) fencing.Token {
 	for {

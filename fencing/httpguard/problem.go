@@ -78,7 +78,7 @@ func answer(w http.ResponseWriter, p problem) {
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(p.Status)
-	w.Write(text) //nolint:errcheck // the client has gone
+	w.Write(text) //nolint:errcheck // the client has disconnected
 }
 
 // most bounds the bytes read of a problem document.
@@ -110,7 +110,7 @@ func ErrorFrom(resp *http.Response) error {
 	return r.Err()
 }
 
-// unread is a body that begins anew.
+// unread is a body that restarts from its beginning.
 type unread struct {
 	io.Reader
 	io.Closer

@@ -31,8 +31,8 @@ var (
 	ErrChanged = errors.New("objectguard: the object has changed")
 	// ErrForeign: the object does not begin with a guard's line.
 	ErrForeign = errors.New("objectguard: the object was not written by a guard")
-	// ErrRefuses: the store goes on refusing a condition that names the object as it is. A proxy that rewrites ETags,
-	// to tell a compressed answer from another for example, makes it so.
+	// ErrRefuses: the store keeps refusing a condition that matches the object. A proxy that rewrites ETags, to
+	// distinguish compressed answers for example, causes this.
 	ErrRefuses = errors.New("objectguard: the store refuses the ETag that it returned")
 )
 
@@ -41,8 +41,8 @@ type Options struct {
 	// Prefix is in front of a resource to make the key of its object.
 	Prefix string
 
-	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID
-	// that this Guard sees first, so that a bucket that was emptied and set up anew before that is not detected.
+	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID that
+	// this Guard sees first, so that a bucket that was emptied and set up again before that is not detected.
 	ID fencing.Nonce
 }
 
@@ -93,10 +93,10 @@ func (g *Guard) Put(ctx context.Context, c fencing.Claim, content []byte) error 
 	return done(g.replace(ctx, "put", c, func(object) ([]byte, error) { return content, nil }))
 }
 
-// Update shows the claim, reads the object, and replaces its content by the result of f, if the object has not
-// changed since; otherwise it begins anew, until ctx ends. old is nil if the object does not exist. If f fails,
-// Update returns its error and the content stays. f may be called more than once, so it must have no side effects.
-// For other errors see Put.
+// Update shows the claim, reads the object, and replaces its content by the result of f, if the object has not changed
+// since; otherwise it retries, until ctx ends. old is nil if the object does not exist. If f fails, Update returns its
+// error and the content stays. f may be called more than once, so it must have no side effects. For other errors see
+// Put.
 func (g *Guard) Update(ctx context.Context, c fencing.Claim, f func(old []byte) ([]byte, error)) error {
 	if f == nil {
 		return fmt.Errorf("objectguard: update: %w", &fencing.InvalidError{What: "function", Why: "it is nil"})
@@ -170,7 +170,7 @@ func (g *Guard) replace(ctx context.Context, call string, c fencing.Claim,
 			return fail(err)
 		case old.known && old.unique == unique:
 			return nil // a write with a lost answer, which the store, or a proxy before it, repeated
-		case n > 0 && tag == before: // nobody was faster: the store refuses for internal reasons
+		case n > 0 && tag == before: // no other client was faster: the store refuses for internal reasons
 			if same++; same > mostRefusals {
 				return fail(fmt.Errorf("%w: %v", ErrRefuses, said))
 			}

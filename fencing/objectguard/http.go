@@ -14,7 +14,7 @@ import (
 // the language of S3 and its likes, of Azure Blob Storage with the header x-ms-blob-type, and of Google Cloud Storage's
 // XML API for objects that are not transcoded. It is safe for concurrent use.
 //
-// Test whether the store heeds the conditions: a store that ignores If-Match admits everybody. See Probe.
+// Test whether the store heeds the conditions: a store that ignores If-Match admits every client. See Probe.
 type HTTP struct {
 	// URL is that of the bucket; keys are appended after a slash.
 	URL string

@@ -164,7 +164,7 @@ func (g *Guard) Create(ctx context.Context) error {
 	_, _, _, err := g.loadTerms(ctx)
 	if errors.Is(err, fencing.ErrTermsLost) {
 		if err = g.saveTerms(ctx, fencing.NewTerms(), ""); errors.Is(err, ErrChanged) {
-			_, _, _, err = g.loadTerms(ctx) // somebody else was faster
+			_, _, _, err = g.loadTerms(ctx) // another client was faster
 		}
 	}
 	if err != nil {
@@ -202,7 +202,7 @@ func (g *Guard) Seen(ctx context.Context, resource string) (fencing.Seen, error)
 	return o.seen, nil
 }
 
-// Accept makes the guard begin anew; see fencing.Keeper.
+// Accept restarts the guard; see fencing.Keeper.
 func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
 	return g.change(ctx, "accept", func(t fencing.Terms, _ string, err error) (fencing.Terms, error) {
 		if errors.Is(err, fencing.ErrTermsLost) {

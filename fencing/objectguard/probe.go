@@ -10,8 +10,8 @@ import (
 var (
 	// ErrUnconditional: the store writes although the condition does not hold. A guard on it admits stale writers.
 	ErrUnconditional = errors.New("objectguard: the store ignores conditions")
-	// ErrNotAtomic: of several writes at once that name the same object the store carries out more than one: it looks
-	// at the condition, and writes in another step. A guard on it loses acknowledged writes.
+	// ErrNotAtomic: of several concurrent writes that name the same object the store executes more than one: it looks at
+	// the condition, and writes in another step. A guard on it loses acknowledged writes.
 	ErrNotAtomic = errors.New("objectguard: the store does not check conditions and write atomically")
 )
 
@@ -19,9 +19,9 @@ var (
 // requests.
 const probeRounds, probeWrites = 5, 8
 
-// Probe tries whether the store heeds conditions, with an object of the key: many servers that speak the language of S3
-// ignore If-Match silently, and others look at it and write in two steps. It answers ErrUnconditional or
-// ErrNotAtomic if so; the latter is found by chance, as writes at once have to meet between the two steps. It takes
+// Probe tries whether the store heeds conditions, with an object of the key: many servers that speak the language of
+// S3 ignore If-Match silently, and others look at it and write in two steps. It answers ErrUnconditional or
+// ErrNotAtomic if so; the latter is found by chance, as concurrent writes have to meet between the two steps. It takes
 // about 60 requests. Run it once for each store, before it is used, with an unused key.
 func Probe(ctx context.Context, s Store, key string) error {
 	fail := func(step string, err error) error { return fmt.Errorf("objectguard: probe %q: %s: %w", key, step, err) }
@@ -59,7 +59,7 @@ func Probe(ctx context.Context, s Store, key string) error {
 	return nil
 }
 
-// meet writes several times at once, each with the tag of the object as it is. One of them may be carried out.
+// meet writes several times at once, each with the tag of the object as it is. One of them may be executed.
 func meet(ctx context.Context, s Store, key string) error {
 	_, tag, err := s.Get(ctx, key)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/fencing/internal/statement"
 )
 
-// errNotice: the wait for a synchronous standby was cancelled. The server answers the commit as a success all the same,
-// and reports it in a notice, in its own language, so the text is not compared.
+// errNotice: the wait for a synchronous standby was cancelled. The server still reports the commit as a success, and
+// adds a notice, in its own language, so the text is not compared.
 var errNotice = errors.New("the server raised a notice while it committed")
 
 // commit commits, and returns an error that wraps fencing.ErrUnknown if the answer is missing or ambiguous.
@@ -36,8 +36,8 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	return fmt.Errorf("pgxguard: %w: %w", fencing.ErrUnknown, err)
 }
 
-// notices is the trace of one statement, in which only notices count. It ends with the statement: afterwards the
-// connection may be somebody else's.
+// notices is the trace of one statement, in which only notices count. It ends with the statement: afterwards another
+// caller may have the connection.
 type notices struct {
 	frontend *pgproto3.Frontend
 	any      bool

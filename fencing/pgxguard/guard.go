@@ -118,7 +118,7 @@ func (g *Guard) Seen(ctx context.Context, resource string) (s fencing.Seen, err 
 	return s, err
 }
 
-// Accept makes the guard begin anew; see fencing.Keeper.
+// Accept restarts the guard; see fencing.Keeper.
 func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
 	return g.keep(ctx, "accept", func(c conn) error { return g.sql.Accept(ctx, c, space, floor) })
 }

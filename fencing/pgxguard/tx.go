@@ -16,13 +16,12 @@ import (
 // commits on these resources.
 //
 // If the claims are refused, f is not called, and the error wraps fencing.ErrStale, for example. If f or another step
-// fails, the transaction is rolled back. If the database aborted the transaction, Tx begins anew, up to 20 times,
-// each after a pause that grows to a quarter of a second: f may be called more than once, so it must have no effects
+// fails, the transaction is rolled back. If the database aborted the transaction, Tx retries, up to 20 times, each
+// after a pause that grows to a quarter of a second: f may be called more than once, so it must have no effects
 // outside of tx.
 //
 // f must not end the transaction. If one of its statements is COMMIT, ROLLBACK or PREPARE TRANSACTION, Tx returns
-// fencing.ErrUnfenced without a commit, and does not begin anew; later writes of f are durable, as are committed
-// ones.
+// fencing.ErrUnfenced without a commit, and does not retry; later writes of f are durable, as are committed ones.
 //
 // fencing.ErrUnknown: the answer to the commit is missing, or has a notice. The server sends a notice if the wait for
 // a synchronous standby was cancelled; the commit may not survive a failover then. Any other notice during the
@@ -87,7 +86,7 @@ func failed(ctx context.Context, tx pgx.Tx, section *statement.Section, err erro
 	return err
 }
 
-// named puts the package's name in front of an error, except for refusals, which say enough.
+// named prefixes an error with the package's name, except for refusals, which are clear without it.
 func named(err error) error {
 	if err == nil || fencing.Refusal(err) {
 		return err
@@ -137,7 +136,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 //     keep the writes of the outer transaction. The same is true for savepoints made by a statement, which the guard
 //     cannot detect.
 //   - Call Verify last, right before the commit, and commit only if it returns nil. Without it there is no guarantee.
-//   - If the database aborts the transaction, begin anew with the same claim.
+//   - If the database aborts the transaction, retry with the same claim.
 //
 // Like tx it is for one goroutine at a time.
 func (g *Guard) In(tx pgx.Tx) *InTx { return &InTx{g: g, tx: tx} }
@@ -192,8 +191,8 @@ func (i *InTx) Verify(ctx context.Context) error {
 	return named(err)
 }
 
-// savepoint reports whether the transaction is one inside another. Pgx does not say so but by the type, which has no
-// name outside of it.
+// savepoint reports whether the transaction is one inside another. Pgx shows that only by the type, which is
+// unexported.
 func savepoint(tx pgx.Tx) bool { return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx" }
 
 // conn is a transaction as package statement wants it.

@@ -18,8 +18,8 @@ type Options struct {
 	// Prefix is in front of the guard's keys. Default "fencing:".
 	Prefix string
 
-	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID
-	// that this Guard sees first, so that keys that were deleted and created anew before that are not detected.
+	// ID is the expected ID of the guard's memory (fencing.Terms.ID): another ID is fencing.ErrGuardID. Zero: the ID that
+	// this Guard sees first, so that keys that were deleted and recreated before that are not detected.
 	ID fencing.Nonce
 }
 
@@ -75,10 +75,9 @@ func (g *Guard) Check(ctx context.Context, claims fencing.Claims) error {
 }
 
 // Do checks the claims and, if they are admitted, writes, in one step of the server. Values that were read before are
-// not part of that step: another holder may have written since; see Update. Do returns write's result, as
-// go-redis reads it, and nil for a nil. An error of the write, raised or returned, is Do's and no refusal; the tokens
-// are remembered all the same. Where the hold has made the write before (Claim.Sequence), Do returns the result of
-// that write.
+// not part of that step: another holder may have written since; see Update. Do returns write's result, as go-redis
+// reads it, and nil for a nil. An error of the write, raised or returned, is Do's and no refusal; the tokens are still
+// recorded. Where the hold has made the write before (Claim.Sequence), Do returns the result of that write.
 func (g *Guard) Do(ctx context.Context, claims fencing.Claims, write *Write, keys []string, args ...any) (any, error) {
 	if write == nil {
 		return nil, fmt.Errorf("redisguard: do: %w", &fencing.InvalidError{What: "write", Why: "it is nil"})
@@ -87,9 +86,9 @@ func (g *Guard) Do(ctx context.Context, claims fencing.Claims, write *Write, key
 }
 
 // Update shows the claims, reads the value of key, and writes the result of f, if the claims are still admitted and
-// the value is unchanged; otherwise it begins anew, until ctx ends. old is nil if the key does not exist, and a nil
-// result deletes the key; an expiry is kept. If f fails, Update returns its error and does not write. f may be called
-// more than once, so it must have no side effects.
+// the value is unchanged; otherwise it retries, until ctx ends. old is nil if the key does not exist, and a nil result
+// deletes the key; an expiry is kept. If f fails, Update returns its error and does not write. f may be called more
+// than once, so it must have no side effects.
 func (g *Guard) Update(ctx context.Context, claims fencing.Claims, key string,
 	f func(old []byte) ([]byte, error)) error {
 	if f == nil {

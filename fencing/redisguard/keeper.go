@@ -50,7 +50,7 @@ func (g *Guard) Create(ctx context.Context) error {
 	if errors.Is(err, fencing.ErrTermsLost) {
 		err = g.each(ctx, func(string) error { return fencing.ErrTermsLost })
 		if err == nil {
-			// Somebody else may be faster.
+			// Another client may be faster.
 			err = change.Run(ctx, g.client, []string{g.TermsKey()}, "", fencing.NewTerms().String()).Err()
 		}
 	}
@@ -115,7 +115,7 @@ func (g *Guard) seen(ctx context.Context, key string) (fencing.Seen, error) {
 	return parseSeen(text)
 }
 
-// Accept makes the guard begin anew; see fencing.Keeper.
+// Accept restarts the guard; see fencing.Keeper.
 func (g *Guard) Accept(ctx context.Context, space string, floor fencing.Token) error {
 	return g.change(ctx, "accept", func(t fencing.Terms, err error) (fencing.Terms, error) {
 		if errors.Is(err, fencing.ErrTermsLost) {

@@ -118,7 +118,7 @@ return 1`)
 	lookTerms = redis.NewScript(reading + `return terms(KEYS[1])`)
 	look      = redis.NewScript(reading + `return (seen(KEYS[1]))`)
 
-	// change sets the terms if they are the ones that were read.
+	// change sets the terms if they have not changed since they were read.
 	change = redis.NewScript(reading + `
 if terms(KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2])

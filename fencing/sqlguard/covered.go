@@ -284,7 +284,7 @@ FROM information_schema.referential_constraints WHERE constraint_schema = databa
 	}, &name, &key, &parent)
 }
 
-// named notes a trigger for one event. The name of the trigger says for which table it was made.
+// named notes a trigger for one event. The name of the trigger names the table for which it was made.
 func (s *survey) named(t *table, name, trigger, event, timing string) {
 	t.triggers++
 	t.seen[event] = t.seen[event] || timing == "AFTER"

@@ -31,8 +31,8 @@
 //
 // One small row for each resource, in a separate table, made by Create or the statements of Schema before the first
 // check. Only Clean may delete rows: a guard that forgets admits a stale writer. Options.ID names the table, so that a
-// table that was dropped and created anew is refused. Transactions on one resource wait for each other from the check
-// to the commit, so keep them short.
+// table that was dropped and recreated is refused. Transactions on one resource wait for each other from the check to
+// the commit, so keep them short.
 //
 // A PostgreSQL database has one such table, which all guards find: two would be two memories. Its connections
 // use the encoding UTF8 (client_encoding), unless resources are ASCII.

@@ -15,15 +15,15 @@ import (
 // commits on these resources.
 //
 // If the claims are refused, f is not called, and the error wraps fencing.ErrStale, for example. If f or another step
-// fails, the transaction is rolled back. If the database aborted the transaction, Tx begins anew, up to 20 times,
-// each after a pause that grows to a quarter of a second: f may be called more than once, so it must have no effects
+// fails, the transaction is rolled back. If the database aborted the transaction, Tx retries, up to 20 times, each
+// after a pause that grows to a quarter of a second: f may be called more than once, so it must have no effects
 // outside of tx.
 //
 // f must not end the transaction, and must return the errors of its statements. A statement that commits implicitly
-// (DDL in MySQL), a deadlock with an error that f drops, or a COMMIT in a statement end the lock on the resources
-// with the transaction. Tx detects that, returns fencing.ErrUnfenced without a commit, and does not begin anew.
-// Changes that were committed inside f stay; in PostgreSQL and SQLite also the writes of f after the transaction had
-// ended. In MySQL and MariaDB these are rolled back.
+// (DDL in MySQL), a deadlock with an error that f drops, or a COMMIT in a statement end the lock on the resources with
+// the transaction. Tx detects that, returns fencing.ErrUnfenced without a commit, and does not retry. Changes that
+// were committed inside f stay; in PostgreSQL and SQLite also the writes of f after the transaction had ended. In
+// MySQL and MariaDB these are rolled back.
 //
 // fencing.ErrUnknown: the answer to the commit is missing. If the wait of a COMMIT for a synchronous standby is
 // cancelled, PostgreSQL answers with a notice, which database/sql hides: Tx returns nil then. Package pgxguard
@@ -63,7 +63,7 @@ func (g *Guard) section(ctx context.Context, call string, claims fencing.Claims,
 	return g.tries(ctx, func() error { return g.try(ctx, list, f) })
 }
 
-// named puts the package's name in front of an error, except for refusals, which say enough.
+// named prefixes an error with the package's name, except for refusals, which are clear without it.
 func named(err error) error {
 	if err == nil || fencing.Refusal(err) {
 		return err
@@ -138,8 +138,8 @@ type Tx interface {
 	Rollback() error
 }
 
-// ErrOldView: the caller's transaction has read before it showed its claim, and would go on reading that old
-// snapshot. MySQL and MariaDB do so at repeatable read, their default.
+// ErrOldView: the caller's transaction has read before it showed its claim, and would keep reading that old snapshot.
+// MySQL and MariaDB do so at repeatable read, their default.
 var ErrOldView = statement.ErrOldView
 
 // In returns the guard inside a transaction that the caller drives: for experts, and libraries that begin their own
@@ -150,7 +150,7 @@ var ErrOldView = statement.ErrOldView
 //   - A refused check rolls the transaction back, so that it cannot be committed.
 //   - Check outside of savepoints: rolling one back undoes the check, and keeps earlier writes.
 //   - Call Verify last, right before the commit, and commit only if it returns nil. Without it there is no guarantee.
-//   - If the database aborts the transaction, begin anew with the same claim.
+//   - If the database aborts the transaction, retry with the same claim.
 //
 // Like tx it is for one goroutine at a time.
 func (g *Guard) In(tx Tx) *InTx { return &InTx{g: g, tx: tx} }

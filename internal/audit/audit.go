@@ -55,7 +55,7 @@ type Event struct {
 	Reason string `json:"reason,omitempty"`
 	// Rules names the rules in force at the time of the line.
 	Rules string `json:"rules,omitempty"`
-	// Dropped is how many events before this one are missing.
+	// Dropped is the number of missing events before this one.
 	Dropped uint64 `json:"dropped,omitempty"`
 }
 
@@ -77,7 +77,7 @@ type Options struct {
 	Dir string
 	// Locks has each acquire and release written, too.
 	Locks bool
-	// Keep is how many full files are kept, at least 1.
+	// Keep is the number of full files to keep, at least 1.
 	Keep int
 	// FileBytes replaces the constant, for tests. 0: the constant.
 	FileBytes int64
@@ -261,7 +261,7 @@ func (l *Log) put(text []byte) (lines int, err error) {
 	return bytes.Count(text[:n], []byte("\n")), err
 }
 
-// open opens the file, without what a write before left that is no whole line.
+// open opens the file, without the partial line of an earlier write.
 func (l *Log) open() error {
 	f, err := os.OpenFile(filepath.Join(l.o.Dir, file), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {

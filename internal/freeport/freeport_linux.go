@@ -10,15 +10,15 @@ import (
 	"syscall"
 )
 
-// Port is a free port of the loopback interface that stays ours while nobody listens on it: a socket is bound to it
-// which never listens. Asking the kernel for a free port and closing it again is not safe: another program
-// may get it in between. A server that listens on it must set SO_REUSEADDR, as package net and most servers do.
+// Port is a free port of the loopback interface that stays reserved without a listener: a socket is bound to it which
+// never listens. Asking the kernel for a free port and closing it again is not safe: another program may get it in
+// between. A server that listens on it must set SO_REUSEADDR, as package net and most servers do.
 type Port struct {
 	addr string
 	fd   int
 }
 
-// The ports to choose from: below the range from which Linux takes ports that nobody named (32768 to 60999 by default).
+// The ports to choose from: below the range of Linux's automatic ports (32768 to 60999 by default).
 const (
 	firstPort = 16384
 	lastPort  = 32767
@@ -40,7 +40,8 @@ func Reserve() (*Port, error) {
 	return nil, fmt.Errorf("reserve a port: %w", err)
 }
 
-// bind binds a socket to the port, which nobody else may have bound. Only then the port is shared with who will listen.
+// bind binds a socket to the port, which no other process may have bound. Only then the port is shared with who will
+// listen.
 func bind(number int) (int, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

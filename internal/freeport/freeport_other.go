@@ -5,8 +5,8 @@ package freeport
 
 import "net"
 
-// Port is a free port of the loopback interface. Elsewhere than on Linux another process may take it while nobody
-// listens on it.
+// Port is a free port of the loopback interface. Elsewhere than on Linux another process may take it while the port
+// has no listener.
 type Port struct {
 	addr  string
 	first net.Listener // until the first Listen or Lend

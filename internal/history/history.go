@@ -1,5 +1,5 @@
-// Package history remembers what a lock service has acknowledged, in order to notice when it has forgotten. It is for
-// those who stand above a driver: the core, and the gateway.
+// Package history records the changes that a lock service has acknowledged, to detect their loss. It is for callers of
+// a driver: the core, and the gateway.
 package history
 
 import (

@@ -115,8 +115,8 @@ func counter(of *Metric) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: of.Name, Help: of.Help}, of.Labels)
 }
 
-// counts are a member's counts as the leader. The values stay when another member leads, and go on when this one leads
-// later.
+// counts are a member's counts as the leader. The values stay when another member leads, and continue when this one
+// leads later.
 type counts struct {
 	acquires, holds       *prometheus.HistogramVec
 	ended, limited, stale *prometheus.CounterVec

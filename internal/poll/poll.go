@@ -22,7 +22,7 @@ type Watcher struct {
 	Began func()
 }
 
-// holdKey tells holds apart. A driver may know no nonce or no token.
+// holdKey identifies a hold. A driver may know no nonce or no token.
 type holdKey struct {
 	nonce, id string
 	token     uint64
@@ -59,7 +59,7 @@ func (w Watcher) Watch(ctx context.Context, name string, _ uint64) iter.Seq2[bac
 	}
 }
 
-// report yields the ends and the beginnings between two looks, and reports whether the loop goes on.
+// report yields the ends and the beginnings between two looks, and reports whether the loop continues.
 func report(name string, before, now []backend.Holder, yield func(backend.Change, error) bool) bool {
 	return missing(before, now, func(h *backend.Holder) bool {
 		return yield(change(backend.ChangeReleased, name, h), nil)

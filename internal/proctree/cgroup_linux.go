@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cage is a cgroup of the tree, where the system grants one: it also kills processes that are forked meanwhile, at
-// once. Whether the tree has ended does not depend on it. All methods of a nil cage do nothing.
+// cage is a cgroup of the tree, where the system grants one: it also kills processes that are forked meanwhile,
+// immediately. Whether the tree has ended does not depend on it. All methods of a nil cage do nothing.
 type cage struct {
 	dir  string
 	file *os.File // of the directory, for the start

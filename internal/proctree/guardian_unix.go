@@ -49,7 +49,7 @@ const (
 
 // guardian owns the tree. All of it runs on one goroutine, whose thread is the command's parent.
 type guardian struct {
-	orders  <-chan order // closed when the caller has gone
+	orders  <-chan order // closed when the caller has died
 	replies *json.Encoder
 	alarm   *alarm
 	cage    *cage // nil: there is no cgroup for the tree
@@ -59,7 +59,7 @@ type guardian struct {
 	gone   bool // the caller has gone
 
 	bounds  Bounds
-	grace   time.Duration // between the bounds, for a caller that has gone
+	grace   time.Duration // between the bounds, for a caller that has died
 	killAt  Instant       // by an ending; zero: no deadline
 	termed  bool          // every process got TERM
 	killed  bool
@@ -109,7 +109,7 @@ func guard() {
 	os.Exit(0)
 }
 
-// run returns when the tree has ended, or the caller has gone without a tree.
+// run returns when the tree has ended, or the caller has died without a tree.
 func (g *guardian) run() {
 	// The guardian survives the signals of a terminal and of a shell. They are caught, and not ignored, since the
 	// command would inherit that; those that are ignored already stay so.

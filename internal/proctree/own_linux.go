@@ -24,7 +24,7 @@ func becomeReaper() {
 }
 
 // dieWithParent has the kernel kill the command when the guardian dies. The caller kills the rest of the tree; it
-// remains if both die at once.
+// remains if both die together.
 func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
 
 // rename changes what ps and pkill see, which takes 15 bytes.
@@ -32,7 +32,7 @@ func rename(name string) {
 	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
 }
 
-// self is this program, also if its file has been replaced.
+// self is this program, even if its file has been replaced.
 func self() (string, error) { return "/proc/self/exe", nil }
 
 // now returns the present instant of CLOCK_BOOTTIME.
@@ -46,7 +46,7 @@ func now() (Instant, error) {
 type process struct {
 	Process
 	parent, group int
-	began         string // when it began, which tells it from a later process with its number
+	began         string // its start time, which distinguishes it from a later process with its number
 }
 
 // descendants returns what descends from the process root, without the children in except and what descends from them.
@@ -180,7 +180,7 @@ func pending(pid int, sig syscall.Signal) bool {
 	return false
 }
 
-// alarm rings at an instant of CLOCK_BOOTTIME, also if the machine was suspended.
+// alarm rings at an instant of CLOCK_BOOTTIME, even if the machine was suspended.
 type alarm struct {
 	timer *os.File
 	ring  chan struct{}

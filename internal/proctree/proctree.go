@@ -2,11 +2,10 @@
 //
 //	caller ──socket──► guardian ──fork──► command ──► its children, whatever group or session they move to
 //
-// The guardian is the same program, started by Start before the command. It knows the deadline of the lock and kills
-// the tree at it by itself, so that neither SIGSTOP nor the death of the caller lets the tree run on. Caller and
-// guardian are both subreapers: the orphans of the tree become children of the guardian, and of the caller if the
-// guardian dies.
-// The tree has ended when its reaper has no child left, which the kernel answers without a race.
+// The guardian is the same program, started by Start before the command. It has the deadline of the lock and kills the
+// tree then, so that the tree ends even after SIGSTOP or the death of the caller. Caller and guardian are both
+// subreapers: the orphans of the tree become children of the guardian, and of the caller if the guardian dies. The
+// tree has ended when its reaper has no child left, which the kernel answers without a race.
 //
 // On systems without subreapers the tree is the process group of the command.
 package proctree
@@ -38,7 +37,7 @@ type Instant int64
 // Add returns t + d.
 func (t Instant) Add(d time.Duration) Instant { return t + Instant(d) }
 
-// Bounds are the instants at which the guardian ends the tree by itself.
+// Bounds are the instants at which the guardian ends the tree without an order.
 type Bounds struct {
 	// Term is when every process of the tree gets TERM.
 	Term Instant `json:"term"`
@@ -46,7 +45,7 @@ type Bounds struct {
 	Kill Instant `json:"kill"`
 }
 
-// EventType says what happened to the tree.
+// EventType is the kind of an event of the tree.
 type EventType string
 
 const (
@@ -60,8 +59,8 @@ const (
 	Orphaned EventType = "orphaned"
 	// Ended: no process of the tree is left. It is the last event.
 	Ended EventType = "ended"
-	// Survived: KILL did not end the processes in Left within the time that processes need to die. It is the last
-	// event; the guardian goes on as long as they live.
+	// Survived: KILL did not end the processes in Left within the time that processes need to die. It is the last event;
+	// the guardian continues as long as they live.
 	Survived EventType = "survived"
 )
 

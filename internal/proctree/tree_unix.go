@@ -109,7 +109,7 @@ func (t *Tree) Run(c *Command) (pid int, err error) {
 	return r.Started, nil
 }
 
-// Events tells what happens to the tree from Run on. The last event is Ended or Survived.
+// Events returns the events of the tree from Run on. The last event is Ended or Survived.
 func (t *Tree) Events() <-chan Event { return t.events }
 
 // SetBounds moves the bounds of the tree.
@@ -129,14 +129,14 @@ func (t *Tree) End(grace time.Duration, all bool) {
 	t.order(order{End: &ending{Grace: grace, All: all}})
 }
 
-// order sends an order. If it fails the guardian has died, which read learns.
+// order sends an order. If it fails the guardian has died, which read detects.
 func (t *Tree) order(o order) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	_ = t.orders.Encode(o)
 }
 
-// await waits for the guardian's end. A guardian that is stopped could not end the tree: it is continued at once.
+// await waits for the guardian's end. A guardian that is stopped could not end the tree: it is continued immediately.
 func (t *Tree) await() {
 	defer close(t.dead)
 	for {

@@ -177,7 +177,7 @@ func withoutCode(text string) string {
 	return b.String()
 }
 
-// generated is how a file begins that a program wrote.
+// generated matches the header of a generated file.
 var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 
 // fromGo returns the comments of a file and the messages in it: strings of three words or more.

@@ -1,7 +1,7 @@
 //go:build !race
 
-// Package race tells tests whether the race detector is on.
+// Package race shows tests whether the race detector is on.
 package race
 
-// Enabled says whether it is. Under it everything takes several times as long.
+// Enabled reports whether the race detector is on. Under it everything takes several times as long.
 const Enabled = false

@@ -36,7 +36,7 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	return conn, err
 }
 
-// connect connects. A TLS handshake that fails says so: a server that does not speak TLS takes the handshake
+// connect connects. A failed TLS handshake is reported as such: a server that does not speak TLS takes the handshake
 // for a command and waits for its end, and all that shows is that time is over. The handshake is made here for that
 // reason and not left to go-redis.
 func (d *dialer) connect(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -1,6 +1,6 @@
 // Package redisconn is the common part of the Redis drivers beside the script: how calls begin, what a failed exchange
 // means, whether a server is fit for locks, the subscription on which pushes arrive, and the words of requests and
-// answers. Package redis uses it on one server or cluster, package redlock on several servers at once.
+// answers. Package redis uses it on one server or cluster, package redlock on several servers together.
 package redisconn
 
 import (
@@ -28,9 +28,9 @@ type Failure struct {
 	Cause error
 	// The server may have run it.
 	Sent bool
-	// It may still be under way: its caller did not wait for the end, and must not touch the step.
+	// It may still be in progress: its caller did not wait for the end, and must not touch the step.
 	Left bool
-	// Trying again cannot help; Cause says which class of error it is.
+	// Trying again cannot help; Cause has the class of the error.
 	Fatal bool
 
 	// The step had no effect: the keys are on their way to another node of a cluster.
@@ -100,7 +100,7 @@ func Classify(err error) engine.Class {
 func FailureOf(err error) *Failure {
 	var known *Failure
 	switch {
-	// It was classified where it arose, by somebody who knew more.
+	// It was classified where it arose, with more information.
 	case errors.As(err, &known):
 		return known
 	case errors.Is(err, backend.ErrMisconfigured):
@@ -154,7 +154,7 @@ func codeOf(text string) string {
 	return ""
 }
 
-// notSent reports whether err says that no connection was there to send on.
+// notSent reports whether err is the lack of a connection to send on.
 func notSent(err error) bool {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Backoff is how long to wait before the n-th repetition: about 10 ms, doubling to 640 ms, between half and all of it,
+// Backoff returns the pause before the n-th repetition: about 10 ms, doubling to 640 ms, between half and all of it,
 // so that callers that failed together do not come back together.
 func Backoff(n int) time.Duration {
 	d := 10 * time.Millisecond << min(n-1, 6)
@@ -22,8 +22,8 @@ func Pause(ctx context.Context, n int) bool { return PauseFor(ctx, Backoff(n)) }
 // tryTime is the least that a context has to leave for another try.
 const tryTime = 20 * time.Millisecond
 
-// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for a try lasts until ctx
-// ends: that try could only say that time is over, and not why the ones before have failed.
+// PauseFor waits for d. It is false if ctx ended. A pause after which ctx would leave no time for a try lasts until
+// ctx ends: that try could only report a timeout, and not why the earlier tries have failed.
 func PauseFor(ctx context.Context, d time.Duration) bool {
 	if at, ok := ctx.Deadline(); ok && time.Until(at) < d+tryTime {
 		d = time.Until(at) + time.Second // bounded, for a context that never ends although its deadline has passed

@@ -10,7 +10,7 @@ import (
 )
 
 // Queue reads the first waiters of a name, for people. It is a list, or a sorted set with a mark at its head while the
-// name is used for permits; a type that changes in between shows nobody.
+// name is used for permits; if a type changes in between, no waiter is shown.
 func Queue(ctx context.Context, client goredis.Cmdable, keys redisscript.Keys) ([]backend.Waiter, error) {
 	places, err := client.LRange(ctx, keys.Queue, 0, backend.MaxQueue-1).Result()
 	if goredis.HasErrorPrefix(err, "WRONGTYPE") {

@@ -1,9 +1,9 @@
 package redisconn
 
-// This file turns requests of the contract into holds of the script and back: servers get the types of
-// redisscript, the core gets those of backend, and both drivers say it in the same words. The two directions meet in
-// a grant's incarnation: it carries the part that the script compares (without the request's id, which the grant has
-// anyway) and the metadata, so that a driver needs no memory of its grants.
+// This file turns requests of the contract into holds of the script and back: servers get the types of redisscript,
+// the core gets those of backend, in the same words from both drivers. The two directions meet in a grant's
+// incarnation: it carries the part that the script compares (without the request's id, which the grant has anyway) and
+// the metadata, so that a driver needs no memory of its grants.
 
 import (
 	"encoding/json"
@@ -96,7 +96,7 @@ func ValueOf(g backend.Grant) string {
 	return redisscript.ValueOf(incarnation, g.RequestID, shown)
 }
 
-// HolderOf tells about one hold. Of the hold it shows the id that is meant to be shown, and no field by which it could
+// HolderOf returns one holder. Of the hold it shows the id that is meant to be shown, and no field by which it could
 // be moved.
 func HolderOf(s redisscript.State) (backend.Holder, error) {
 	h := backend.Holder{
@@ -112,19 +112,19 @@ func HolderOf(s redisscript.State) (backend.Holder, error) {
 	if s.Hold.Metadata == "" {
 		return h, nil
 	}
-	// Only this package writes it, so that what cannot be read was changed by somebody else.
+	// Only this package writes it, so that another program has changed an unreadable value.
 	if err := json.Unmarshal([]byte(s.Hold.Metadata), &h.Metadata); err != nil {
 		return backend.Holder{}, &Failure{Cause: err, Fatal: true}
 	}
 	return h, nil
 }
 
-// HeldError tells an attempt on name who is in its way.
+// HeldError returns the error of an attempt on name, with the holder that blocks it.
 func HeldError(name string, s redisscript.State) *backend.HeldError {
 	return &backend.HeldError{Name: name, Holder: s.Hold.Owner, HoldID: s.Hold.ID, RetryAfter: s.ExpiresIn}
 }
 
-// LossReason tells a hold that ran out before now from a hold that ended before its time.
+// LossReason distinguishes a hold that expired before now from a hold that ended before its time.
 func LossReason(g backend.Grant, now backend.Instant) backend.Reason {
 	if now >= g.SentAt.Add(g.TTL) {
 		return backend.ReasonExpired

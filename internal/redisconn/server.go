@@ -1,7 +1,7 @@
 package redisconn
 
-// This file reads what a server says of itself and decides whether it can keep a lock. The questions are INFO and
-// CONFIG GET; what a server refuses to tell counts against it.
+// This file reads a server's report about itself and decides whether the server can keep a lock. The questions are
+// INFO and CONFIG GET; a refused answer counts against the server.
 //
 // Three things are decided by it: whether the server may be used at all (Fit), how much exclusion it can promise
 // (Durable, Replicas), and in Redlock whether it has restarted (RunID, Uptime). Package redis asks again at times,
@@ -44,8 +44,8 @@ type Server struct {
 	aof bool
 }
 
-// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to tell counts as a server that
-// forgets.
+// ReadServer asks c for INFO, and for CONFIG where that decides; a server that refuses to answer counts as a server
+// that forgets.
 func ReadServer(ctx context.Context, c goredis.Cmdable) (Server, error) {
 	text, err := c.Info(ctx).Result()
 	if err != nil {
@@ -131,8 +131,8 @@ func (s Server) Evicts() bool {
 }
 
 // Fit refuses a server that cannot keep a lock: one too old for the script, a replica, one that evicts, unless that is
-// tolerated. Eviction is refused because a hold is a key with a time to live, which every policy but noeviction may
-// throw away while its holder believes in it.
+// tolerated. Eviction is refused because a hold is a key with a time to live, which every policy except noeviction may
+// delete while the hold is valid.
 func (s Server) Fit() error {
 	switch {
 	case !s.AtLeast(6, 0):
@@ -153,7 +153,7 @@ func (s Server) Fit() error {
 	return nil
 }
 
-// advice names the way out for servers whose policy nobody can change, as some hosted ones. With the policies allkeys-…
+// advice names the alternative for servers with a fixed policy, such as some hosted ones. With the policies allkeys-…
 // there is none: they throw away keys whatever their time to live.
 func (s Server) advice() string {
 	if !strings.HasPrefix(s.policy, "volatile-") {

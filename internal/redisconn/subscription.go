@@ -1,8 +1,8 @@
 package redisconn
 
 // This file is a subscription that stays: one goroutine, one connection after the other, until Close. go-redis' own
-// PubSub reconnects by itself and does not say so; this package reports every loss and every confirmation,
-// because a message may have been missed between them.
+// PubSub reconnects without a notification; this package reports every loss and every confirmation, because a message
+// may have been missed between them.
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// pushPing is the silence after which a subscription is asked whether it lives.
+	// pushPing is the time without a message after which a subscription is pinged.
 	pushPing = 10 * time.Second
 	// pushAnswer is for its answer, and for connecting.
 	pushAnswer = 3 * time.Second
@@ -25,7 +25,7 @@ const (
 	refusedRest = 30 * time.Second
 )
 
-// Soon is how long the first answer of a server that is well may take under load.
+// Soon is the maximum time for the first answer of a healthy server under load.
 const Soon = 250 * time.Millisecond
 
 // Subscription listens on one channel until it is closed, over one connection after the other. The zero Subscription is
@@ -75,7 +75,7 @@ func (s *Subscription) run(ctx context.Context, client Subscriber, channel strin
 	defer close(s.ended)
 	for failed := 1; ; failed++ {
 		confirmed, err := s.listen(ctx, client, channel, l)
-		// A connection that worked begins the count of failures anew.
+		// A connection that worked resets the count of failures.
 		if confirmed {
 			failed = 1
 		}
@@ -116,7 +116,7 @@ func (s *Subscription) listen(ctx context.Context, client Subscriber, channel st
 		switch {
 		case err == nil:
 			timeout, asked = pushPing, false
-		// Nothing was heard for long: a server that lives answers a ping, and silence after that is the end.
+		// Nothing was heard for long: a live server answers a ping, and a timeout after that is the end.
 		case errors.As(err, &silence) && silence.Timeout() && !asked:
 			// The answer is not of a type that matters: any message is a sign of life.
 			if err := sub.Ping(ctx); err != nil {

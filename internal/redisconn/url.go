@@ -1,8 +1,8 @@
 package redisconn
 
-// This file reads the URLs of both drivers, and makes errors of a first connection say what to change in them. The
-// syntax that all drivers share is kit.Syntax; here are Redis' own parts: the options prefix, pool-size and protocol,
-// and settings without which go-redis would repeat commands.
+// This file reads the URLs of both drivers, and adds the necessary change of the URL to errors of a first connection.
+// The syntax that all drivers share is kit.Syntax; here are Redis' own parts: the options prefix, pool-size and
+// protocol, and settings without which go-redis would repeat commands.
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// ConnectTime is how long connecting and the first look at the servers may take by default.
+// ConnectTime is the default timeout for connecting and the first look at the servers.
 const ConnectTime = 3 * time.Second
 
 // URL is the parsed URL of a Redis driver.
@@ -50,9 +50,9 @@ func Database(text string) (int, error) {
 	return n, nil
 }
 
-// Server returns options for a client of one server of the URL, without its address, that neither retries by itself nor
-// outlives contexts. Its attempts to connect take most of the timeout or most of a given time, so that their errors are
-// here before the context of the caller ends. Its errors are those of options that cannot be meant.
+// Server returns options for a client of one server of the URL, without its address, that neither retries nor outlives
+// contexts. Its attempts to connect take most of the timeout or most of a given time, so that their errors are here
+// before the context of the caller ends. Its errors are those of options that cannot be meant.
 func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 	// A quarter of the timeout is left for the error to be told by the call that waits.
 	connect := min(most, u.Timeout*3/4)
@@ -79,7 +79,7 @@ func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
 	return opt, nil
 }
 
-// Look pings the driver that was made for the URL, and closes it if that fails. Its error says what to change.
+// Look pings the driver that was made for the URL, and closes it if that fails. Its error names the necessary change.
 func (u *URL) Look(ctx context.Context, d interface {
 	Ping(context.Context) error
 	Close(context.Context) error

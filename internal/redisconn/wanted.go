@@ -1,7 +1,7 @@
 package redisconn
 
-// This file remembers for a short while what a driver has learnt about names. The memory is bounded and may be lost: it
-// saves round trips, and no promise depends on it.
+// This file briefly keeps a driver's knowledge about contended names. The memory is bounded and may be lost: it saves
+// round trips, and no promise depends on it.
 
 import (
 	"sync"
@@ -10,17 +10,16 @@ import (
 )
 
 const (
-	// maxWanted is how many names are remembered; then all are forgotten, and their next calls take one more round
-	// trip.
+	// maxWanted is the maximum number of names; then all are forgotten, and their next calls take one more round trip.
 	maxWanted = 10000
-	// wantedTime is how long a name counts as wanted.
+	// wantedTime is the time for which a name counts as wanted.
 	wantedTime = time.Second
 )
 
 // Wanted knows the locks for which several have contended just now. The zero Wanted is ready. All methods may be called
 // by several goroutines.
 type Wanted struct {
-	// any says that until is not empty. It spares callers the lock as long as nothing is contended, which is the common
+	// any is true if until is not empty. It spares callers the lock as long as nothing is contended, which is the common
 	// case.
 	any atomic.Bool
 
@@ -28,7 +27,7 @@ type Wanted struct {
 	until map[string]time.Time
 }
 
-// Note says that several want a lock.
+// Note records that a lock is contended.
 func (w *Wanted) Note(lock string) {
 	now := time.Now()
 	w.mu.Lock()
@@ -40,7 +39,7 @@ func (w *Wanted) Note(lock string) {
 	w.any.Store(true)
 }
 
-// Has reports whether several want a lock, as far as is known here.
+// Has reports whether a lock is known as contended.
 func (w *Wanted) Has(lock string) bool {
 	if !w.any.Load() {
 		return false

@@ -1,7 +1,7 @@
 package redisscript
 
 // This file reads the script's answers. Each parser is false for anything that the script does not answer: another
-// script under the same name, or a proxy, must not be taken for a lock service that says something.
+// script under the same name, or a proxy, must not pass for a lock service.
 
 import (
 	"strings"
@@ -81,8 +81,8 @@ func ParseKept(answer any, request string) (incarnation string, ok bool) {
 	return incarnationOf(list[0], request)
 }
 
-// ParseAllKept reads {0, start…}: for each request the incarnation as of ParseKept, or nothing if it was granted anew.
-// It is false for anything else.
+// ParseAllKept reads {0, start…}: for each request the incarnation as of ParseKept, or nothing if it was granted
+// again. It is false for anything else.
 func ParseAllKept(answer any, requests []string) (incarnations []string, ok bool) {
 	list, _ := answer.([]any)
 	if len(list) != 1+len(requests) || list[0] != int64(0) {
@@ -114,7 +114,7 @@ const (
 	PlaceGone Place = iota
 	// PlaceQueued: it stands in the queue.
 	PlaceQueued
-	// PlaceHolds: it holds, and its time to live has begun anew.
+	// PlaceHolds: it holds, and its time to live has restarted.
 	PlaceHolds
 )
 

@@ -1,7 +1,7 @@
 package redisscript
 
 // This file writes and reads the text by which Redis knows a hold. It is a text and not a hash because SET NX, GET and
-// DEL of one key are all that an uncontended lock costs.
+// DEL of one key are the whole cost of an uncontended lock.
 
 import (
 	"crypto/sha256"

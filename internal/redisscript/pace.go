@@ -2,7 +2,7 @@ package redisscript
 
 // This file is the pace at which both drivers look after their waiters. It is here, beside the script, because the
 // offers that the script makes and the times at which clients settle them belong together: an offer of one second is
-// worth nothing if everybody settles after three.
+// worthless if all clients settle after three.
 
 import (
 	mathrand "math/rand/v2"
@@ -20,10 +20,10 @@ const (
 	settleLast  = 100 * time.Millisecond // and at the latest
 )
 
-// FirstLook is how long to wait from the first place in a queue to a look.
+// FirstLook returns the time from the first place in a queue to a look.
 func FirstLook() time.Duration { return Jitter(firstLook) }
 
-// NextLook is how long to wait from a look that found so many places in the queue to the next one.
+// NextLook returns the time from a look that found so many places in the queue to the next look.
 func NextLook(places int) time.Duration {
 	return Jitter(min(lookEvery+time.Duration(places)*lookPerSpot, lookAtMost))
 }

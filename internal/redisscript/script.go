@@ -1,5 +1,5 @@
 // Package redisscript is the part of a lock that runs inside Redis: one Lua script, and how its keys, arguments and
-// values are written. Package redis runs it on one server or cluster, package redlock on several servers at once.
+// values are written. Package redis runs it on one server or cluster, package redlock on several servers together.
 package redisscript
 
 import (
@@ -41,18 +41,18 @@ func shaOf(source string) string {
 // Layout is the version of the layout of the keys. A later layout is refused: see locks.lua.
 const Layout = 1
 
-// Set, Take and Free serve without the script for names that nobody else wants. They are for exclusive
-// holds.
+// Set, Take and Free work without the script for uncontended names. They are for exclusive holds.
 const (
-	// Set is SET NX, whoever waits. The answer is TakeRefused or TakeGranted. Not for requests that were here before.
+	// Set is SET NX, with or without waiters. The answer is TakeRefused or TakeGranted. Not for requests that were here
+	// before.
 	Set = "set" // value, px
 
 	// Take is SET NX and EXISTS of the queue. The answer is TakeRefused if the name is not free, TakeGranted, or
-	// TakeAhead: granted, although somebody waits (a hold has run out, and who waits does not have it yet), so that
-	// GiveWay is to follow. Not for requests that were here before.
+	// TakeAhead: granted, although there are waiters (a hold has expired, and no waiter has the lock yet), so that
+	// GiveWay must follow. Not for requests that were here before.
 	Take = "take" // value, px
 
-	// Free ends a hold. The answer is 1, or nil if the script is to be asked: somebody waits, or the hold is gone.
+	// Free ends a hold. The answer is 1, or nil if the script is to be asked: there are waiters, or the hold has ended.
 	Free = "free" // start of the value
 )
 
@@ -75,8 +75,7 @@ const (
 	Try = "t"
 	// TryAgain is Try for a request that may have been here before: value, px, request, Keeps or not.
 	TryAgain = "T"
-	// GiveWay puts what Take has granted behind those who wait: value, px, "1" to wait. The answer is as for Wait or
-	// Try.
+	// GiveWay puts the grant of Take behind the waiters: value, px, "1" to wait. The answer is as for Wait or Try.
 	GiveWay = "y"
 	// Release ends a hold: start of the value, ms that the name stays closed. The answer is 1, Offered, or 0 for no
 	// hold.
@@ -102,11 +101,11 @@ const (
 	// Settle hands over if the present hold has run out. The answer is the remaining time of the hold in ms, or -2
 	// without one.
 	Settle = "s"
-	// Look tells what became of a client's places, and that the client lives: client, nonces. See ParseLooked.
+	// Look returns the state of a client's places, and shows that the client lives: client, nonces. See ParseLooked.
 	Look = "l"
-	// Peek takes the keys of several names and tells which deserve a Look: their number, client. See ParsePeeked.
+	// Peek takes the keys of several names and returns the names that need a Look: their number, client. See ParsePeeked.
 	Peek = "p"
-	// Inform tells who holds and how many wait. See ParseState.
+	// Inform returns the holders and the number of waiters. See ParseState.
 	Inform = "i"
 	// Marked asks whether Force ended a hold, and removes the mark: start of the value. Its third key is Keys.Marks. The
 	// answer is read by ParseMarked.
@@ -128,7 +127,7 @@ const (
 	TryAll = "m"
 )
 
-// Keeps says that a hold which the request has through another client stays that one: both are answered with it, and
+// Keeps means that a hold which the request has through another client is kept: both clients are answered with it, and
 // from then on only a release ends it. The answer is read by ParseKept. TryAll has it in any case.
 const Keeps = "1"
 
@@ -153,7 +152,7 @@ const (
 )
 
 // MaxLook bounds the nonces in one Look, and MaxPeek the names in one Peek: Lua passes arguments on a stack of limited
-// size, and nobody else is served meanwhile.
+// size, and no other client is served meanwhile.
 const (
 	MaxLook = 1000
 	MaxPeek = 500
@@ -188,7 +187,7 @@ func KeysOfLock(lock string) Keys {
 // mark is the first byte of every mark. Earlier versions wrote it alone.
 const mark = "1"
 
-// MarkOf returns the mark of a hold that was ended for a reason, and by whom. A NUL precedes each of the latter.
+// MarkOf returns the mark of an ended hold, with the reason and its author. A NUL precedes each of the latter.
 func MarkOf(reason, by, principal string) string {
 	text := mark + reason
 	for _, s := range []string{by, principal} {
@@ -263,15 +262,15 @@ func Millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
 }
 
-// PushKind says what a message on a client's channel means.
+// PushKind is the meaning of a message on a client's channel.
 type PushKind uint8
 
 const (
 	// PushOffered: the lock was handed over to the try Push.Nonce, for OfferTime, until it accepts.
 	PushOffered PushKind = iota
-	// PushClosed: the lock stays closed for Push.For, although nobody holds it.
+	// PushClosed: the lock stays closed for Push.For, although it has no holder.
 	PushClosed
-	// PushAsked: waiters of the client stand behind one that did not accept. A Look says that it lives.
+	// PushAsked: waiters of the client stand behind one that did not accept. A Look shows that it lives.
 	PushAsked
 )
 

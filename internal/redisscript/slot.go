@@ -5,7 +5,7 @@ package redisscript
 
 import "strings"
 
-// Slots is how many slots a cluster has.
+// Slots is the number of slots of a cluster.
 const Slots = 16384
 
 // Slot returns the slot of the keys of a lock: CRC16 (XMODEM) of what stands between the braces.

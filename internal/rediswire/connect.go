@@ -70,7 +70,7 @@ type netConn struct {
 	wrote bool // some of it has left
 
 	once    sync.Once
-	drained chan struct{} // closed when the server has carried out all requests or never will
+	drained chan struct{} // closed when the server has executed all requests or never will
 
 	mu      sync.Mutex // protects the following fields
 	aborted bool
@@ -99,7 +99,7 @@ func (c *netConn) Close() error {
 		}
 		go func() { // TLS sends a message for it, which may have to wait
 			if half.CloseWrite() == nil {
-				_, _ = io.Copy(io.Discard, c.Conn) // its end is all that matters
+				_, _ = io.Copy(io.Discard, c.Conn) // only its end matters
 			}
 			_ = c.Conn.Close()
 			close(c.drained)
@@ -144,8 +144,8 @@ type checkedConn struct {
 	syscall.Conn
 }
 
-// socketOf returns the socket of a connection, also below TLS; nil without one. Whatever comes on a TLS connection at
-// rest says that the server closes it, or costs another connection at worst.
+// socketOf returns the socket of a connection, also below TLS; nil without one. Any data on an idle TLS connection
+// means that the server closes it, or costs another connection at worst.
 func socketOf(c net.Conn) syscall.Conn {
 	for {
 		if of, ok := c.(syscall.Conn); ok {
@@ -159,7 +159,7 @@ func socketOf(c net.Conn) syscall.Conn {
 	}
 }
 
-// ended is what a client whose connection has ended gets in place of another one.
+// ended is the connection that a client gets in place of another one after its connection has ended.
 type ended struct{ net.Conn }
 
 var errEnded = errors.New("the connection has ended")

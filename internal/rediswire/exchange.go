@@ -1,8 +1,9 @@
 package rediswire
 
-// This file is one exchange: the steps that leave together are grouped by kind, and steps of a script share one EVALSHA
-// where they may, with their keys and arguments one after the other: on a connection with 64 callers that halves what a
-// step costs the server, 18.6 µs for acquire and release against 39.5 µs with a call for each step (Redis 7.0).
+// This file is one exchange: the steps that leave together are grouped by kind, and steps of a script share one
+// EVALSHA where they may, with their keys and arguments one after the other: on a connection with 64 callers that
+// halves the server's cost of a step, 18.6 µs for acquire and release against 39.5 µs with a call for each step (Redis
+// 7.0).
 
 import (
 	"context"
@@ -61,7 +62,7 @@ func kindOf(s *Step) kind {
 func (k kind) native() bool { return k <= takes }
 
 // exchange sends steps and ends each. It is false if the connection has ended; then the steps that the server has not
-// carried out and never will are returned instead.
+// executed and never will are returned instead.
 func (c *Conn) exchange(o *Options, steps []*Step) (alive bool, again []*Step) {
 	for alive, again = true, steps; alive && len(again) > 0; {
 		alive, again = c.round(o, again)
@@ -70,7 +71,7 @@ func (c *Conn) exchange(o *Options, steps []*Step) (alive bool, again []*Step) {
 }
 
 // round sends steps once, except the last ones that have to wait for an answer. It ends the steps that the server may
-// have carried out, and returns the others.
+// have executed, and returns the others.
 func (c *Conn) round(o *Options, steps []*Step) (alive bool, again []*Step) {
 	calls, later, failure := c.send(o, steps)
 	if failure != nil && !c.net.wrote {

@@ -36,17 +36,17 @@ const (
 	grace = 20 * time.Millisecond
 	// patience is the time for which steps wait for the only exchange in progress. It doubles with each further one.
 	patience = 5 * time.Millisecond
-	// orderTime is the maximum time for which an ordered line waits until the server has carried out the requests
-	// on a connection that has ended.
+	// orderTime is the maximum time for which an ordered line waits until the server has executed the requests of an
+	// ended connection.
 	orderTime = time.Second
 	// maxAbreast bounds the exchanges of single steps that are in progress before steps wait, and the connections that
 	// are kept while nothing is sent.
 	maxAbreast = 4
-	// maxWires bounds the connections: so many that owe replies say that the server is at fault, and not a connection.
+	// maxWires bounds the connections: with so many that owe replies the server is at fault, and not a connection.
 	maxWires = 16
 )
 
-// Options say what a line is to.
+// Options configure a line.
 type Options struct {
 	// Connect makes a connection. It is called on a separate goroutine, one at a time.
 	Connect func() (*Conn, error)
@@ -55,8 +55,8 @@ type Options struct {
 	Channels string
 	// Sharded reports whether names may be on different servers; nil: no.
 	Sharded func() bool
-	// Ordered keeps steps in the order of their submission from one connection to the next: the server has carried out
-	// what was sent on the last one, or orderTime has passed, before anything is sent on a new one.
+	// Ordered keeps steps in the order of their submission from one connection to the next: the server has executed the
+	// steps of the last connection, or orderTime has passed, before a step is sent on a new one.
 	Ordered bool
 	// Report is called with the outcome of each call: nil for an answer that is no error.
 	Report func(*redisconn.Failure)
@@ -83,7 +83,7 @@ type Line struct {
 	ended      chan struct{} // closed when the line is closed and its last connection has ended
 
 	refused *redisconn.Failure // why the last try to connect failed
-	misses  int                // tries in a row that have failed, or led to a connection of no use
+	misses  int                // tries in a row that have failed, or led to an unusable connection
 	retry   time.Time          // when to make the next one
 }
 
@@ -137,8 +137,8 @@ func (l *Line) next() {
 	}
 }
 
-// abreast reports whether an exchange of n steps can begin beside those in progress. Callers that come one at a time do
-// not wait for each other, and many callers share two exchanges: one is on its way while the server carries out the
+// abreast reports whether an exchange of n steps can begin beside those in progress. Callers that come one at a time
+// do not wait for each other, and many callers share two exchanges: one is in transit while the server executes the
 // other. mu is held.
 func (l *Line) abreast(n int) bool {
 	switch {
@@ -179,7 +179,7 @@ func (w *wire) release() {
 			l.many--
 		}
 	}
-	l.next() // also for steps that an overdue exchange has put back
+	l.next() // even for steps that an overdue exchange has put back
 }
 
 // overdue is called when an exchange has lasted long.
@@ -220,8 +220,8 @@ func (l *Line) Carry(ctx context.Context, s *Step) {
 	}
 }
 
-// finish notes the end of an exchange, of which again were not carried out. They go out on the next connection, unless
-// this one has ended before anything left on it: that is a failed try to connect.
+// finish notes the end of an exchange; its steps in again were not executed. They go out on the next connection,
+// unless this one has ended before anything left on it: that is a failed try to connect.
 func (w *wire) finish(alive bool, again []*Step) {
 	l := w.l
 	l.mu.Lock()
@@ -243,7 +243,7 @@ func (w *wire) finish(alive bool, again []*Step) {
 // rest keeps w for the next exchange. mu is held.
 func (w *wire) rest() {
 	w.late.Stop()
-	w.used = true // its end does not say any more that connecting has failed
+	w.used = true // its end no longer means that connecting has failed
 	w.l.idle = append(w.l.idle, w)
 	w.release()
 }
@@ -365,10 +365,10 @@ func (l *Line) miss(f *redisconn.Failure) {
 	l.refused, l.retry = f, time.Now().Add(redisconn.Backoff(l.misses))
 }
 
-// errUnused is the failure of steps for a connection of no use.
+// errUnused is the failure of steps for an unusable connection.
 var errUnused = &redisconn.Failure{Cause: errors.New("the server closed the connection before its first request")}
 
-// take takes up to n pending steps that nobody has dropped. mu is held.
+// take takes up to n pending steps that no caller has dropped. mu is held.
 func (l *Line) take(n int) (steps []*Step) {
 	n = min(n, len(l.pending))
 	for _, s := range l.pending[:n] {
@@ -383,8 +383,7 @@ func (l *Line) take(n int) (steps []*Step) {
 	return steps
 }
 
-// putBack puts steps of which the server has carried out nothing before all that was submitted later. They can be
-// dropped again. mu is held.
+// putBack puts steps that the server has not executed before all later steps. They can be dropped again. mu is held.
 func (l *Line) putBack(steps []*Step) {
 	for _, s := range steps {
 		s.state.Store(pending)
@@ -396,8 +395,8 @@ func (l *Line) putBack(steps []*Step) {
 	}
 }
 
-// Doubt says that a caller has left without its answer: pending steps had better take another connection. On an Ordered
-// line there is no other one.
+// Doubt notes that a caller has left without its answer: pending steps had better take another connection. On an
+// Ordered line there is no other one.
 func (l *Line) Doubt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -42,7 +42,7 @@ func main() {
 	}
 }
 
-// runServer writes the section about the soak of the bundled server anew.
+// runServer rewrites the section about the soak of the bundled server.
 func runServer(out, keep string, s settings) error {
 	before, err := os.ReadFile(out)
 	if err != nil {

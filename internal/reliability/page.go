@@ -95,7 +95,7 @@ func hours(all []testfacts.Simulation) []string {
 func seconds(d time.Duration) string      { return fmt.Sprintf("%.2f", d.Seconds()) }
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
 
-// clauseCell is that of the worst run, and says how many there were.
+// clauseCell is the cell of the worst run, with the number of runs.
 func clauseCell(runs []testfacts.Clauses) string {
 	if len(runs) == 0 {
 		return none
@@ -192,7 +192,7 @@ const (
 	afterServer = "\n## What Redis and Redlock do not survive"
 )
 
-// serverSection is the section that "-only soak-server" writes anew; empty without a run.
+// serverSection is the section that "-only soak-server" rewrites; empty without a run.
 func serverSection(s *testfacts.ServerSoak, about string) string {
 	if s == nil {
 		return ""

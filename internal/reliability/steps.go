@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// step is one command, and what its output must tell.
+// step is one command, and the required facts of its output.
 type step struct {
 	name    string // of the file that keeps the output
 	dir     string // in which it runs; empty: the root of the module

@@ -7,7 +7,7 @@ import (
 )
 
 // Clock is a clock with a date that can jump, as when an administrator sets it, or a virtual machine is moved. Its
-// monotonic part goes on undisturbed: the operating system promises that. The zero value is right. It is safe for
+// monotonic part continues undisturbed: the operating system promises that. The zero value is right. It is safe for
 // concurrent use.
 type Clock struct {
 	mu      sync.Mutex

@@ -31,6 +31,6 @@ type Rig struct {
 	// snapshot: nobody is asked whether it may start. Empty: a new one.
 	Start string
 
-	// Level is the feature level that a member says it knows, as one of an earlier version does. 0: its highest.
+	// Level is the feature level that a member reports, such as that of an earlier version. 0: its highest.
 	Level uint32
 }

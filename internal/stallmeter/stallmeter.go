@@ -4,7 +4,7 @@
 //   - A goroutine, and a child process, should wake every few milliseconds. Their delay is lost to the test,
 //     too.
 //   - On Linux the kernel counts for how long the threads of this process were ready to run and got no processor. This
-//     shows a machine that wakes threads at once and lets them wait for a processor.
+//     shows a machine that wakes threads immediately and lets them wait for a processor.
 //   - On Linux the kernel counts for how long the host took the processors away, and for how long everything waited for a
 //     disk. This shows a machine on which the servers beside this process stand still.
 //
@@ -188,7 +188,7 @@ func (r *run) beat(i int) {
 	r.probes[i] = now
 }
 
-// childEnv makes the process a child, which writes a byte every Step until nobody reads.
+// childEnv makes the process a child, which writes a byte every Step until the reader closes.
 const childEnv = "FENCELOCK_STALL_CHILD"
 
 func init() {

@@ -29,7 +29,7 @@ type Authority struct {
 	key         *ecdsa.PrivateKey
 }
 
-// New returns an authority that nobody else trusts.
+// New returns an authority that only the test trusts.
 func New(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{dir: t.TempDir()}

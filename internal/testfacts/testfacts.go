@@ -1,5 +1,5 @@
-// Package testfacts is how tests tell programs what they have found: as JSON in the attributes of `go test -json`. The
-// report, internal/reliability, reads them.
+// Package testfacts passes the results of tests to programs: as JSON in the attributes of `go test -json`. The report,
+// internal/reliability, reads them.
 package testfacts
 
 import (
@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Clauses is how one run of the conformance suite ended.
+// Clauses is the result of one run of the conformance suite.
 type Clauses struct{ Passed, Failed, Inconclusive, Skipped, NotApplicable int }
 
 // ClusterFault has the results of the rounds of a directed fault.
@@ -28,7 +28,7 @@ type ClusterFault struct {
 // Failover has the results of killing the primary under load and promoting its standby.
 type Failover struct {
 	Standby string // what was promised of it
-	// Disorder counts tokens out of order, Doubled holders beside whom a rival was granted.
+	// Disorder counts tokens out of order, Doubled counts holders beside which a rival was granted.
 	Rounds, Grants, Losses, Disorder, Doubled int
 	Overrun                                   time.Duration // the longest of the latter
 }
@@ -62,7 +62,7 @@ type SoakKind struct {
 	LongestRecovery time.Duration
 }
 
-// Count is how often something was found.
+// Count is the number of times that an event was found.
 type Count struct {
 	What  string
 	Times int
@@ -78,7 +78,7 @@ type Simulation struct {
 	Text  string // the rest
 }
 
-// Rate is how often two held one lock.
+// Rate is the number of times that two clients held one lock.
 type Rate struct {
 	Fault         string
 	Times, Rounds int

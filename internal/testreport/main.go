@@ -1,7 +1,7 @@
 // Command testreport reads the output of `go test -json` and prints the failures and their reasons, in few lines: of a
-// test that failed its own messages, not the output of servers and passing tests. Whoever sees the end of a log sees
-// the reason. At the end it lists the skips with their reasons, the failures that a busy machine excused, and the
-// clauses of the conformance suite that are known to fail.
+// test that failed its own messages, not the output of servers and passing tests. So the end of a log shows the
+// reason. At the end it lists the skips with their reasons, the failures that a busy machine excused, and the clauses
+// of the conformance suite that are known to fail.
 //
 // With the argument "packages" it prints the lines of the packages as they come, with "slow" the tests that took longest.
 // It exits with 1 if a test failed, if its input was empty, or if more than one test in a hundred, and at least two,
@@ -101,7 +101,7 @@ func read(in io.Reader, out io.Writer, asked []string) (ok bool, err error) {
 
 func (r *report) wants(what string) bool { return slices.Contains(r.asked, what) }
 
-// read takes one event. Failures are told at once.
+// read takes one event. Failures are printed immediately.
 func (r *report) read(e event) {
 	key := e.Package + e.ImportPath + " " + e.Test
 	r.count(e)
@@ -120,7 +120,7 @@ func (r *report) read(e event) {
 	}
 }
 
-// place is where a test says something.
+// place is the source position of a test's message.
 var place = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
 
 // skip notes why a test was skipped, which is the last thing that it said.
@@ -202,7 +202,7 @@ func (r *report) tellFailure(key string, e event) {
 	}
 }
 
-// sum tells what all events together say.
+// sum prints the result of all events.
 func (r *report) sum() {
 	if r.wants("slow") {
 		slices.SortFunc(r.slow, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })

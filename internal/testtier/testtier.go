@@ -1,4 +1,4 @@
-// Package testtier says which tests run at which of three speeds.
+// Package testtier selects the tests that run at each of three speeds.
 //
 //	make quick      go test -short, some packages: every save; ten seconds
 //	go test ./...   every change, and the CI; five minutes

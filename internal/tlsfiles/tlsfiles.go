@@ -78,7 +78,7 @@ func (f *Files[T]) load(report bool) {
 	f.changed(f.value, err)
 }
 
-// look returns what tells versions of the files from each other.
+// look returns the file facts that distinguish versions of the files.
 func (f *Files[T]) look() []os.FileInfo {
 	all := make([]os.FileInfo, len(f.paths))
 	for i, path := range f.paths {

@@ -1,5 +1,5 @@
 // Package golden compares the guards' requests to their stores with files in fencing/testdata, so that a change of the
-// protocol is seen in review. docs/FENCING-SPEC.md explains the files. To write them anew:
+// protocol is seen in review. docs/FENCING-SPEC.md explains the files. To rewrite them:
 //
 //	go test ./fencing/... -run Golden -update
 package golden

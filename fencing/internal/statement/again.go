@@ -36,7 +36,7 @@ func Again(err error) bool {
 	return false
 }
 
-// chain returns the error and all that it wraps.
+// chain returns the error and all errors that it wraps.
 func chain(err error) []error {
 	switch e := err.(type) {
 	case nil:

@@ -1,10 +1,10 @@
 package statement
 
-// One fencing memory for each PostgreSQL database. The name of a table alone does not say which one is meant: search_path
-// does, and differs between sessions, and package postgres has the table in the schema of its locks. So a guard that
-// names no schema uses the only table of the name that the database has, and refuses if there are two. A schema that
-// package postgres has made is recognized by its function require_guard; the table in it is the memory of the database,
-// and a guard refuses to use another one beside it, also where its schema is named.
+// One fencing memory for each PostgreSQL database. The name of a table alone is ambiguous: search_path does, and
+// differs between sessions, and package postgres has the table in the schema of its locks. So a guard that names no
+// schema uses the only table of the name that the database has, and refuses if there are two. A schema that package
+// postgres has made is recognized by its function require_guard; the table in it is the memory of the database, and a
+// guard refuses to use another one beside it, also where its schema is named.
 
 import (
 	"context"
@@ -90,7 +90,7 @@ func (s Set) found(ctx context.Context, db Conn) (Set, error) {
 	return there, nil
 }
 
-// lost makes the next call look for the table if err says that it is missing.
+// lost makes the next call look for the table if err reports it as missing.
 func (s Set) lost(err error) {
 	if s.home != nil && errors.Is(err, fencing.ErrTermsLost) {
 		s.home.set.Store(nil)

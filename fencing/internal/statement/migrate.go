@@ -66,7 +66,7 @@ func (s Set) Migrate(ctx context.Context, tx func(func(Conn) error) error) error
 			continue
 		}
 		if format() == nil {
-			return nil // somebody else was faster
+			return nil // another client was faster
 		}
 		return err
 	}
@@ -117,13 +117,13 @@ func number(err error) uint64 {
 	return 0
 }
 
-// noTable reports whether the database says that there is no such table.
+// noTable reports whether the database returned that there is no such table.
 func noTable(err error) bool { return says(err, "42P01", 1146, "no such table") }
 
-// noColumn reports whether the database says that there is no such column.
+// noColumn reports whether the database returned that there is no such column.
 func noColumn(err error) bool { return says(err, "42703", 1054, "no such column", "has no column") }
 
-// says reports whether err is that of PostgreSQL, MySQL or SQLite.
+// says reports whether err has a code or text of PostgreSQL, MySQL or SQLite.
 func says(err error, state string, code uint64, texts ...string) bool {
 	for _, each := range chain(err) {
 		if e, ok := each.(interface{ SQLState() string }); ok { // pgx, lib/pq

@@ -21,9 +21,8 @@ type Conn interface {
 var ErrOldView = errors.New("the transaction's view of the data is older than the check: " +
 	"show the claim before anything is read")
 
-// Check shows the claims to the guard inside the transaction. The caller rolls back after
-// an error. First says that the transaction has executed no statement before. The section that it returns begins with
-// Begin.
+// Check shows the claims to the guard inside the transaction. The caller rolls back after an error. First is set if
+// the transaction has executed no statement before. The section that it returns begins with Begin.
 func (s Set) Check(ctx context.Context, db Conn, claims []fencing.Claim, first bool) (_ *Section, err error) {
 	if s, err = s.found(ctx, db); err != nil {
 		return nil, fmt.Errorf("check %q: %w", claims[0].Resource, err)
@@ -82,7 +81,7 @@ func (s Set) pinned(ctx context.Context, db Conn, claims []fencing.Claim) (fenci
 	}
 	if pinned := terms.Pin(claims[0]); err == nil && pinned != terms {
 		if _, err = db.Exec(ctx, s.Pin, pinned.String(), terms.String()); err == nil {
-			terms, err = s.terms(ctx, db) // somebody else may have been faster
+			terms, err = s.terms(ctx, db) // another client may have been faster
 		}
 	}
 	return terms, err
@@ -138,7 +137,7 @@ func (s Set) terms(ctx context.Context, db Conn, claims ...fencing.Claim) (fenci
 	case !known:
 		return fencing.Terms{}, fencing.ErrTermsLost
 	case state == "":
-		return fencing.Terms{}, memory.Older() // its migration is under way
+		return fencing.Terms{}, memory.Older() // its migration is in progress
 	}
 	if err := readable(encoding, claims); err != nil {
 		return fencing.Terms{}, err
@@ -222,7 +221,7 @@ func (s Set) Raise(ctx context.Context, db Conn, floor fencing.Token) error {
 	})
 }
 
-// change sets the terms to the result of f, while no check is under way.
+// change sets the terms to the result of f, while no check is in progress.
 func (s Set) change(
 	ctx context.Context, db Conn, f func(fencing.Terms, error) (fencing.Terms, error),
 ) (err error) {

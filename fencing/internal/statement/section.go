@@ -1,7 +1,7 @@
 package statement
 
 // The end of a guarded section. The database can end a transaction before its section does: by a deadlock, an implicit
-// commit, an interrupt, or because a statement said COMMIT. The lock on the guard's rows is gone then, and another
+// commit, an interrupt, or because a statement was COMMIT. The lock on the guard's rows is gone then, and another
 // holder may have written. So a section verifies at its end that it is still in the transaction of its check.
 
 import (
@@ -85,7 +85,7 @@ func (s *Section) Undone(ctx context.Context, db Conn) bool {
 	return err == nil && (!known || checks == s.checks)
 }
 
-// gone reports whether the database says that there is no such savepoint.
+// gone reports whether the database returned that there is no such savepoint.
 func gone(err error) bool {
 	if n := number(err); n != 0 {
 		return n == 1305 // ER_SP_DOES_NOT_EXIST
@@ -106,7 +106,7 @@ func Unfenced(err error) error {
 func Answered(err error) bool {
 	for _, each := range chain(err) {
 		if e, ok := each.(interface{ SQLState() string }); ok { // pgx, lib/pq
-			// A stopping server may say so between the commit and its answer.
+			// A stopping server may return that between the commit and its answer.
 			return e.SQLState() != "57P01" && !strings.HasPrefix(e.SQLState(), "08")
 		}
 		if _, ok := each.(interface{ Code() int }); ok { // modernc.org/sqlite

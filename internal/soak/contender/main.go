@@ -142,7 +142,7 @@ func (c *contender) write(l line) {
 	}
 }
 
-// fail notes an error. A few refusals for good end the process.
+// fail notes an error. A few permanent refusals end the process.
 func (c *contender) fail(err error) {
 	what := "error"
 	switch {
@@ -302,7 +302,7 @@ func (c *contender) endLocked(l *fencelock.Lease) {
 	c.write(line{What: "ended", Hold: l.HoldID(), Name: l.Name(), At: at, Text: text})
 }
 
-// endAll ends all holds for a process that is about to end, and locks c.mu for good, so that no other one begins.
+// endAll ends all holds for a process that is about to end, and locks c.mu permanently, so that no other hold begins.
 func (c *contender) endAll() {
 	c.mu.Lock()
 	for l := range c.holds {

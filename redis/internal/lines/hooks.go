@@ -16,8 +16,8 @@ import (
 )
 
 // hooks lets the hooks of a handed-in client see the commands on the driver's own lines. They see one command for each
-// step, named "fencelock." and the step's letter, with the lock's key. The rest of the arguments moves the lock:
-// anybody who reads them could release it, so they are not shown.
+// step, named "fencelock." and the step's letter, with the lock's key. The rest of the arguments moves the lock: a
+// reader of them could release it, so they are not shown.
 type hooks struct{ client goredis.UniversalClient }
 
 // ShowTo has the hooks of client see all steps from now on.
@@ -30,7 +30,7 @@ func newHooks(client goredis.UniversalClient) *hooks {
 	return &hooks{client}
 }
 
-// lockCmd is a command that goes on a line. Its type tells the last hook which commands are the driver's.
+// lockCmd is a command that is sent on a line. By its type the last hook recognizes the driver's commands.
 type lockCmd struct {
 	*goredis.Cmd
 	carry func(context.Context) error
@@ -62,7 +62,7 @@ func (h *hooks) process(ctx context.Context, name, key string, carry func(contex
 	return outcome // whatever error the hooks returned
 }
 
-// errHook is the error of a hook that neither passed the command on nor said why.
+// errHook is the error of a hook that neither passed the command on nor returned an error.
 var errHook = errors.New("a hook of the client did not forward the command")
 
 // toLine is the last hook: it carries lock commands on a line and lets everything else pass to the client.

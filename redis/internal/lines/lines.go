@@ -3,8 +3,8 @@
 package lines
 
 // This file finds the connection for a name. On one server all names share one line (internal/rediswire); on a cluster
-// every node has its own, and the slot of a name says which. The table of slots starts empty and is filled as names are
-// used: from the client's own view of the cluster at first, and from MOVED answers afterwards.
+// every node has its own, and the slot of a name selects it. The table of slots starts empty and is filled as names
+// are used: from the client's own view of the cluster at first, and from MOVED answers afterwards.
 //
 // After a line fails its slots are forgotten, so that the next step asks the client where it is now. Behind Sentinels
 // the master can change while its old connection still answers; Follow watches for that.
@@ -49,7 +49,7 @@ type Lines struct {
 	nodes map[string]*rediswire.Line
 	// The options of any one node: MOVED and ASK name an address, and the rest is the same for all.
 	node goredis.Options
-	// Lines made from now on are closed at once.
+	// Lines made from now on are closed immediately.
 	closed bool
 
 	// The line of each slot, as far as it is known. Atomic, since every step of a cluster reads one.
@@ -143,8 +143,8 @@ func (ls *Lines) forget(l *rediswire.Line) {
 // while its nodes disagree.
 const maxHops = 8
 
-// redirect sends a step that has failed to the node that has its keys, if the answer says which, and reports whether it
-// did. MOVED is for good, so the slot's line changes; ASK is for this one step, which then goes with ASKING. If no
+// redirect sends a step that has failed to the node that has its keys, if the answer names it, and reports whether it
+// did. MOVED is permanent, so the slot's line changes; ASK is for this one step, which then goes with ASKING. If no
 // answer came at all, the nodes are looked up again for the next attempt.
 //
 // It runs on the goroutine that reads the old node's connection. The step is submitted on a new goroutine, which ends
@@ -195,7 +195,7 @@ func serverError(f *redisconn.Failure) (text string, answered bool) {
 	return string(answer), ok
 }
 
-// Close ends all lines; the channels tell when. A line made later by a step under way is closed by to.
+// Close ends all lines; the channels tell when. A line made later by a step in progress is closed by to.
 func (ls *Lines) Close() (ends []<-chan struct{}) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -210,8 +210,8 @@ func (ls *Lines) Close() (ends []<-chan struct{}) {
 }
 
 // masterEvery is the time between two look-ups of the master behind Sentinels while there are calls. A master that was
-// replaced by a manual failover goes on answering until it has become a replica, and would grant locks that nobody else
-// sees.
+// replaced by a manual failover still answers until it has become a replica, and would grant locks unknown to the new
+// master.
 const masterEvery = time.Second
 
 // Follow keeps the line on the master that the Sentinels name, until ctx ends. go-redis 9 asks the Sentinels inside the

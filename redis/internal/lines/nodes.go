@@ -1,6 +1,6 @@
 package lines
 
-// This file asks the servers of a client questions that do not go on a line.
+// This file asks the servers of a client questions that are not sent on a line.
 
 import (
 	"context"

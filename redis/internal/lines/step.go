@@ -6,9 +6,8 @@ package lines
 //	NewStep ─► submit ─► a line of internal/rediswire ─► Ended (on the line's goroutine) ─► done ─► await ─► free
 //
 // Between submit and the signal on done the step belongs to the line. A caller with an ended context leaves the step
-// behind and never touches it again. Steps that are submitted while a connection is
-// being written to leave together, so concurrent calls share round trips without waiting for each other. lines.go says
-// which line a name has.
+// behind and never touches it again. Steps that are submitted while a connection is being written to leave together,
+// so concurrent calls share round trips without waiting for each other. lines.go selects the line of a name.
 
 import (
 	"context"
@@ -26,8 +25,8 @@ import (
 )
 
 const (
-	// MaxSteps bounds the names in one step, and with them how long it keeps the server from others. Redis serves
-	// nobody else while a script runs.
+	// MaxSteps bounds the names in one step, and with them how long it keeps the server from others. Redis serves no
+	// other client while a script runs.
 	MaxSteps = 128
 	// answerTime bounds a read-only question, whatever its caller's context allows.
 	answerTime = 3 * time.Second
@@ -43,7 +42,7 @@ type Step struct {
 	hops int
 	// Where it is; a caller that leaves may read it while it is sent on.
 	line atomic.Pointer[rediswire.Line]
-	// Signalled once by Ended. It has room for one: nobody may be listening any more.
+	// Signalled once by Ended. It has room for one: there may be no listener any more.
 	done chan struct{}
 }
 
@@ -84,7 +83,7 @@ func (s *Step) Ended() {
 }
 
 // Do runs one step and returns within ctx. A step that was answered goes back to the pool; after a failure with Left
-// set it is still under way, and the caller may only wait for Done.
+// set it is still in progress, and the caller may only wait for Done.
 //
 // A step that had no effect because its keys are moving from one cluster node to another is repeated: the nodes answer
 // TRYAGAIN as long as the move lasts. Otherwise calls on such a name, releases among them, would fail for no fault of
@@ -139,7 +138,7 @@ func (ls *Lines) carry(ctx context.Context, s *Step) error {
 	return await(ctx, s)
 }
 
-// Send sends a step that nobody awaits, and that no hook sees.
+// Send sends a step without waiting for its answer, past all hooks.
 func (ls *Lines) Send(ctx context.Context, s *Step) {
 	if l, err := ls.of(ctx, s.Keys.Lock); err == nil {
 		s.lines = ls
@@ -148,7 +147,7 @@ func (ls *Lines) Send(ctx context.Context, s *Step) {
 	}
 }
 
-// submitAll sends steps together: each line gets its own in one piece, and they leave in one write. Those that have no
+// submitAll sends steps together: each line gets its own in one piece, and they leave in one write. Steps without a
 // line have ended when it returns.
 func (ls *Lines) submitAll(ctx context.Context, all []*Step) {
 	together := map[*rediswire.Line][]*rediswire.Step{}
@@ -221,7 +220,7 @@ func (ls *Lines) DoAll(ctx context.Context, all []*Step, each func(i int, s *Ste
 }
 
 // await waits for the end of a step or of ctx. When ctx ends first there are three cases: the line has not taken the
-// step, which is dropped and was not sent; the step has ended in the same moment; or it is under way, and its
+// step, which is dropped and was not sent; the step has ended in the same moment; or it is in progress, and its
 // outcome is unknown.
 //
 // In the last case the connection is doubted: the answer may just be late, but the next requests of other callers
@@ -247,8 +246,8 @@ func await(ctx context.Context, s *Step) error {
 }
 
 // contextFirst returns the error of a step that has ended. If its connection gave up because the caller's time was
-// over, the context's error is the one to report, with the connection's beside it; on a busy machine the connection may
-// learn that before the context does, see redisconn.Ended.
+// over, the context's error is the one to report, with the connection's beside it; on a busy machine the connection
+// may notice that before the context does, see redisconn.Ended.
 func contextFirst(ctx context.Context, s *Step) error {
 	if s.Err == nil {
 		return nil
