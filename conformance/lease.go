@@ -159,7 +159,7 @@ func (t *trial) renewSettled(d backend.Driver, g backend.Grant) error {
 }
 
 // notHeld reports whether err is ErrNotHeld, for a call with a grant that has ended or never existed. A stall ends
-// holds but revives none, so success of the call is a violation.
+// holds but revives no hold, so success of the call is a violation.
 func (t *trial) notHeld(err error, format string, args ...any) bool {
 	call := fmt.Sprintf(format, args...)
 	switch {

@@ -421,7 +421,7 @@ func (v *vote) refusal(answer any) {
 }
 
 // wait enters the leader's queue, or with the leader's vote asks the other nodes, whose queues are almost empty then.
-// Queues on all nodes would differ in their order, and with many waiters none would get a majority.
+// Queues on all nodes would differ in their order, and with many waiters no request would get a majority.
 //
 // handed is the node that has offered its vote, and the nonce to which. An offer has to be accepted, or ends after a
 // second.

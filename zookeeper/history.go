@@ -167,7 +167,7 @@ func (d *Driver) recognize(ctx context.Context, s *session) error {
 	}
 }
 
-// learnSpace returns the driver's token space, which becomes space if there was none. An empty space is not stored.
+// learnSpace returns the driver's token space, which becomes space if it was empty. An empty space is not stored.
 func (d *Driver) learnSpace(space string) (known string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -277,7 +277,7 @@ type leftover struct {
 // leftoverKey is the key of Driver.leftovers.
 func leftoverKey(name, requestID string) string { return name + "\x00" + requestID }
 
-// adopt is called before any step for a request, and returns the request's leftover, or nil if there is none. It stops
+// adopt is called before any step for a request, and returns the request's leftover, or nil without a leftover. It stops
 // the removal and waits for its end, or for the end of ctx. Without the wait, a removal that had found the old node
 // could delete the node that the caller is about to make.
 func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, error) {

@@ -35,7 +35,7 @@ import (
 const nameMark = "lock:"
 
 // escape returns the name's node, without its mark. It escapes all characters except letters, digits, - and _, so that
-// ZooKeeper refuses none and reads none as part of a path, and no two names have one node.
+// ZooKeeper refuses no such name and reads no such name as part of a path, and no two names have one node.
 func escape(name string) string {
 	var b strings.Builder
 	for i := 0; i < len(name); i++ {

@@ -46,15 +46,15 @@ type hold struct {
 	expires backend.Instant // the service keeps it at least until then, unless released; never without a TTL
 	ttl     time.Duration   // the longest
 	slack   time.Duration   // from the deadline to the end of the TTL, as granted
-	until   backend.Instant // the deadline; never if it has none
+	until   backend.Instant // the deadline, or never
 
-	// All releases: from the first call to the last return. never if there is none.
+	// All releases: from the first call to the last return. never without a release.
 	relCall, relRet backend.Instant
 	relOut          Outcome
 
 	told   backend.Instant   // when its holder was notified of the loss; never if not
 	why    string            // the reason of the loss; empty if not lost
-	forced backend.Instant   // the earliest instant of a force-release; never if none
+	forced backend.Instant   // the earliest instant of a force-release, or never
 	taken  []backend.Instant // the instants of recorded force-releases
 	killed backend.Instant   // when its holder was killed; never if not
 	proofs []proof
