@@ -23,7 +23,7 @@ type feed struct {
 	feedKey
 	watched int // how many use it; protected by Gateway.mu
 	cancel  context.CancelFunc
-	began   chan struct{} // closed when the watch stands, as far as the driver tells, or has ended
+	began   chan struct{} // closed when the watch stands or has ended; a driver's own watch counts as standing from the start
 
 	mu     sync.Mutex // protects the following fields
 	floor  uint64     // each event of a greater revision is in events, or follows

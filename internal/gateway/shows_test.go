@@ -3,8 +3,6 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,13 +47,7 @@ func TestWatchHasBegunWithItsResponse(t *testing.T) {
 				defer driver.Close(context.Background())
 				defer d.g.Close(context.Background())
 				ctx, hangUp := context.WithCancel(t.Context())
-				p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
-				r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/locks/x/watch", nil)
-				r.Host = "localhost"
-				go func() {
-					d.g.Handler().ServeHTTP(p, r)
-					close(p.lines)
-				}()
+				p := d.watch(ctx, "/v1/locks/x/watch", nil)
 				if got := <-p.lines; got != ": watching\n\n" {
 					t.Errorf("the first line is %q", got)
 				}
@@ -87,13 +79,7 @@ func TestWatchByPolling(t *testing.T) {
 
 		ctx, hangUp := context.WithCancel(t.Context())
 		defer hangUp()
-		p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
-		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/locks/x/watch", nil)
-		r.Host = "localhost"
-		go func() {
-			d.g.Handler().ServeHTTP(p, r)
-			close(p.lines)
-		}()
+		p := d.watch(ctx, "/v1/locks/x/watch", nil)
 		if got := <-p.lines; got != ": watching\n\n" || p.header.Get(headerReplay) != "none" {
 			t.Errorf("the first line is %q, with %v", got, p.header)
 		}

@@ -414,23 +414,25 @@ func (p *pipe) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// watch begins a watch, and returns its response. change, if it is not nil, edits the request.
+func (d *door) watch(ctx context.Context, path string, change func(*http.Request)) *pipe {
+	p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	r.Host = "localhost"
+	if change != nil {
+		change(r)
+	}
+	go func() {
+		d.g.Handler().ServeHTTP(p, r)
+		close(p.lines)
+	}()
+	return p
+}
+
 func TestWatch(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
-		watch := func(ctx context.Context, path string, change func(*http.Request)) *pipe {
-			p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
-			r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
-			r.Host = "localhost"
-			if change != nil {
-				change(r)
-			}
-			go func() {
-				d.g.Handler().ServeHTTP(p, r)
-				close(p.lines)
-			}()
-			return p
-		}
 		ctx, hangUp := context.WithCancel(t.Context())
-		live := watch(ctx, "/v1/locks/x/watch", nil)
+		live := d.watch(ctx, "/v1/locks/x/watch", nil)
 		if got := <-live.lines; got != ": watching\n\n" {
 			t.Errorf("the first line is %q", got)
 		}
@@ -455,7 +457,7 @@ func TestWatch(t *testing.T) {
 		}
 
 		ctx, hangUp = context.WithCancel(t.Context())
-		again := watch(ctx, "/v1/locks/x/watch", func(r *http.Request) { r.Header.Set("Last-Event-ID", "2") })
+		again := d.watch(ctx, "/v1/locks/x/watch", func(r *http.Request) { r.Header.Set("Last-Event-ID", "2") })
 		<-again.lines
 		if got := <-again.lines; got != second {
 			t.Errorf("the replay says %q, want %q", got, second)
@@ -467,7 +469,7 @@ func TestWatch(t *testing.T) {
 			r.Header.Set("Last-Event-ID", "x")
 		}), 400, codeRequest)
 
-		ended := watch(t.Context(), "/v1/locks/x/watch", nil)
+		ended := d.watch(t.Context(), "/v1/locks/x/watch", nil)
 		<-ended.lines
 		d.g.End()
 		for range ended.lines {

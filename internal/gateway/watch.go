@@ -133,27 +133,14 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 			}
 		}
 	}()
-	// The response begins when the watch stands. An error from the start is a response, not an event.
-	var first *told
-	var head <-chan time.Time
-	for stands := false; !stands && first == nil; {
-		select {
-		case <-begun:
-			begun, head = nil, time.After(headTime)
-		case t, open := <-changes:
-			if open && t.err == nil {
-				first = &t
-				break
-			}
-			ended := !open || ctx.Err() != nil
-			end()
-			if ended {
-				return nil, watchEnded()
-			}
-			return nil, problemOf(t.err)
-		case <-head:
-			stands = true
+	first := opening(begun, changes)
+	if first.err != nil {
+		ended := ctx.Err() != nil
+		end()
+		if ended {
+			return nil, watchEnded()
 		}
+		return nil, problemOf(first.err)
 	}
 	r := requestOf(ctx)
 	return &huma.StreamResponse{Body: func(hc huma.Context) {
@@ -162,12 +149,31 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 		if !g.can(backend.CapWatchReplay) {
 			w.Header().Set(headerReplay, "none")
 		}
-		stream(ctx, w, first, changes, func() *Problem {
+		stream(ctx, w, &first, changes, func() *Problem {
 			p := g.still(r, name)
 			refusing(w, "watch", p)
 			return p
 		})
 	}}, nil
+}
+
+// opening waits until a watch stands, and returns its first events or its error if they come by then: an error from
+// the start is a response, not an event.
+func opening(begun <-chan struct{}, changes <-chan told) told {
+	var head <-chan time.Time
+	for {
+		select {
+		case <-begun:
+			begun, head = nil, time.After(headTime)
+		case t, open := <-changes:
+			if !open {
+				t.err = watchEnded()
+			}
+			return t
+		case <-head:
+			return told{}
+		}
+	}
 }
 
 // text returns the event as it is sent.
@@ -220,7 +226,7 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 		}
 		return send(all.Bytes())
 	}
-	if first != nil && !tell(first) {
+	if len(first.events) > 0 && !tell(first) {
 		return
 	}
 	beat := time.NewTicker(beatTime)

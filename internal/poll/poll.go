@@ -40,13 +40,11 @@ func (w Watcher) Watch(ctx context.Context, name string, _ uint64) iter.Seq2[bac
 				yield(backend.Change{}, err)
 				return
 			}
-			switch {
-			case !first:
-				if !report(name, before, state.Holders, yield) {
-					return
-				}
-			case w.Began != nil:
+			if first && w.Began != nil {
 				w.Began()
+			}
+			if !first && !report(name, before, state.Holders, yield) {
+				return
 			}
 			before = state.Holders
 			select {
