@@ -26,6 +26,15 @@ type deciding struct {
 	callers []principal.Principal
 }
 
+// taken returns the principals of the calls since the last taken.
+func (d *deciding) taken() []principal.Principal {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := d.callers
+	d.callers = nil
+	return all
+}
+
 // may decides like the bundled server for a gateway that may proxy each name.
 func (d *deciding) may(ctx context.Context, v rules.Verb, names ...string) error {
 	who := principal.CallsFor(ctx)
@@ -117,7 +126,7 @@ func (d *ruled) sends(pattern, name string) {
 		}
 	}
 	held := d.granted(d.as("acquirer", "POST", "/v1/locks/a%2Fheld/acquire", acquireOf("holder", "")))
-	d.service.callers = nil
+	d.service.taken()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // of a watch
 	defer cancel()
 	got := d.send(ctx, row.method, row.path, strings.ReplaceAll(row.body, "TOKEN", held.LockToken), d.bears(name))
@@ -135,7 +144,7 @@ func (d *ruled) sends(pattern, name string) {
 	if !reads && strings.Contains(got.text, "holder") {
 		t.Errorf("%s tells %q who holds what: %s", pattern, name, got.text)
 	}
-	for _, who := range d.service.callers {
+	for _, who := range d.service.taken() {
 		if who != sent {
 			t.Errorf("%s for %q: the service gets %q, want %q", pattern, name, who, sent)
 		}
