@@ -110,7 +110,7 @@ func (r *recorder) Errorf(format string, args ...any) {
 	r.fail(r.late(args), format, args...)
 }
 
-// Latef is Errorf for a late step, or for one that is too late for the clause to show anything.
+// Latef is Errorf for a step that is late, or so late that the clause shows nothing.
 func (r *recorder) Latef(format string, args ...any) { r.fail(true, format, args...) }
 
 // FatalLatef is Latef, and ends the clause.

@@ -4,7 +4,7 @@
 // only pgx knows whether anything had been written to it.
 //
 // The table states has the states that this driver distinguishes, by all five characters or by the first two.
-// TestStates tries each of them before and after the commit. PgBouncer sends 08P01 for all of its own errors; if the
+// TestStates tries each of them before and after the commit. PgBouncer sends 08P01 for all its errors; if the
 // text shows that no server has the request, the request had no effect (pooled).
 
 package postgres

@@ -27,8 +27,8 @@ type proof struct {
 	transport
 	silence  *silence
 	known    *known                                      // nil: not used
-	last     atomic.Pointer[func() (index, term uint64)] // of the log of this member, and its term later; nil: not known yet
-	forgot   func(raft.ServerID)                         // of the log of this member, and its term later; nil: unknown yet
+	last     atomic.Pointer[func() (index, term uint64)] // the last index of this member's log, then its term; nil: unknown yet
+	forgot   func(raft.ServerID)                         // is called for a member that has lost entries
 	fatal    func(error)                                 // is called when this member cannot go on
 	log      *slog.Logger
 	refrains atomic.Pointer[func() bool] // whether this member asks for no votes; nil: it asks

@@ -30,9 +30,8 @@ type RestoreOptions struct {
 	NewCluster bool
 	// ClosedFor is the time for which the cluster serves nobody at first. 0: the greatest TTL that the old cluster
 	// permitted, which is in the backup; 24 h if an earlier version made it. Negative: no time. A client that held a
-	// lock when the
-	// cluster was lost relies on it for its TTL, and may have acquired it after the backup was made. So less is
-	// right where the TTLs in use were shorter, or where the old cluster has been down for a while.
+	// lock when the cluster was lost relies on it for its TTL, and may have acquired it after the backup was made. So
+	// less is right where the TTLs in use were shorter, or where the old cluster has been down for a while.
 	ClosedFor time.Duration
 	// Members are addresses of members of the old cluster, beside those that Recover finds in the log. They are asked
 	// first: see Supersede. The new server asks them too, while it runs. TLS and JoinKey as in Config.
