@@ -121,6 +121,7 @@
 //   - W9 wait-does-not-end-early
 //   - W10 evicted-waiter-does-not-hold
 //   - W11 overtaken-waiter-does-not-hold
+//   - W12 release-wakes-one-name
 //
 // cancellation:
 //

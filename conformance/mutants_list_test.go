@@ -321,7 +321,7 @@ var mutants = []mutant{
 		}
 	}},
 	{name: "waiters live on pushes alone", breaks: []string{"W5"}, apply: func(b *broken) { b.broadcast(time.Hour) }},
-	{name: "a release wakes everybody", breaks: []string{"W4", "W2", "W3"}, apply: func(b *broken) {
+	{name: "a release wakes everybody", breaks: []string{"W4", "W12", "W2", "W3"}, apply: func(b *broken) {
 		b.broadcast(time.Second / 2)
 	}},
 	{name: "waiters only poll", breaks: []string{"W1"}, apply: func(b *broken) {

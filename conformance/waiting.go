@@ -63,6 +63,11 @@ var waitingClauses = []Clause{
 		Rule: "a waiter that was cut off for longer than its TTL, while another took its place, " +
 			"never holds beside that one",
 	},
+	{
+		ID: "W12", Group: "waiting", Slug: "release-wakes-one-name", needs: needLink, run: releaseWakesOneName,
+		Rule: "a release sets no waiter of another name in motion, not even in the same client, " +
+			"unless Describe says that waiters poll",
+	},
 }
 
 func releaseWakesAWaiter(t *trial) {
@@ -233,6 +238,57 @@ func releaseWakesNoHerd(t *trial) {
 		}
 	}
 	t.release(holder, g, "by the last holder")
+}
+
+// releaseWakesOneName compares the requests of a client that waits for many names with those of a client that waits for
+// one, after a release of one name each.
+func releaseWakesOneName(t *trial) {
+	const n, rounds = 12, 5
+	const window = 150 * time.Millisecond
+	holder := t.client()
+	if holder.Describe().Polling > 0 {
+		t.inapplicable("waiters poll: what they send tells nothing of a release")
+	}
+	type wait struct {
+		g backend.Grant
+		w *waiter
+	}
+	ctx := t.within(20 * slack)
+	begin := func(d backend.Driver) wait {
+		name := t.name()
+		g := t.take(holder, t.request(name), "of a free name")
+		w := t.wait(ctx, d, t.request(name))
+		t.queued(holder, name, 1)
+		return wait{g, w}
+	}
+	// end releases the name, and returns how many bytes the waiter's client has sent in the window.
+	end := func(d backend.Driver, link fault.Link, one wait) int64 {
+		before := link.Seen(fault.Requests)
+		t.release(holder, one.g, "by the holder")
+		pause(ctx, window)
+		sent := link.Seen(fault.Requests) - before
+		t.release(d, t.got(one.w, slack, "after the release"), "by the waiter")
+		return sent
+	}
+	lone, loneLink := t.linked()
+	many, manyLink := t.linked()
+	waits := make([]wait, n)
+	for i := range waits {
+		waits[i] = begin(many)
+	}
+	var byLone, byMany []int64
+	for i := range rounds {
+		byLone = append(byLone, end(lone, loneLink, begin(lone)))
+		byMany = append(byMany, end(many, manyLink, waits[i]))
+	}
+	for _, one := range waits[rounds:] {
+		end(many, manyLink, one)
+	}
+	// Signs of life come now and then. A herd sends more in every round.
+	slices.Sort(byLone)
+	if least, most := slices.Min(byMany), 3*byLone[rounds/2]; least > most {
+		t.Latef("a release made a client with waiters of other names send %d bytes at least, want at most %d", least, most)
+	}
 }
 
 func lostNotificationStillAcquires(t *trial) {

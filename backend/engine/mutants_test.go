@@ -33,6 +33,12 @@ var mutants = []mutant{
 	{
 		what: "a wake wakes every waiter", file: "wait.go", test: "TestWakeReachesOneWaiter",
 		text: "wake(w.woken)\n\t\t}\n\tcase PushTurns:", instead: "for _, w = range d.waiters {\nwake(w.woken)\n}\n}\n\tcase PushTurns:",
+		on: map[string]string{"redis": "W12", "redlock": "W12"},
+	},
+	{
+		what: "a watch wakes every waiter", file: "wait.go",
+		text: "func() { wake(w.woken) }", instead: "func() { w.d.notify(Push{What: PushGap}) }",
+		on: map[string]string{"etcd": "W12"},
 	},
 	{
 		what: "a waiter that is not woken sends no sign of life", file: "wait.go", clauses: "W6 W10 W11",
@@ -295,6 +301,10 @@ var mutants = []mutant{
 		what: "steps that wait for an exchange are stuck", file: "batch.go", test: "TestBatch",
 		text: "for b.sending--; b", instead: "for ; b",
 		on: map[string]string{"etcd": "Q9"},
+	},
+	{
+		what: "a step waits for every step before it", file: "batch.go", test: "TestBatch",
+		text: "|| len(together) == b.fewer", instead: "|| len(together) > 0",
 	},
 	{
 		what: "two steps of a name go together", file: "batch.go", test: "TestBatch",
