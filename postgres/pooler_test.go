@@ -164,7 +164,7 @@ func toPooler(t testing.TB, addr string) string {
 
 // launch starts a server that ends with the tests at the latest. The channel is closed when it has ended.
 func launch(cmd *exec.Cmd) (<-chan struct{}, error) {
-	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	dieWithParent(cmd.SysProcAttr)
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
 		// Linux sends it when the thread ends that started the child: this one stays as long as the child.
