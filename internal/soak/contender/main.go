@@ -1,3 +1,5 @@
+//go:build unix
+
 // Command contender acquires and releases a few names until its standard input ends, and appends each hold to a file.
 // TestVersions builds it in the tree of an earlier release and in this one, so it uses only the public interface of both.
 package main
