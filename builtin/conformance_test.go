@@ -114,6 +114,8 @@ func harness(a admin) conformance.Harness {
 			// Places in queues are part of the replicated state, from which no operator can delete one alone.
 			EvictWaiter: func(testing.TB, string) int { return 0 },
 			Compact:     a.compact,
+
+			RefuseRelease: refusesNothing, RefuseWrites: refusesNothing, // see TestConformanceWithTokens
 		},
 		Leftovers: a.leftovers, Principal: "address:127.0.0.1",
 		TTL:     2 * time.Second, // of which the driver's patience with a server is a quarter

@@ -16,7 +16,7 @@ import (
 const lateGrace = 25 * time.Millisecond
 
 // leftover is state that a request may have in the service although no caller here uses it: after an abandoned
-// acquire, or found on a new connection. A release by the session removes it, once it is due, and is sent until it is
+// acquire, after a release that failed, or found on a new connection. A release by the session removes it, once it is due, and is sent until it is
 // answered.
 //
 // It is forgotten when the same request comes again: see overtake. A release that is repeated after that would end
@@ -168,7 +168,9 @@ func (l *leftover) answered(r *lockpb.Reply, err error) {
 	if wire := r.GetError(); wire != nil {
 		err = replyError(wire)
 	}
-	if !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown) {
+	// Without an answer, a refused token or a wrong setting says nothing about the hold either.
+	refused := r == nil && (errors.Is(err, errToken) || errors.Is(err, backend.ErrMisconfigured))
+	if !refused && !errors.Is(err, backend.ErrUnavailable) && !errors.Is(err, backend.ErrUnknown) {
 		l.over(r.GetDone() != nil || errors.Is(err, backend.ErrNotHeld) || errors.Is(err, errSessionEnded))
 		return
 	}

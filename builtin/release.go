@@ -16,8 +16,8 @@ import (
 // step. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
 // queue. Without a hold it returns backend.ErrNotHeld.
 //
-// After backend.ErrUnknown the hold is still known here, and Release may be repeated: it is ErrNotHeld then if the
-// first was carried out. A minimum hold goes on without its holder, and the name stays closed for the rest of it.
+// After another error the driver repeats the release in the background, so that the hold does not live as long as its
+// session. Release may be repeated, too: it is ErrNotHeld then if an earlier one was carried out. A minimum hold goes on without its holder, and the name stays closed for the rest of it.
 // ErrNotHeld has a reason if the service or the driver knows one (*backend.NotHeldError).
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, &g))
@@ -86,13 +86,12 @@ func (h *hold) use() {
 	h.session.Add(1)
 }
 
-// carryOut sends a release, and forgets h, which may be nil, unless the outcome is open: then the hold is still
-// known, and Release may be repeated.
+// carryOut sends a release, and forgets h, which may be nil.
 //
 //	done                     the hold is dropped, and its request's leftover is forgotten
 //	ErrNotHeld               the same: it is gone
 //	the session ended        all of its holds are lost, this one too
-//	other errors             the hold stays
+//	other errors             the hold is a leftover, which the session releases
 //
 // The sequence is settled in every case: no caller waits for an answer any more.
 func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, h *hold) error {
@@ -107,11 +106,15 @@ func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, 
 	if h != nil {
 		h.busy--
 	}
-	if err == nil || errors.Is(err, backend.ErrNotHeld) {
+	switch {
+	case err == nil, errors.Is(err, backend.ErrNotHeld):
 		s.overtake(k)
 		if h != nil {
 			d.drop(k, h)
 		}
+	case h != nil && d.holds[k] == h && !s.Ended() && !d.gate.Closed():
+		d.drop(k, h)
+		s.giveBack(k, h.token, 0)
 	}
 	return err
 }

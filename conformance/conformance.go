@@ -70,7 +70,7 @@ type Server struct {
 	Pause, Resume func(t testing.TB)
 	// RefuseRelease has the service refuse to release holds of one name (or of all), while it renews them: a revoked
 	// right. RefuseWrites has it refuse all changes of locks: a read-only database, a changed password. The service
-	// returns an error. allow ends it.
+	// returns an error. allow ends it; nil: the service has no such refusal, and the clause does not apply.
 	RefuseRelease, RefuseWrites func(t testing.TB, name string) (allow func())
 	// Evict deletes the service's entries for the holds of one name, without the driver's knowledge.
 	Evict func(t testing.TB, name string)
@@ -132,7 +132,6 @@ const (
 	needIntrude
 	needRefuseRelease
 	needRefuseWrites
-	needRefusal // one of both
 )
 
 // lacking names the needs of the clause that the harness does not offer.
@@ -154,7 +153,6 @@ func (h *Harness) lacking(n need) string {
 		{needIntrude, h.Intrude != nil, "Intrude"},
 		{needRefuseRelease, h.Server.RefuseRelease != nil, "Server.RefuseRelease"},
 		{needRefuseWrites, h.Server.RefuseWrites != nil, "Server.RefuseWrites"},
-		{needRefusal, h.Server.RefuseRelease != nil || h.Server.RefuseWrites != nil, "Server.RefuseRelease and RefuseWrites"},
 	} {
 		if n&each.need != 0 && !each.there {
 			return "Harness." + each.field
@@ -179,13 +177,11 @@ const (
 	Inconclusive
 	// NotApplicable: the driver does not declare the capability; clause P1 checks that it returns ErrUnsupported.
 	NotApplicable
-	// KnownFailure: the clause fails, as listed in known.go.
-	KnownFailure
 )
 
-// String returns "pass", "FAIL", "skip", "????", "n/a" or "gap".
+// String returns "pass", "FAIL", "skip", "????" or "n/a".
 func (o Outcome) String() string {
-	return [...]string{"?", "pass", "FAIL", "skip", "????", "n/a", "gap"}[min(o, KnownFailure)]
+	return [...]string{"?", "pass", "FAIL", "skip", "????", "n/a"}[min(o, NotApplicable)]
 }
 
 // Result is the outcome of one clause.
@@ -298,11 +294,9 @@ func tellAll(t testing.TB, report Report) {
 			t.Logf("failed: %v: %s", r.Clause, r.Messages[0])
 		case Inconclusive:
 			t.Logf("inconclusive: %v: %s", r.Clause, r.Messages[0])
-		case KnownFailure:
-			t.Logf("KNOWN TO FAIL: %v: %s", r.Clause, r.Messages[0])
 		}
 	}
-	ran := report.Count(Passed) + report.Count(Failed) + report.Count(KnownFailure) + report.Count(Inconclusive)
+	ran := report.Count(Passed) + report.Count(Failed) + report.Count(Inconclusive)
 	if n := report.Count(Inconclusive); stallmeter.TooMany(n, ran) {
 		t.Errorf("%d of %d clauses are inconclusive: the machine is too busy to tell", n, ran)
 	}
@@ -329,8 +323,6 @@ func tell(t testing.TB, r Result) {
 			said = ": " + r.Messages[n-1]
 		}
 		t.Logf("%s  took %v%s", r.Clause.ID, r.Took.Round(time.Millisecond), said)
-	case KnownFailure:
-		t.Logf("KNOWN TO FAIL  %s  %s\n    %s", r.Clause.ID, r.Clause.Rule, strings.Join(r.Messages, "\n    "))
 	case NotApplicable:
 		t.Logf("%s does not apply: %s", r.Clause.ID, r.Messages[0])
 	}

@@ -13,13 +13,13 @@ import (
 var refusalClauses = []Clause{
 	{
 		ID: "U1", Group: "refusals", Slug: "refused-release-abandons", needs: needRefuseRelease, serial: true,
-		run: func(t *trial) { t.abandons(t.h.Server.RefuseRelease, false) },
+		run: func(t *trial) { t.abandons(false, t.h.Server.RefuseRelease) },
 		Rule: "a hold whose release is refused, and never repeated, ends within a TTL after the refusal, although the client " +
 			"lives and renews another hold with the same TTL, which stays",
 	},
 	{
 		ID: "U2", Group: "refusals", Slug: "refused-writes-abandon", needs: needRefuseWrites, serial: true,
-		run:  func(t *trial) { t.abandons(t.h.Server.RefuseWrites, true) },
+		run:  func(t *trial) { t.abandons(true, t.h.Server.RefuseWrites) },
 		Rule: "the same where renewals are refused as well, for less than their validity, and are no loss",
 	},
 	{
@@ -29,22 +29,31 @@ var refusalClauses = []Clause{
 			"with the first call",
 	},
 	{
-		ID: "U4", Group: "refusals", Slug: "refused-release-is-repeated", needs: needRefusal, serial: true,
+		ID: "U4", Group: "refusals", Slug: "refused-release-is-repeated", needs: needRefuseRelease | needRefuseWrites, serial: true,
 		run: refusedReleaseIsRepeated,
 		Rule: "the core repeats a release that is refused, whatever the answer: the name is free within a TTL after the refusal, " +
 			"and the client's other lease stays",
 	},
 	{
-		ID: "U5", Group: "refusals", Slug: "refused-leaving-is-repeated", needs: needRefusal, serial: true,
+		ID: "U5", Group: "refusals", Slug: "refused-leaving-is-repeated", needs: needRefuseRelease | needRefuseWrites, serial: true,
 		run: refusedLeavingIsRepeated,
 		Rule: "a waiter that leaves the queue while the service refuses that is out of it within a TTL after the refusal, " +
 			"although its client lives",
 	},
 }
 
-// refuse begins a refusal, and returns the function that ends it, which also runs at the end of the clause.
-func (t *trial) refuse(how func(testing.TB, string) func(), name string) (allow func()) {
-	end := how(t, name)
+// refuse begins the first refusal that the service has, and returns the function that ends it, which also runs at the
+// end of the clause.
+func (t *trial) refuse(name string, ways ...func(testing.TB, string) func()) (allow func()) {
+	var end func()
+	for _, how := range ways {
+		if end = how(t, name); end != nil {
+			break
+		}
+	}
+	if end == nil {
+		t.inapplicable("the service cannot refuse that")
+	}
 	ended := false
 	allow = func() {
 		if !ended {
@@ -68,13 +77,13 @@ func (t *trial) refused(call string, err error) {
 
 // abandons has the service refuse a release, and keeps renewing another hold. With writes, the service refuses
 // renewals too.
-func (t *trial) abandons(how func(testing.TB, string) func(), writes bool) {
+func (t *trial) abandons(writes bool, how func(testing.TB, string) func()) {
 	a, rival := t.client(), t.client()
 	left, kept := t.brief(t.name()), t.brief(t.name())
 	t.outlives(rival)
 	gone := t.take(a, left, "of a free name")
 	stays := t.take(a, kept, "of another free name")
-	allow := t.refuse(how, left.Name)
+	allow := t.refuse(left.Name, how)
 	t.refused("Release", a.Release(t.within(t.ttl/3), gone))
 	refusal := t.ttl / 4
 	if long := t.h.longRefusal; long > 0 && !writes {
@@ -119,7 +128,7 @@ func (t *trial) outlives(d backend.Driver) { t.mustBeFree(d, t.name(), "before t
 func healthIsNoCondition(t *trial) {
 	a := t.client()
 	g := t.take(a, t.brief(t.name()), "of a free name")
-	allow := t.refuse(t.h.Server.RefuseWrites, g.Name)
+	allow := t.refuse(g.Name, t.h.Server.RefuseWrites)
 	if pinger, ok := backend.As[backend.Pinger](a); ok {
 		_ = pinger.Ping(t.within(ample)) // it may report the service as unhealthy
 	}
@@ -130,14 +139,6 @@ func healthIsNoCondition(t *trial) {
 	if err := a.Release(t.within(ample), g); err != nil {
 		t.Errorf("the first release after a refusal = %v, want nil", err)
 	}
-}
-
-// refusal returns the harness's narrowest way to refuse releases.
-func (t *trial) refusal() func(testing.TB, string) func() {
-	if t.h.Server.RefuseRelease != nil {
-		return t.h.Server.RefuseRelease
-	}
-	return t.h.Server.RefuseWrites
 }
 
 func refusedLeavingIsRepeated(t *trial) {
@@ -158,7 +159,7 @@ func refusedLeavingIsRepeated(t *trial) {
 		left <- err
 	}()
 	t.queued(holder, r.Name, 1)
-	allow := t.refuse(t.refusal(), r.Name)
+	allow := t.refuse(r.Name, t.h.Server.RefuseRelease, t.h.Server.RefuseWrites)
 	leave()
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Fatalf("Acquire of a waiter that left = %v, want context.Canceled", err)
@@ -185,7 +186,7 @@ func refusedReleaseIsRepeated(t *trial) {
 	if err != nil {
 		t.Fatalf("Acquire = %v", err)
 	}
-	allow := t.refuse(t.refusal(), name)
+	allow := t.refuse(name, t.h.Server.RefuseRelease, t.h.Server.RefuseWrites)
 	t.refused("Release", lease.Release(t.within(t.ttl/3)))
 	pause(t.within(slack), t.ttl/3)
 	allow()

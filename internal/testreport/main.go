@@ -1,7 +1,6 @@
 // Command testreport reads the output of `go test -json` and prints the failures and their reasons, in few lines: of a
 // test that failed its own messages, not the output of servers and passing tests. So the end of a log shows the
-// reason. At the end it lists the skips with their reasons, the failures that a busy machine excused, and the clauses
-// of the conformance suite that are known to fail.
+// reason. At the end it lists the skips with their reasons, and the failures that a busy machine excused.
 //
 // With the argument "packages" it prints the lines of the packages as they come, with "slow" the tests that took longest.
 // It exits with 1 if a test failed, if its input was empty, or if more than one test in a hundred, and at least two,
@@ -21,7 +20,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/internal/stallmeter"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
@@ -217,12 +215,6 @@ func (r *report) sum() {
 	for _, reason := range slices.Sorted(maps.Keys(r.skips)) {
 		tests := r.skips[reason]
 		fmt.Fprintf(r.out, "SKIPPED %d, %s:\n  %s\n", len(tests), reason, strings.Join(tests, "\n  "))
-	}
-	if known := conformance.KnownToFail(); len(known) > 0 {
-		fmt.Fprintf(r.out, "KNOWN TO FAIL %d clauses (conformance/known.go):\n", len(known))
-		for _, k := range known {
-			fmt.Fprintf(r.out, "  %-4s %-10s %s\n", k.Clause, k.Driver, k.Why)
-		}
 	}
 	fmt.Fprintf(r.out, "%d tests ended, %d of them without a verdict\n", r.tests, r.undecided)
 }
