@@ -174,6 +174,7 @@ func harness(
 				_, err := admin.Delete(ctx, "\x00", clientv3.WithFromKey())
 				return err
 			}),
+			RefuseRelease: func(testing.TB, string) func() { return nil }, // see TestConformanceWithRoles
 			RefuseWrites: containers.Refusal(
 				func(ctx context.Context) error {
 					if _, err := admin.UserAdd(ctx, "root", "secret"); err != nil {
