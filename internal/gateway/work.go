@@ -70,7 +70,8 @@ func (w *work) delay(principal string) time.Duration {
 	defer w.mu.Unlock()
 	w.all++
 	w.of[principal]++
-	if w.of[principal]*len(w.of) <= w.all {
+	// By one request more, a client is above the average by chance: while another one is between two requests.
+	if (w.of[principal]-1)*len(w.of) <= w.all {
 		return 0
 	}
 	now := time.Now()
