@@ -16,7 +16,7 @@ import (
 // operators have their own share.
 const reservedFiles = 64 + opsConnections + AdminConnections
 
-// AdminConnections bounds the connections of operators to the admin socket.
+// AdminConnections bounds the connections of operators to the admin listener.
 const AdminConnections = 32
 
 // Connections divides the file descriptors of a process between client connections, over all listeners, and connections

@@ -1,5 +1,5 @@
 // Package listeners is the common part of all listeners: a limit for the connections of a process, TLS with files that
-// are reread when they change, the ops listener, and Unix sockets for operators.
+// are reread when they change, the ops listener, and Unix sockets.
 package listeners
 
 import (
