@@ -14,8 +14,8 @@
 // the entries grow, and one fsync covers hundreds of commands. Senders take turns, and no sender can fill the queue
 // (lanes.go). Outcomes come in the order of the log.
 //
-// A leadership serves clients once all entries of earlier terms are applied, except while its member does not answer
-// the other members. The next leadership does not rely on its state.
+// A leadership serves clients once all entries of earlier terms are applied, except while its member has stopped
+// sending to the other members. The next leadership does not rely on its state.
 //
 // # Boundaries
 //

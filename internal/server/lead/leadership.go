@@ -150,12 +150,12 @@ func begin(c Config, term uint64, level uint32) *Leadership {
 	return r
 }
 
-// silentEvery is the interval at which a leader checks whether this member has stopped answering the other members.
+// silentEvery is the interval at which a leader checks whether this member has stopped sending to the other members.
 const silentEvery = 100 * time.Millisecond
 
-// serve lets connections use the leadership once it is ready, until ctx ends, except while this member does not answer
-// the other members. They then elect another leader, but raft here notices that only when the blocked part continues.
-// Until then, clients would wait for answers that do not come.
+// serve lets connections use the leadership once it is ready, until ctx ends, except while this member has stopped
+// sending to the other members. They then elect another leader, but raft here notices that only when the blocked part
+// continues. Until then, clients would wait for answers that do not come.
 func (r *Leadership) serve(ctx context.Context, ready <-chan struct{}) {
 	c := &r.config
 	tick := time.NewTicker(silentEvery)
@@ -229,8 +229,8 @@ func (r *Leadership) keepMembers(ctx context.Context) {
 	}
 }
 
-// unrivalled waits until this member has checked that no other cluster continues the same data. It returns false if ctx
-// ends earlier. If there is such a cluster, this member stops, which ends ctx.
+// unrivalled waits until this member has looked for other generations of its cluster, and may serve. It returns false
+// if ctx ends earlier. If the member must not serve because of another generation, it stops, which ends ctx.
 func (r *Leadership) unrivalled(ctx context.Context) bool {
 	select {
 	case <-r.config.Replica.Unrivalled():
@@ -240,9 +240,9 @@ func (r *Leadership) unrivalled(ctx context.Context) bool {
 	}
 }
 
-// stop ends the term. It waits until pending commands are answered, and then dismisses the clients. If this member does
-// not answer the other members, stop dismisses the clients immediately, because no answer comes before the blocked part
-// continues.
+// stop ends the term. It waits until pending commands are answered, and then dismisses the clients. If this member has
+// stopped sending to the other members, stop dismisses the clients immediately, because no answer comes before the
+// blocked part continues.
 func (r *Leadership) stop() {
 	r.end(replica.ErrNotLeader)
 	ended := make(chan struct{})
