@@ -40,7 +40,7 @@ type attempt struct {
 type hold struct {
 	a       *attempt // nil if another replica acquired it
 	key     holdKey
-	of      string // the principal whose quota it counts for
+	of      string // the principal that it counts for
 	grant   backend.Grant
 	minHold time.Duration
 	until   backend.Instant // when the gateway ends it unless it is renewed

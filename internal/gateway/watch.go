@@ -46,7 +46,7 @@ func ChangeOf(c *backend.Change) *Change {
 
 const (
 	beatTime = 15 * time.Second       // the interval of heartbeats on a stream
-	headTime = 150 * time.Millisecond // how long an error of a new watch is still the response
+	headTime = 150 * time.Millisecond // the time in which an error of a new watch is still the response
 	sendTime = 10 * time.Second       // the maximum for sending one batch of events
 	// pauseTime and maxPause are the minimum and the maximum of the pause of a watch after it has sent events. sendsOfOne
 	// bounds the sends of all watches of a name a second, as far as maxPause allows.

@@ -66,7 +66,8 @@ func (t Timing) Check(minTTL time.Duration) error {
 	case t.Commit < time.Millisecond || t.Commit > t.Heartbeat:
 		return &ConfigError{"Timing.Commit", t.Commit.String(), "it is not between 1ms and Heartbeat"}
 	}
-	// Members wait for a random time of up to twice these times, so that they do not all stand at the same time.
+	// Members wait for a random time of up to twice these times, so that they do not all stand for election at the same
+	// time.
 	election := 2 * (t.Heartbeat + t.Election)
 	if slow := max(t.Heartbeat, t.Election) > defaultHeartbeat; slow && minTTL < election {
 		return &ConfigError{
