@@ -202,8 +202,8 @@ func (r *Leadership) shut() {
 // membersEvery is the interval of keepMembers.
 const membersEvery = time.Second
 
-// keepMembers makes members that have caught up voters, records the addresses at which clients reach each member,
-// lowers the greatest TTL, raises the feature level, and transfers the leadership if this member is in maintenance.
+// keepMembers periodically gives votes to members that have caught up, records the addresses of members for clients,
+// lowers the greatest TTL and raises the feature level. If this member is in maintenance, it transfers the leadership.
 func (r *Leadership) keepMembers(ctx context.Context) {
 	c := &r.config
 	tick := time.NewTicker(membersEvery)

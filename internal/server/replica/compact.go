@@ -94,8 +94,8 @@ func (s *logSizes) recent(bytes int) (n uint64) {
 }
 
 // compact makes a snapshot when the log exceeds compactBytes, until ctx ends: raft counts only entries, and an entry
-// can have a hundred bytes or a million. It also makes a snapshot when the feature level is raised, so that a version
-// that does not support the level refuses the data when it starts, not when it reaches the entry in the log.
+// can have a hundred bytes or a million. It also makes a snapshot when the feature level is raised. So a version that
+// does not support the level refuses the data when it starts, not when it reaches the entry in the log.
 func (r *Replica) compact(ctx context.Context) {
 	sizes, trailing := r.stores.sizes, r.raft.ReloadableConfig().TrailingLogs
 	for {

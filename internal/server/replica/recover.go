@@ -22,10 +22,10 @@ const (
 	lostSuffix      = ".lost"
 )
 
-// Recover converts the data directory of one member, of a cluster that has lost most of its members, to the data
-// directory of a new cluster with one member and all state on this disk. It is like Restore with a disk instead of a
-// backup: tokens continue far above all issued tokens, even those that are not on this disk, and every session ends.
-// The server does not serve clients at first, because the disk may lack the last acknowledged entries. The error is a
+// Recover is for a cluster that has lost most of its members. It converts the data directory of one member to that of a
+// new cluster with one member, which has all state on this disk. It is like Restore with a disk instead of a backup:
+// tokens continue far above all issued tokens, even those that are not on this disk, and every session ends. The server
+// does not serve clients at first, because the disk may lack the last acknowledged entries. The error is a
 // *CorruptError if the data is damaged. Recover keeps the old directory, with ".lost" appended to its name.
 //
 // No other member of the old cluster may run, now or later. If one answers, the error is a *RivalError, unless

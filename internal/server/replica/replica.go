@@ -327,8 +327,8 @@ func (r *Replica) LastSnapshot() (at time.Time, size int) {
 	return at, int(all[0].Size)
 }
 
-// Applied returns the index of the last entry that the state machine has applied, or the index of the last snapshot if
-// it has applied none since the start or since it got the snapshot. Raft's own applied index may be ahead, and counts
+// Applied returns the index of the last entry that the state machine has applied. Before the first entry after a start
+// or a restored snapshot, it returns the index of the last snapshot. Raft's own applied index may be ahead, and counts
 // entries that the state machine does not get.
 func (r *Replica) Applied() uint64 {
 	if index := r.State.index.Load(); index > 0 {
