@@ -18,17 +18,18 @@ import (
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// Access has the rules and the identities. Its functions are called for each request: their results may change.
+// Access contains the rules and the identities. The gateway calls its functions for each request: their results may
+// change.
 type Access struct {
-	// Proofs returns the identities of tokens and certificates. Nil: no token is known, and a header Authorization without
-	// one is ignored.
+	// Proofs returns the identities of tokens and certificates. Nil: the gateway refuses every token, and ignores an
+	// Authorization header without a token.
 	Proofs func() *principal.Proofs
-	// Certificate returns the identity of a verified certificate, in place of Proofs. Nil: Proofs does.
+	// Certificate returns the identity of a verified certificate. Nil: the gateway uses Proofs.
 	Certificate func(*x509.Certificate) principal.Principal
-	// Rules returns the rights of principals. Nil: the lock service has the rules, and gets with each call the principal
-	// for whom it is: see principal.For.
+	// Rules returns the rights of principals. Nil: the lock service has the rules, and each call to it names the principal
+	// that makes it: see principal.For.
 	Rules func() *rules.Rules
-	// Ruled reports whether the lock service has rules at present: only then is a lock token for its principal alone. Nil:
+	// Ruled reports whether the lock service has rules at present. Only then is a lock token bound to its principal. Nil:
 	// always.
 	Ruled func() bool
 }
@@ -36,27 +37,26 @@ type Access struct {
 // decides reports whether the gateway itself decides by rules.
 func (g *Gateway) decides() bool { return g.o.Access != nil && g.o.Access.Rules != nil }
 
-// sends reports whether the lock service gets the principal of each call.
+// sends reports whether the gateway sends the principal of each call to the lock service.
 func (g *Gateway) sends() bool { return g.o.Access != nil && g.o.Access.Rules == nil }
 
-// tokenGrace is the time by which a watch outlasts its token. The client has that time to start a watch with a fresh
-// token.
+// tokenGrace is the time for which a watch outlives its token, so that the client can start a watch with a new token.
 const tokenGrace = 30 * time.Second
 
-// caller is the sender of a request, where Options.Access is set.
+// caller is the sender of a request. It is empty unless Options.Access is set.
 type caller struct {
 	who principal.Principal
-	err error // why the token of the request is refused
+	err error // the reason why the gateway refuses the token of the request
 }
 
-// incoming is a request, and the facts that the gateway establishes before the call.
+// incoming is a request, with the facts that the gateway establishes before the call.
 type incoming struct {
 	*http.Request
 	id        string // for the log
 	caller    caller
 	scope     string // scopeOf
 	principal string // principalOf
-	body      []byte // until it is parsed
+	body      []byte // nil once it is parsed
 	leaveWork func() // called when the request begins to wait; see work
 }
 
@@ -72,14 +72,14 @@ func requestOf(ctx context.Context) *http.Request { return incomingOf(ctx).Reque
 
 func callerOf(r *http.Request) caller { return incomingOf(r.Context()).caller }
 
-// scopeOf returns the owner of request ids and holds: a principal, or else a certificate. It is empty for other
-// senders.
+// scopeOf returns the scope of request ids and holds: the principal of the sender, or else its certificate. It is empty
+// for other senders.
 func scopeOf(r *http.Request) string { return incomingOf(r.Context()).scope }
 
-// principalOf returns the sender of r, as far as its token and the connection show.
+// principalOf returns scopeOf(r), or else the address of the sender.
 func principalOf(r *http.Request) string { return incomingOf(r.Context()).principal }
 
-// identified returns r with what is known about its sender.
+// identified returns r with an incoming that identifies its sender.
 func (g *Gateway) identified(r *http.Request, id string) *http.Request {
 	in := &incoming{id: id}
 	ctx := context.WithValue(r.Context(), incomingKey{}, in)
@@ -100,19 +100,19 @@ func (g *Gateway) identified(r *http.Request, id string) *http.Request {
 	return in.Request
 }
 
-// addressOf is the principal of a sender without a credential, for people.
+// addressOf returns the principal of a sender without a credential, for people.
 func addressOf(r *http.Request) principal.Principal {
 	return principal.Address(listeners.ClientOf(listeners.HostOf(r.RemoteAddr)))
 }
 
-// identify returns the sender of r: by its token, or else by its certificate. A token must be valid at an instant.
+// identify returns the sender of r: by its token, or else by its certificate. The token must be valid at the time at.
 func (g *Gateway) identify(r *http.Request, at time.Time) (c caller) {
 	var proofs *principal.Proofs
 	if g.o.Access.Proofs != nil {
 		proofs = g.o.Access.Proofs()
 	}
 	given := r.Header.Values("Authorization")
-	if proofs == nil { // it may be for a proxy in front
+	if proofs == nil { // the header may be meant for a proxy in front
 		given = slices.DeleteFunc(slices.Clone(given), func(text string) bool { return !hasToken(text) })
 	}
 	switch {
@@ -138,20 +138,20 @@ func (g *Gateway) identify(r *http.Request, at time.Time) (c caller) {
 	return c
 }
 
-// hasToken reports whether a header Authorization has a token for a gateway.
+// hasToken reports whether an Authorization header has a token for a gateway.
 func hasToken(given string) bool {
 	_, token, _ := strings.Cut(given, " ")
 	return principal.CheckToken(strings.TrimSpace(token)) == nil
 }
 
-// unauthenticated is the answer to a refused token.
+// unauthenticated returns the answer to a refused token.
 func unauthenticated(err error) *Problem {
 	p := problem(codeUnauthenticated, err.Error())
 	p.headers = http.Header{"Www-Authenticate": {`Bearer realm="fencelock", error="invalid_token"`}}
 	return p
 }
 
-// credential returns the problem with the request's token, but for probes.
+// credential returns the problem with the token of the request; nil for probes.
 func (g *Gateway) credential(r *http.Request) *Problem {
 	if err := callerOf(r).err; err != nil && r.URL.Path != livePath && r.URL.Path != readyPath {
 		return unauthenticated(err)
@@ -159,7 +159,8 @@ func (g *Gateway) credential(r *http.Request) *Problem {
 	return nil
 }
 
-// boundTo returns who may use the lock tokens that r gets, where there are rules; else everybody with the token may.
+// boundTo returns the principal or certificate that alone may use the lock tokens issued to r. It is empty without
+// rules: anybody with the token may then use it.
 func (g *Gateway) boundTo(r *http.Request) string {
 	if a := g.o.Access; a == nil || a.Ruled != nil && !a.Ruled() {
 		return ""
@@ -167,7 +168,7 @@ func (g *Gateway) boundTo(r *http.Request) string {
 	return scopeOf(r)
 }
 
-// may returns an error if the sender of the request may not use a name that way.
+// may returns an error if the sender of the request may not do v with the name.
 func (g *Gateway) may(ctx context.Context, v rules.Verb, name string) error {
 	if err := backend.ValidateName(name); err != nil {
 		return problemOf(err)
@@ -185,8 +186,8 @@ func (g *Gateway) may(ctx context.Context, v rules.Verb, name string) error {
 	return nil
 }
 
-// mayHold refuses holds that the sender of the request may not have. It needs the right to all of them, and to
-// everything under a hierarchical name.
+// mayHold returns an error if the sender of the request may not have all holds. A hierarchical hold requires the right
+// to every name under it.
 func (g *Gateway) mayHold(ctx context.Context, wishes ...wish) error {
 	for i := range wishes {
 		w := &wishes[i]
@@ -203,7 +204,7 @@ func (g *Gateway) mayHold(ctx context.Context, wishes ...wish) error {
 	return nil
 }
 
-// named adds the name of the problem, in a request for several.
+// named adds the name of the lock to a problem with a request for several names.
 func named(err error, name string, of int) error {
 	var p *Problem
 	if of > 1 && errors.As(err, &p) {
@@ -212,7 +213,7 @@ func named(err error, name string, of int) error {
 	return err
 }
 
-// decide asks the rules, where the gateway has them. The caller has checked the name.
+// decide returns the refusal by the gateway's rules. The caller has validated the name, and the gateway has rules.
 func (g *Gateway) decide(who principal.Principal, v rules.Verb, name string, subtree bool) *Problem {
 	if why := g.o.Access.Rules().Refusal(who, v, name, subtree); why != "" {
 		return problem(codeDenied, why)
@@ -220,8 +221,8 @@ func (g *Gateway) decide(who principal.Principal, v rules.Verb, name string, sub
 	return nil
 }
 
-// trustListener decides without rules of the gateway: everybody may do everything, but force-release requires a client
-// on this machine, or a verified certificate.
+// trustListener decides for a gateway without rules: everybody may do everything, but force-release requires a client
+// on this machine or a verified certificate.
 func trustListener(r *http.Request, v rules.Verb) error {
 	if v != rules.Force || certificateOf(r) != "" {
 		return nil
@@ -233,8 +234,8 @@ func trustListener(r *http.Request, v rules.Verb) error {
 	return problem(codeDenied, "force-release needs a client on the same machine, or a client certificate")
 }
 
-// reads returns the filter for names that the sender of the request may see. It fails if the sender may not see any
-// name.
+// reads returns a function that reports whether the sender of the request may read a name. It fails if the sender may
+// not read any name.
 func (g *Gateway) reads(ctx context.Context) (func(name string) bool, error) {
 	if !g.decides() {
 		return func(string) bool { return true }, nil
@@ -246,8 +247,8 @@ func (g *Gateway) reads(ctx context.Context) (func(name string) bool, error) {
 	return func(name string) bool { return all.Decide(who, rules.Read, name).Allowed }, nil
 }
 
-// hide removes the blocker from the answer to an acquire, unless the sender of the request may read every name of the
-// request.
+// hide removes the holder and the cycle from the answer to an acquire, unless the sender may read every name in the
+// request and in the cycle.
 func (g *Gateway) hide(ctx context.Context, p *Problem, wishes []wish) *Problem {
 	if !g.decides() || p.own || p.Code != codeHeld && p.Code != codeDeadlock {
 		return p
@@ -269,7 +270,7 @@ func (g *Gateway) hide(ctx context.Context, p *Problem, wishes []wish) *Problem 
 	return &out
 }
 
-// still returns the reason why the sender of a watch may not follow a name any more.
+// still returns the reason why the sender of a watch may no longer watch the name; nil if it may.
 func (g *Gateway) still(r *http.Request, name string) *Problem {
 	if g.o.Access == nil {
 		return nil

@@ -117,7 +117,7 @@ func (d *ruled) bears(name string) func(*http.Request) {
 	}
 }
 
-// state is all that the lock service has.
+// state returns the whole state of the lock service.
 func (d *ruled) state(t *testing.T) (all []backend.State) {
 	t.Helper()
 	for s, err := range d.driver.List(t.Context(), "") {
@@ -139,13 +139,13 @@ allow token:auditor  read               ""
 allow token:admin    admin,proxy        ""
 `
 
-// matrix has, for each route, who may use it: empty for everybody. TOKEN in a body is the lock token of the
-// acquirer's hold.
+// matrix has the principals that may use each route; nil means everybody. TOKEN in a body stands for the lock token of
+// the acquirer's hold.
 var matrix = map[string]struct {
 	method, path, body string
 	may                []string
 	code               string // of the refusal; DENIED if it is empty
-	always             bool   // also with an invalid token
+	always             bool   // served with an invalid token too
 }{
 	"POST /v1/locks/{name}/acquire": {
 		method: "POST", path: "/v1/locks/a%2Ffree/acquire", body: acquireOf("o", ""), may: []string{"acquirer", "peer"},
@@ -175,7 +175,7 @@ var matrix = map[string]struct {
 	"GET /v1/locks/{name}/watch": {
 		method: "GET", path: "/v1/locks/a%2Fheld/watch", may: []string{"reader", "peer", "auditor"},
 	},
-	// Who may read other names gets a list without these.
+	// A principal that may read only other names gets a list without these names.
 	"GET /v1/locks": {method: "GET", path: "/v1/locks", may: []string{"reader", "peer", "auditor", "other"}},
 	"GET /livez":    {method: "GET", path: "/livez", always: true},
 	"GET /readyz":   {method: "GET", path: "/readyz", always: true},
@@ -190,7 +190,8 @@ var matrix = map[string]struct {
 	"/":                 {method: "GET", path: "/else"},
 }
 
-// Each route serves the principals that the rules allow, and does nothing for others. A route without a row fails.
+// Each route serves the principals that the rules allow, and does nothing for others. The test fails for a route
+// without a row.
 func TestMatrix(t *testing.T) {
 	names := []string{"acquirer", "reader", "forcer", "peer", "other", "auditor", "admin", "unknown", "expired"}
 	var patterns []string
@@ -213,7 +214,7 @@ func TestMatrix(t *testing.T) {
 				d.setProofs(t, lines)
 				held := d.granted(d.as("acquirer", "POST", "/v1/locks/a%2Fheld/acquire", acquireOf("holder", "")))
 				before := d.state(t)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // of a watch
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // ends a watch
 				defer cancel()
 				got := d.send(ctx, row.method, row.path, strings.ReplaceAll(row.body, "TOKEN", held.LockToken), d.bears(name))
 				invalid := name == "unknown" || name == "expired"
@@ -244,7 +245,7 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// A hierarchical name takes the right to everything under it, and several names that to all.
+// A hierarchical name requires the right to everything under it, and several names require the right to all of them.
 func TestRightsToSeveralNames(t *testing.T) {
 	const text = "allow token:ci acquire a\ndeny token:ci acquire a/b/secret\nallow token:ci acquire c"
 	withRules(t, text, []string{"ci"}, func(t *testing.T, d *ruled) {
@@ -269,7 +270,7 @@ func TestRightsToSeveralNames(t *testing.T) {
 	})
 }
 
-// Who may acquire a name and not read it does not learn who has it.
+// A principal that may acquire a name but not read it cannot see the holder.
 func TestHolderIsHidden(t *testing.T) {
 	const text = "allow token:blind acquire a\nallow token:seer acquire,read a"
 	withRules(t, text, []string{"blind", "seer"}, func(t *testing.T, d *ruled) {
@@ -324,8 +325,8 @@ func TestListIsFiltered(t *testing.T) {
 	})
 }
 
-// A request id means something to its principal alone, and a lock token is of use to its principal alone, also if both
-// are known. What a principal has stays with it under another token.
+// Request ids and lock tokens are bound to their principal: other principals cannot use them, even if they know them. A
+// principal keeps its holds with another token.
 func TestHoldsBelongToAPrincipal(t *testing.T) {
 	const text = "allow token:* acquire a"
 	withRules(t, text, []string{"ann", "bob"}, func(t *testing.T, d *ruled) {
@@ -352,7 +353,7 @@ func TestHoldsBelongToAPrincipal(t *testing.T) {
 	})
 }
 
-// Changed rules apply to the next call, to waiters, and to watches. A release needs no right.
+// Changed rules apply to the next call, to waiters, and to watches. A release requires no right.
 func TestRulesChange(t *testing.T) {
 	const text = "allow token:ci acquire,read a\nallow token:other acquire a"
 	withRules(t, text, []string{"ci", "other"}, func(t *testing.T, d *ruled) {
@@ -380,7 +381,7 @@ func TestRulesChange(t *testing.T) {
 	})
 }
 
-// A watch outlasts its token by the grace period, and no longer.
+// A watch outlives its token by exactly the grace period.
 func TestWatchEndsAfterItsToken(t *testing.T) {
 	withRules(t, "allow token:ci acquire,read a", []string{"ci"}, func(t *testing.T, d *ruled) {
 		const life = time.Minute
@@ -397,8 +398,8 @@ func TestWatchEndsAfterItsToken(t *testing.T) {
 	})
 }
 
-// Certificates are principals by their lines alone, and a token counts before a certificate. A request with a credential
-// may name any host.
+// A certificate is a principal only if it has a line, and a token takes precedence over a certificate. A request with a
+// credential may name any host.
 func TestCertificateIsAPrincipal(t *testing.T) {
 	const text = "allow cert:pay acquire a\nallow token:ci acquire b"
 	withRules(t, text, []string{"ci"}, func(t *testing.T, d *ruled) {
@@ -436,7 +437,7 @@ func TestCertificateIsAPrincipal(t *testing.T) {
 	})
 }
 
-// No token stands in the log.
+// The log contains no token.
 func TestLogHasNoToken(t *testing.T) {
 	d, out := logging(t, Options{AccessLog: true, Access: &Access{
 		Proofs: func() *principal.Proofs { return &principal.Proofs{} }, Rules: emptyRules(t),
@@ -461,7 +462,7 @@ func emptyRules(t *testing.T) func() *rules.Rules {
 	return func() *rules.Rules { return r }
 }
 
-// A denial by the lock service is a denial for the client, not an outage.
+// The client gets a denial by the lock service as a denial, not as an outage.
 func TestDeniedByTheService(t *testing.T) {
 	t.Parallel()
 	if p := problemOf(&backend.CallError{Driver: "some", Call: "acquire", Name: "x", Err: backend.ErrDenied}); p.Code != codeDenied {

@@ -13,10 +13,10 @@ import (
 // requestIDHeader names a request in the access log and in its answer.
 const requestIDHeader = "X-Request-Id"
 
-// maxRequestID bounds an id that a client, or a proxy in front, gives a request, in bytes.
+// maxRequestID bounds the id that a client, or a proxy in front, assigns to a request, in bytes.
 const maxRequestID = 128
 
-// idOf returns the id of a request: the client's own, if it can stand in a log as it is, or else a random one.
+// idOf returns the id of a request: the client's id if it is short, printable and without spaces, or else a random id.
 func idOf(r *http.Request) string {
 	given := r.Header.Get(requestIDHeader)
 	if given == "" || len(given) > maxRequestID {
@@ -30,7 +30,7 @@ func idOf(r *http.Request) string {
 	return given
 }
 
-// answeredWriter notes the status of an answer on its way.
+// answeredWriter records the status of an answer, and its refusal.
 type answeredWriter struct {
 	http.ResponseWriter
 	status int
@@ -47,8 +47,8 @@ func (w *answeredWriter) WriteHeader(status int) {
 // Unwrap lets http.ResponseController reach the connection.
 func (w *answeredWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// logged gives each request an id, reports it to Options.Observe, and logs a line for each answered request but for
-// probes.
+// logged assigns an id to each request and reports the request to Options.Observe and to the audit log. It logs a line
+// for each answered request except for probes.
 func (g *Gateway) logged(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := idOf(r)
@@ -66,7 +66,7 @@ func (g *Gateway) logged(next http.Handler) http.Handler {
 		defer func() {
 			g.auditRefusal(r, &out.refused)
 			if g.o.Observe != nil {
-				route := r.Pattern[max(strings.IndexByte(r.Pattern, '/'), 0):] // empty if the request was refused before
+				route := r.Pattern[max(strings.IndexByte(r.Pattern, '/'), 0):] // empty if the request was refused before routing
 				g.o.Observe(r.Method, route, cmp.Or(out.status, http.StatusOK), time.Since(began))
 			}
 			if quiet {

@@ -13,12 +13,12 @@ import (
 )
 
 // attempt is one acquire, of one name or of several in one step, from its first request until its holds have ended.
-// Requests with the same content and the same id meet in it: a poll for the place in the queue, and a repetition
-// after a lost answer.
+// Requests with the same content and the same id share it: a poll that keeps the place in the queue, and a retry after
+// a lost answer.
 //
-// The fields after done are protected by Gateway.mu.
+// Gateway.mu protects the fields after done.
 type attempt struct {
-	*ask     // its first request; later ones with the same id must want the same
+	*ask     // its first request; later requests with the same id must want the same
 	key      string
 	requests []backend.Request
 	cancel   context.CancelFunc
@@ -26,40 +26,40 @@ type attempt struct {
 
 	err       error
 	holds     []*hold
-	polls     int         // requests that wait for it
-	timer     *time.Timer // ends an attempt that nobody polls; nil without a timer
-	abandoned bool        // no client wants it any more
+	polls     int         // pending requests for it
+	timer     *time.Timer // ends the attempt if no client polls; may be nil
+	abandoned bool        // no client wants it any longer
 	cancelled bool        // a DELETE removed it from the queue
-	claimed   bool        // the grant was delivered
+	claimed   bool        // a client received the grants
 	over      bool        // its holds have ended
 }
 
 // hold is one grant that this replica monitors.
 //
-// The fields are protected by Gateway.mu.
+// Gateway.mu protects the fields.
 type hold struct {
-	a       *attempt // nil if another replica was granted it
+	a       *attempt // nil if another replica acquired it
 	key     holdKey
-	of      string // the principal for which it counts
+	of      string // the principal that it counts for
 	grant   backend.Grant
 	minHold time.Duration
-	until   backend.Instant // when the gateway ends it, unless it is renewed
+	until   backend.Instant // when the gateway ends it unless it is renewed
 	timer   *time.Timer
-	busy    int // renewals and releases under way
+	busy    int // renewals and releases in progress
 	ended   bool
 	freed   bool // it ended by a release
-	over    bool // the service has ended it, so no other replica has it
-	last    bool // the service extends it no more
-	counted bool // in Gateway.held
+	over    bool // the service ended it, so no other replica has it
+	last    bool // the service no longer extends it
+	counted bool // counts in Gateway.held
 }
 
 const (
-	attemptTime = 10 * time.Second // bounds an attempt that does not wait, and every other call of the driver
-	waitMost    = 24 * time.Hour   // bounds a wait over all of its polls
+	attemptTime = 10 * time.Second // the maximum for an attempt that does not wait, and for every other driver call
+	waitMost    = 24 * time.Hour   // the maximum for a wait over all of its polls
 )
 
-// join returns the attempt for the request with one more poll; it begins a missing attempt. carryOut calls the
-// driver; it is nil if another request does.
+// join returns the attempt for the request, with one more poll. If there is no such attempt, it begins one. The caller
+// calls carryOut, which calls the driver; it is nil if another goroutine does so.
 func (g *Gateway) join(ctx context.Context, key string, by *ask, rs []backend.Request) (
 	a *attempt, carryOut func(), err error,
 ) {
@@ -99,7 +99,7 @@ func (g *Gateway) join(ctx context.Context, key string, by *ask, rs []backend.Re
 			a.stopTimer()
 			g.mu.Unlock()
 			return a, nil, nil
-		default: // its place is being released
+		default: // the gateway is still releasing its place
 			gone = a.done
 		}
 		g.mu.Unlock()
@@ -120,7 +120,7 @@ func (g *Gateway) join(ctx context.Context, key string, by *ask, rs []backend.Re
 	}
 }
 
-// take counts an attempt for n holds in. The caller holds g.mu.
+// take counts an attempt for n holds, or returns the exhausted quota. The caller holds g.mu.
 func (g *Gateway) take(by *ask, n int) *Problem {
 	if g.keeps {
 		if p := g.sessions.use(by.principal, by.ttl, false, g.clock.Now()); p != nil {
@@ -130,8 +130,8 @@ func (g *Gateway) take(by *ask, n int) *Problem {
 	return g.held.enter(by.principal, n)
 }
 
-// begin makes an attempt, which carryOut carries out: in the background if it may wait, else the caller calls it.
-// seen is the moment in the history before it. The caller holds g.mu.
+// begin makes an attempt. If the attempt may wait, begin carries it out in the background; otherwise the caller calls
+// carryOut. seen is the position in the history before the attempt. The caller holds g.mu.
 func (g *Gateway) begin(key string, by *ask, rs []backend.Request,
 	seen uint64) (a *attempt, carryOut func()) {
 	bound := attemptTime
@@ -147,7 +147,7 @@ func (g *Gateway) begin(key string, by *ask, rs []backend.Request,
 		h := &hold{a: a, of: by.principal, key: keyOf(&rs[i]), minHold: rs[i].MinHold, counted: true}
 		a.holds[i] = h
 		rs[i].Lost = func(l backend.Loss) { g.lost(h, l) }
-		if !g.meets() { // no other replica needs to meet it, and its leftovers meet no later request
+		if !g.meets() { // no other replica shares it, and a new id keeps a late grant from later requests
 			rs[i].RequestID = backend.NewRequestID()
 			rs[i].HoldID, rs[i].Fresh = backend.HoldID(rs[i].RequestID), true
 		}
@@ -180,8 +180,8 @@ func (g *Gateway) acquire(ctx context.Context, rs []backend.Request) ([]backend.
 	return []backend.Grant{grant}, err
 }
 
-// judge checks tokens before anybody gets them. A service that issues a token twice, or a smaller one, has lost its
-// history: this replica stops granting locks.
+// judge checks fencing tokens before any client gets them. A service that issues a token twice, or a smaller token, has
+// lost its history: this replica then stops granting locks.
 func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
 	space := g.driver.Describe().TokenSpace
 	var errs []error
@@ -200,7 +200,7 @@ func (g *Gateway) judge(grants []backend.Grant, seen uint64) error {
 	return errors.Join(errs...)
 }
 
-// answered handles the driver's answer. Grants with an error are released.
+// answered handles the driver's answer. If err is not nil, it releases the grants.
 func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -208,15 +208,15 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 	if a.err = err; err != nil {
 		a.stopTimer()
 		a.over = true
-		delete(g.attempts, a.key) // the same request makes a new attempt
+		delete(g.attempts, a.key) // a retry makes a new attempt
 		for _, h := range a.holds {
 			g.uncount(h)
 		}
 		for i := range grants {
 			g.giveBack(a.holds[i].key, grants[i], always)
 		}
-		// Where requests meet, leftovers expire within a TTL: the same request may have been granted through another
-		// replica meanwhile.
+		// If replicas share requests, a possible hold expires within a TTL. The gateway must not release it: another replica
+		// may have delivered it to the same request in the meantime.
 		if errors.Is(err, backend.ErrUnknown) && !g.meets() {
 			for i, h := range a.holds {
 				g.giveBack(h.key, a.requests[i].Grant(), always)
@@ -238,8 +238,8 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 	}
 }
 
-// leave removes a poll. keep is the time for which the place, or the grant, is kept for the next one; zero: not at
-// all.
+// leave removes a poll. The gateway keeps the place, or the grant, for the duration keep, in which the client may poll
+// again. If keep is zero, leave abandons the attempt when no poll remains.
 func (g *Gateway) leave(a *attempt, keep time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -254,7 +254,7 @@ func (g *Gateway) leave(a *attempt, keep time.Duration) {
 	}
 }
 
-// unpolled ends an attempt that no client has polled in time.
+// unpolled abandons an attempt that no client has polled in time.
 func (g *Gateway) unpolled(a *attempt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -263,7 +263,7 @@ func (g *Gateway) unpolled(a *attempt) {
 	}
 }
 
-// abandon releases a place, or a grant that no client has seen. The caller holds g.mu.
+// abandon releases a place, or a grant that no client has received. The caller holds g.mu.
 func (g *Gateway) abandon(a *attempt) {
 	if a.abandoned {
 		return
@@ -280,7 +280,7 @@ func (g *Gateway) abandon(a *attempt) {
 	}
 }
 
-// giveUp releases all holds of a. The caller holds g.mu.
+// giveUp ends all holds of a. The caller holds g.mu.
 func (g *Gateway) giveUp(a *attempt) {
 	for _, h := range a.holds {
 		g.expire(h)
@@ -294,8 +294,8 @@ func (a *attempt) stopTimer() {
 	}
 }
 
-// holdKey identifies a client's hold of one name. Where holds do not move between replicas, requestID is not the
-// driver's.
+// holdKey identifies a client's hold of one name. Unless replicas share requests (see meets), the driver gets another
+// requestID.
 type holdKey struct{ name, requestID string }
 
 // ownedKey identifies an owner's hold of one name.
@@ -303,7 +303,7 @@ type ownedKey struct{ scope, owner, name string }
 
 func keyOf(r *backend.Request) holdKey { return holdKey{r.Name, r.RequestID} }
 
-// watch makes the gateway end h at an instant, unless it ends or is renewed before. The caller holds g.mu.
+// watch makes the gateway end h at an instant, unless h ends or is renewed earlier. The caller holds g.mu.
 func (g *Gateway) watch(h *hold, until backend.Instant) {
 	h.until = max(h.until, until)
 	left := h.until.Sub(g.clock.Now())
@@ -314,7 +314,7 @@ func (g *Gateway) watch(h *hold, until backend.Instant) {
 	}
 }
 
-// retryTime is the pause before a failed or refused operation is repeated.
+// retryTime is the pause before the gateway retries a failed or refused operation.
 const retryTime = 100 * time.Millisecond
 
 // overdue ends a hold that was not renewed.
@@ -328,8 +328,8 @@ func (g *Gateway) overdue(h *hold) {
 	g.expire(h)
 }
 
-// expire ends a hold whose holder is gone. Where holds expire in the service, expire only forgets it. The caller
-// holds g.mu.
+// expire ends a hold that its client has abandoned or has not renewed. If the hold has expired in the service too,
+// expire only forgets it. The caller holds g.mu.
 func (g *Gateway) expire(h *hold) {
 	if h.ended {
 		return
@@ -349,9 +349,9 @@ func (g *Gateway) expire(h *hold) {
 	g.giveBack(h.key, h.grant, func() bool { return g.keeps || g.clock.Now() < h.until })
 }
 
-// giveBack releases, in the background, the possible holds of an attempt while needed returns true. Until that is
-// done no attempt begins with the same key: its answer could be the very hold that is being released. The caller
-// holds g.mu.
+// giveBack releases a grant, or a possible hold, in the background. It retries while needed returns true. Until it is
+// done, no attempt with the same key begins: the answer could be the hold that is being released. The caller holds
+// g.mu.
 func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
 	done := make(chan struct{})
 	g.leaving[k] = done
@@ -380,7 +380,7 @@ func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
 
 func always() bool { return true }
 
-// awaitLeaving waits until this replica no longer releases a hold: a renewal would otherwise be followed by the release.
+// awaitLeaving waits until this replica has finished releasing a hold. Otherwise the release could follow a renewal.
 func (g *Gateway) awaitLeaving(ctx context.Context, k holdKey) error {
 	g.mu.Lock()
 	done := g.leaving[k]
@@ -396,8 +396,8 @@ func (g *Gateway) awaitLeaving(ctx context.Context, k holdKey) error {
 	}
 }
 
-// leftOf returns a channel that is closed when a hold of rs has been released; nil without a release under way. The
-// caller holds g.mu.
+// leftOf returns a channel that is closed when the release of a hold of rs is done; nil if no release is in progress.
+// The caller holds g.mu.
 func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
 	for i := range rs {
 		if done := g.leaving[keyOf(&rs[i])]; done != nil {
@@ -407,7 +407,7 @@ func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
 	return nil
 }
 
-// drop releases a grant of this replica, unless another replica has it by now.
+// drop releases a grant of this replica, unless another replica has taken it over.
 func (g *Gateway) drop(ctx context.Context, grant backend.Grant) error {
 	if g.expirer != nil {
 		return g.expirer.Expire(ctx, grant)
@@ -415,7 +415,7 @@ func (g *Gateway) drop(ctx context.Context, grant backend.Grant) error {
 	return g.driver.Release(ctx, grant)
 }
 
-// lost handles the driver's notification that a hold is gone from here.
+// lost handles the driver's notification that this replica has lost a hold.
 func (g *Gateway) lost(h *hold, l backend.Loss) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -433,14 +433,14 @@ func (g *Gateway) loss(h *hold, l backend.Loss) {
 	g.losses.add(g.memory(h, lossOf(&h.grant)), l)
 }
 
-// memory returns the entry to remember about a hold, with its expiry.
+// memory returns the key, the principal and the expiry of a record about a hold.
 func (g *Gateway) memory(h *hold, key string) remembered {
 	return remembered{key: key, principal: h.of, until: g.clock.Now().Add(max(2*h.grant.TTL, finishedTime))}
 }
 
 func lossOf(g *backend.Grant) string { return g.Name + "\x00" + g.RequestID }
 
-// why adds the reason for a hold's end to an error, if the driver reported it earlier, or if its time was over.
+// why adds to an ErrNotHeld the reason why the hold ended, if this replica has recorded it.
 func (g *Gateway) why(grant *backend.Grant, err error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -460,7 +460,7 @@ func (g *Gateway) whyLocked(grant *backend.Grant, err error) error {
 	return &backend.NotHeldError{Name: grant.Name, Reason: l.Reason, Text: l.Text}
 }
 
-// uncount counts a hold of this replica out, once. The caller holds g.mu.
+// uncount removes a hold from the quota. Further calls have no effect. The caller holds g.mu.
 func (g *Gateway) uncount(h *hold) {
 	if h.counted {
 		h.counted = false
@@ -468,7 +468,7 @@ func (g *Gateway) uncount(h *hold) {
 	}
 }
 
-// end forgets a hold. The caller holds g.mu.
+// end forgets a hold, and an attempt without other holds. The caller holds g.mu.
 func (g *Gateway) end(h *hold) {
 	if h.ended {
 		return
@@ -506,5 +506,5 @@ func (g *Gateway) end(h *hold) {
 	}
 }
 
-// overOf is the key under which a replica remembers its ended hold.
+// overOf returns the key under which a replica remembers that its hold has ended.
 func overOf(g *backend.Grant) string { return "over " + g.Name + "\x00" + g.RequestID }

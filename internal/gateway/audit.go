@@ -8,21 +8,21 @@ import (
 	"github.com/fencelock/fencelock/internal/audit"
 )
 
-// refused is the problem that a request was refused with, for the audit log.
+// refused records the refusal of a request, for the audit log.
 type refused struct {
 	problem *Problem // nil if it was not refused
-	event   string   // what was asked for: an operation, or "request" if the request was refused before its route
+	event   string   // the operation, or "request" if the request was refused before routing
 	name    string   // of the lock
 }
 
-// refusing notes the problem that a request is answered with.
+// refusing records the problem in the answer to a request. The first event counts.
 func refusing(w http.ResponseWriter, event string, p *Problem) {
 	if a, ok := w.(*answeredWriter); ok && p != nil {
 		a.problem, a.event = p, cmp.Or(a.event, event)
 	}
 }
 
-// noteRefusal notes the problem that an operation is answered with.
+// noteRefusal records the problem in the answer to an operation, and the name of the lock.
 func noteRefusal(r *http.Request, w http.ResponseWriter, operation string, p *Problem) {
 	refusing(w, operation, p)
 	if a, ok := w.(*answeredWriter); ok {
@@ -43,7 +43,8 @@ func (g *Gateway) audit(r *http.Request, e audit.Event) {
 	g.o.Audit.Write(e)
 }
 
-// auditRefusal writes that a request was denied, unless the lock service did so, which writes whom it has denied.
+// auditRefusal writes an event if the request was denied, unless the lock service denied it and got the principal: it
+// then writes the event itself.
 func (g *Gateway) auditRefusal(r *http.Request, was *refused) {
 	if g.o.Audit == nil || was.problem == nil || g.sends() && was.problem.byService {
 		return
@@ -58,7 +59,7 @@ func (g *Gateway) auditRefusal(r *http.Request, was *refused) {
 	g.audit(r, e)
 }
 
-// auditHolds writes that holds began or ended by a request, if that is to be written.
+// auditHolds writes an event for each hold that a request began or ended, if the audit log includes locks.
 func (g *Gateway) auditHolds(r *http.Request, event string, grants ...backend.Grant) {
 	if !g.o.Audit.Locks() {
 		return

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/internal/audit"
 )
 
-// Denials, invalid credentials and forced releases are written, and acquires and releases once each.
+// The audit log has denials, invalid credentials and forced releases. It has each acquire and each release once.
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	withRules(t, "allow token:ci acquire a\nallow token:ops force \"\"\n", []string{"ci", "ops"}, func(t *testing.T, d *ruled) {

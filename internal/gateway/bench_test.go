@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/internal/gateway"
 )
 
-// BenchmarkCycle is an acquire and a release on one durable server: through the SDK, and through a gateway over
+// BenchmarkCycle measures an acquire and a release on one durable server: through the SDK, and through a gateway over
 // HTTP/1.1.
 func BenchmarkCycle(b *testing.B) {
 	quiet := slog.New(slog.DiscardHandler)

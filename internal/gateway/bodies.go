@@ -14,7 +14,7 @@ type NameOf struct {
 
 func (n NameOf) name() string { return cmp.Or(n.Query, n.Path) }
 
-// Terms are the common part of an acquire, for all its names.
+// Terms are the part of an acquire that applies to all of its names.
 type Terms struct {
 	OwnerID       string `json:"ownerId" minLength:"1" maxLength:"256" example:"worker-1" doc:"Who holds the lock, for people, and the scope of requestId. It is shown to everybody"`
 	TTLMillis     int64  `json:"ttlMillis" minimum:"1" example:"30000" doc:"How long the hold lives unless it is renewed"`
@@ -25,15 +25,15 @@ type Terms struct {
 	MinHoldMillis int64  `json:"minHoldMillis,omitempty" minimum:"0" doc:"Keep the name closed for at least that long, also if it is released earlier"`
 }
 
-// Idempotent is the header for requestId, for clients and proxies that know it.
+// Idempotent is the header Idempotency-Key: another place for requestId, for clients and proxies that support it.
 type Idempotent struct {
 	Key string `header:"Idempotency-Key" maxLength:"128" doc:"The same as requestId in the body, which may be missing then"`
 }
 
-// maxKey bounds the header Idempotency-Key, as the tag of Idempotent.
+// maxKey bounds the header Idempotency-Key, in characters. It agrees with the tag of Idempotent.
 const maxKey = 128
 
-// idempotent uses the header as the request's id.
+// idempotent uses the header Idempotency-Key, if there is one, as the request's id.
 func idempotent(r *http.Request, t *Terms) error {
 	key := r.Header.Get("Idempotency-Key")
 	switch {
@@ -70,7 +70,7 @@ type acquireAllBody struct {
 	} `json:"requests" minItems:"1" maxItems:"64" doc:"All of them are granted, or none"`
 }
 
-// Lock is a hold, for its holder.
+// Lock is a hold as its holder sees it.
 type Lock struct {
 	LockKey        string `json:"lockKey" doc:"The name of the lock"`
 	LockToken      string `json:"lockToken" doc:"Renews and releases the hold: a secret"`

@@ -10,20 +10,20 @@ import (
 	"github.com/fencelock/fencelock/internal/listeners"
 )
 
-// Bounds of the bodies in the process, in bytes: in all, and for one principal.
+// maxBodies bounds the request bodies in memory, in bytes; maxBodiesOfOne bounds those of one principal.
 const (
 	maxBodies      = 64 << 20
-	maxBodiesOfOne = 16 << 20 // as many as one connection of HTTP/2 has streams
+	maxBodiesOfOne = 16 << 20 // enough for every stream of one HTTP/2 connection
 )
 
-// bodies counts the bytes of bodies, or their maximum while they arrive.
+// bodies counts the bytes of arriving bodies: the length that the request declares, or else maxBody.
 type bodies struct {
 	mu   sync.Mutex
 	used int64
 	of   map[string]int64 // by principal
 }
 
-// enter counts the body of r in. The returned function counts it out.
+// enter counts the body of r until the caller calls the returned function, or returns the exhausted quota.
 func (b *bodies) enter(r *http.Request) (out func(), p *Problem) {
 	size := int64(maxBody)
 	if n := r.ContentLength; n >= 0 && n < size {
@@ -51,8 +51,8 @@ func (b *bodies) enter(r *http.Request) (out func(), p *Problem) {
 	}, nil
 }
 
-// forwarded returns r as the client sent it, if it comes through a trusted proxy: with the client's address, and without
-// the proxy's certificate, which is not the client's credential.
+// forwarded returns r as the client sent it if r comes through a trusted proxy: with the client's address, and without
+// the proxy's certificate, which is not a credential of the client.
 func (g *Gateway) forwarded(r *http.Request) *http.Request {
 	host := listeners.HostOf(r.RemoteAddr)
 	if !listeners.Trusted(host, g.o.TrustedProxies) {

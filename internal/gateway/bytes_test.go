@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Bodies that are held back take no more memory of the process than their budget, and one client no more than its share.
+// Incomplete bodies use no more memory than their budget, and those of one client no more than its share.
 func TestBodiesHaveABudget(t *testing.T) {
 	t.Parallel()
 	b := bodies{of: map[string]int64{}}
@@ -44,7 +44,8 @@ func TestBodiesHaveABudget(t *testing.T) {
 	}
 }
 
-// Behind a trusted proxy a client is the address that the proxy sends; addresses from others are ignored.
+// Behind a trusted proxy, the client has the address that the proxy sends. The gateway ignores addresses that others
+// send.
 func TestTrustedProxies(t *testing.T) {
 	t.Parallel()
 	d, log := logging(t, Options{AccessLog: true, TrustedProxies: []netip.Prefix{

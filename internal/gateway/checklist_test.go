@@ -18,8 +18,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// What an interface for locks over HTTP must get right, line by line, over real connections that break.
-// TestMembersAnswer in cmd/fencelock has the lines about followers and leaders.
+// The checklist for an interface for locks over HTTP, line by line, over real connections that break. TestMembersAnswer
+// in cmd/fencelock has the lines about followers and leaders.
 func TestChecklist(t *testing.T) {
 	t.Parallel()
 	for _, line := range []struct {
@@ -70,7 +70,7 @@ func TestChecklist(t *testing.T) {
 	}
 }
 
-// patience is how long a condition may take to become true on a busy machine.
+// patience is the maximum time until a condition becomes true on a busy machine.
 const patience = 30 * time.Second
 
 // live is a gateway at a socket, behind a network that can be broken.
@@ -122,7 +122,7 @@ func lively(t *testing.T, d backend.Driver, change ...func(*Options)) *live {
 	return &live{t, g, l.Addr().String(), proxy, own}
 }
 
-// call sends one request to an address. A reply with status 0 means that no answer came.
+// call sends one request to an address. A reply with status 0 means that there was no answer.
 func (l *live) call(ctx context.Context, method, addr, path, body string) reply {
 	l.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, "http://"+addr+path, strings.NewReader(body))
@@ -141,7 +141,7 @@ func (l *live) call(ctx context.Context, method, addr, path, body string) reply 
 	return reply{resp.StatusCode, resp.Header, string(text)}
 }
 
-// far sends through the network that can be broken, near past it.
+// far sends a request through the network that can be broken; near bypasses it.
 func (l *live) far(ctx context.Context, path, body string) reply {
 	return l.call(ctx, http.MethodPost, l.proxy.Addr(), path, body)
 }
@@ -186,7 +186,7 @@ func (l *live) await(what string, true func() bool) {
 
 const atX = "/v1/locks/x"
 
-// longOf is an acquire with a TTL that no test outlives.
+// longOf returns the body of an acquire with a TTL longer than any test.
 func longOf(owner, more string) string {
 	return `{"ownerId":"` + owner + `","ttlMillis":600000` + more + `}`
 }
@@ -268,7 +268,8 @@ func lostRelease(t *testing.T) {
 	})
 }
 
-// The holder counts from when it sent, over a network that takes its time: nobody else is granted the lock before.
+// Over a slow network, the holder counts the validity from the instant at which it sent the request: nobody else gets
+// the lock earlier.
 func validFromTheSender(t *testing.T) {
 	t.Parallel()
 	l := lively(t, nil)
@@ -285,7 +286,7 @@ func validFromTheSender(t *testing.T) {
 	}
 }
 
-// A load balancer that cuts every connection after a while costs a client only further requests.
+// With a load balancer that cuts every connection after a while, a client only has to send more requests.
 func balancerCuts(t *testing.T) {
 	t.Parallel()
 	l := lively(t, nil)
@@ -318,7 +319,7 @@ func balancerCuts(t *testing.T) {
 }
 
 func waitsAreCapped(t *testing.T) {
-	const balancers = 60 * time.Second // the usual time-out
+	const balancers = 60 * time.Second // the usual timeout
 	if pollMost >= balancers || beatTime >= balancers/2 {
 		t.Errorf("a wait takes %v, and a stream is silent for %v", pollMost, beatTime)
 	}

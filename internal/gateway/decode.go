@@ -14,10 +14,10 @@ import (
 	"unicode/utf8"
 )
 
-// decoder reads the body of a request in one pass, strictly: unknown keys, duplicate keys, keys in another case, numbers
-// that are no integers, values beyond the bounds of the specification and text that is not Unicode are errors.
+// decoder reads the body of a request in one pass, strictly: unknown keys, duplicate keys, keys in another case,
+// numbers that are no integers, values beyond the bounds of the specification and text that is not Unicode are errors.
 // Bounds come from the tags from which the specification is generated. Package encoding/json would need a second pass
-// for the duplicates, and a third one for the bounds.
+// for the duplicates and a third for the bounds.
 type decoder struct {
 	text []byte
 	at   int
@@ -28,7 +28,7 @@ var (
 	errNotUnicode = errors.New("the body contains text that is not UTF-8, or the replacement character")
 )
 
-// decode reads a body into a struct, which has the shape.
+// decode reads a body into a struct of the shape.
 func (of *shape) decode(text []byte, into any) error {
 	if len(text) == 0 {
 		return errors.New("the request has no body")
@@ -43,14 +43,14 @@ func (of *shape) decode(text []byte, into any) error {
 	return nil
 }
 
-// shape is what a body, or an object in it, may contain.
+// shape describes the members of a body, or of an object in it.
 type shape struct {
 	fields   []field
 	byName   map[string]int
-	required uint64 // bits of the numbers of fields
+	required uint64 // a bit set of indexes into fields
 }
 
-// field is a member of an object. A member that is not required may be null, as if it was missing.
+// field is a member of an object. An optional member may be null, which means the same as a missing member.
 type field struct {
 	name        string
 	index       []int
@@ -60,7 +60,7 @@ type field struct {
 	items       *shape // of an array
 }
 
-// shapeOf returns the shape of a struct, by its tags.
+// shapeOf returns the shape of a struct, from its tags.
 func shapeOf(t reflect.Type) *shape {
 	of := &shape{byName: map[string]int{}}
 	for _, f := range reflect.VisibleFields(t) {
@@ -96,7 +96,7 @@ func shapeOf(t reflect.Type) *shape {
 	return of
 }
 
-// boundOf returns a bound in a tag.
+// boundOf returns the bound called name in a tag, or otherwise.
 func boundOf(tag reflect.StructTag, name string, otherwise int64) int64 {
 	text, found := tag.Lookup(name)
 	if !found {
@@ -135,7 +135,7 @@ func (d *decoder) word(w string) bool {
 	return true
 }
 
-// each calls do for each element up to the end.
+// each calls do for each element up to the closing byte end.
 func (d *decoder) each(end byte, do func() error) error {
 	if d.take(end) {
 		return nil
@@ -153,7 +153,7 @@ func (d *decoder) each(end byte, do func() error) error {
 	}
 }
 
-// key reads the key of a member.
+// key reads the key of a member, and the colon.
 func (d *decoder) key() ([]byte, error) {
 	if !d.take('"') {
 		return nil, errNotJSON
@@ -255,7 +255,7 @@ func (d *decoder) value(v reflect.Value, f *field) error {
 	return nil
 }
 
-// bounds checks a number, or a length in units.
+// bounds checks a number, or a length in units, against the bounds of the field.
 func (f *field) bounds(n int64, units string) error {
 	if n >= f.least && n <= f.most {
 		return nil
@@ -298,7 +298,7 @@ func (d *decoder) number(v reflect.Value, f *field) error {
 	return f.bounds(n, "")
 }
 
-// texts reads an object with values that are strings.
+// texts reads an object whose values are strings.
 func (d *decoder) texts(into *map[string]string, f *field) error {
 	if !d.take('{') {
 		return fmt.Errorf("%s: want an object", f.name)
@@ -321,7 +321,7 @@ func (d *decoder) texts(into *map[string]string, f *field) error {
 	})
 }
 
-// textTo reads a string up to its end. The result is valid until the next call if the string has no escapes.
+// textTo reads the rest of a string, after its opening quote. Without escapes, the result shares memory with the body.
 func (d *decoder) textTo() ([]byte, error) {
 	from := d.at
 	var out []byte // with the escapes resolved; nil without escapes
@@ -355,7 +355,7 @@ func (d *decoder) textTo() ([]byte, error) {
 	return nil, errNotJSON
 }
 
-// escape reads an escape in a string. Half of a surrogate pair is the replacement character.
+// escape reads an escape in a string. It returns the replacement character for half of a surrogate pair.
 func (d *decoder) escape() (rune, error) {
 	if d.at+1 == len(d.text) {
 		return 0, errNotJSON

@@ -13,7 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// bodyOf is a type of bodies: as the gateway reads it, and as the specification and encoding/json read it.
+// bodyOf is a body type, for the gateway's decoder, and for the specification with encoding/json.
 type bodyOf struct {
 	t      reflect.Type
 	shape  *shape
@@ -100,7 +100,7 @@ func unambiguous(text []byte) error {
 	}
 }
 
-// compare fails if the gateway and the specification differ in a text.
+// compare fails the test if the gateway and the specification disagree about a text. It returns whether both accept it.
 func (b *bodyOf) compare(t *testing.T, text []byte) (accepted bool) {
 	t.Helper()
 	got, err := b.reads(text)
@@ -114,7 +114,7 @@ func (b *bodyOf) compare(t *testing.T, text []byte) (accepted bool) {
 	return err == nil
 }
 
-// values are values at the bounds of what bodies may have.
+// values are JSON values at the bounds of the specification.
 var values = []string{
 	`null`, `true`, `false`, `""`, `"a"`, `"exclusive"`, `"shared"`, `"permits"`, `"Exclusive"`, `0`, `1`, `-1`, `-0`, `7`, `30000`,
 	`5e3`, `5000.0`, `00`, `+1`, `.5`, `1.`, `9223372036854775807`, `9223372036854775808`, `-9223372036854775809`,
@@ -127,8 +127,8 @@ var values = []string{
 	"[" + strings.Repeat(`{"lockKey":"a"},`, 63) + `{"lockKey":"a"}]`, "[" + strings.Repeat(`{"lockKey":"a"},`, 64) + `{"lockKey":"a"}]`,
 }
 
-// The gateway reads each body as the specification and encoding/json do, and refuses the same ones: by chance, with each
-// value as each member, and with faults in the text.
+// The gateway reads each body as the specification and encoding/json do, and refuses the same bodies: random bodies,
+// each value as each member, and texts with faults.
 func TestBodiesAreReadAsSpecified(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(34, 1)) //nolint:gosec // repeatable

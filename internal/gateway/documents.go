@@ -33,7 +33,7 @@ type Ready struct {
 	Detail       string  `json:"detail,omitempty"`
 }
 
-// Live says that the process serves.
+// Live is the answer of the liveness probe.
 type Live struct {
 	Live bool `json:"live"`
 }
@@ -58,7 +58,7 @@ func (g *Gateway) draining() bool {
 	select {
 	case <-g.o.Draining:
 		return true
-	default: // even without a channel
+	default: // also for a nil channel
 		return false
 	}
 }
@@ -94,8 +94,8 @@ func (g *Gateway) ready(ctx context.Context) Ready {
 	return out
 }
 
-// Unready answers while there is no driver yet: the process is live, but serves no locks. why is
-// never nil.
+// Unready returns a handler for the time before there is a driver: the process is live, but every call fails with the
+// error of why, which is never nil.
 func Unready(why func() error) http.Handler {
 	mux := listeners.Probes(func(context.Context) error { return why() })
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
@@ -107,8 +107,8 @@ func Unready(why func() error) http.Handler {
 // inMillis returns a duration in milliseconds, with fractions.
 func inMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// trueHeaders makes the specification show the headers that each answer has, and leave responses open: a client
-// ignores members that it does not know.
+// trueHeaders adds the headers of each answer to the specification. It also allows additional members in responses,
+// since a client ignores members that it does not know.
 func trueHeaders(spec *huma.OpenAPI) {
 	for _, item := range spec.Paths {
 		for _, op := range []*huma.Operation{item.Get, item.Post, item.Delete} {
@@ -141,24 +141,24 @@ func trueHeaders(spec *huma.OpenAPI) {
 		}
 	}
 	for name, schema := range spec.Components.Schemas.Map() {
-		if !strings.HasSuffix(name, "Body") && name != "Item" { // of acquireAll's body
+		if !strings.HasSuffix(name, "Body") && name != "Item" { // Item is part of the body of acquireAll
 			schema.AdditionalProperties = nil
 		}
 	}
 }
 
-// documents serves the specification, and a self-contained page made of it.
+// documents serves the specification, and a self-contained page generated from it.
 func (g *Gateway) documents(mux *table, spec *huma.OpenAPI) {
 	text, err := specification(spec)
 	if err != nil {
-		panic(err) // of types in this package
+		panic(err) // impossible: all types are in this package
 	}
 	page := docsPage(spec)
 	serve := func(contentType string, text []byte) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", contentType)
 			w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-			_, _ = w.Write(text) // the client is gone
+			_, _ = w.Write(text) // an error means that the client has disconnected
 		}
 	}
 	mux.HandleFunc("GET "+specificationPath, serve("application/openapi+json", text))
@@ -214,7 +214,7 @@ func docsPage(spec *huma.OpenAPI) []byte {
 	err := docsTemplate.Execute(&out,
 		map[string]any{"Title": spec.Info.Title, "About": spec.Info.Description, "Calls": calls})
 	if err != nil {
-		panic(err) // of text in this package
+		panic(err) // impossible: the template is in this package
 	}
 	return out.Bytes()
 }

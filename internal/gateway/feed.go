@@ -14,26 +14,26 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// feedEvents bounds how many events of a name are kept for watchers that are behind.
+// feedEvents bounds the events of a name that a feed keeps for watchers that are behind.
 const feedEvents = 1024
 
-// feed is the only watch of a name at the service, for all watchers of the name here: of one principal, where the service
-// gets those. However many they are, the service sends each event once.
+// feed is this replica's only watch of a name at the service, which all watchers of the name share: the service sends
+// each event once. If the service gets the principals of calls, each principal has its own feed.
 type feed struct {
 	feedKey
-	watched int // how many use it; protected by Gateway.mu
+	watched int // the number of watchers; protected by Gateway.mu
 	cancel  context.CancelFunc
-	began   chan struct{} // closed when the watch stands or has ended; a driver's own watch counts as standing from the start
+	began   chan struct{} // closed when polling has begun or the watch has ended; immediately for a driver's own watch
 
 	mu     sync.Mutex // protects the following fields
-	floor  uint64     // each event of a greater revision is in events, or follows
+	floor  uint64     // every event with a greater revision is in events, or follows
 	first  uint64     // number of events[0]
 	events []*event
-	err    error         // why it ended
+	err    error         // the reason why it ended
 	news   chan struct{} // closed when an event is added, and at the end
 }
 
-// event is a change with its text, which all watchers of a feed share.
+// event is a change, with its text. All watchers of a feed share both.
 type event struct {
 	backend.Change
 	once sync.Once // guards said
@@ -43,14 +43,14 @@ type event struct {
 // feedKey identifies a feed.
 type feedKey struct {
 	name    string
-	sentFor principal.Principal // for whom the lock service is asked; empty: for the gateway
+	sentFor principal.Principal // the principal of the call to the lock service; empty: the gateway
 }
 
-// anyRevision is the floor of a feed that knows no revision yet: it has no event for certain.
+// anyRevision is the floor of a feed that knows no revision yet: the feed guarantees no events.
 const anyRevision = math.MaxUint64
 
-// feedOf returns a feed, which the caller leaves when it no longer uses it; nil if the gateway closes. now is
-// a revision that the service has reached, 0 if unknown.
+// feedOf returns the feed for k, or nil if the gateway is closing. The caller calls leaveFeed when it no longer uses
+// the feed. now is a revision that the service has reached; 0 if unknown.
 func (g *Gateway) feedOf(d backend.Watcher, k feedKey, now uint64) *feed {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -81,7 +81,7 @@ func (g *Gateway) leaveFeed(f *feed) {
 	}
 }
 
-// dropFeed makes the next watcher begin another feed. The caller holds g.mu.
+// dropFeed ends a feed, so that the next watcher begins another feed. The caller holds g.mu.
 func (g *Gateway) dropFeed(f *feed) {
 	f.cancel()
 	if g.feeds[f.feedKey] == f {
@@ -89,7 +89,8 @@ func (g *Gateway) dropFeed(f *feed) {
 	}
 }
 
-// fill watches the name after a revision, or from now on if since is 0, until ctx or the watch ends.
+// fill adds the changes of the name after the revision since, or from now on if since is 0, until ctx or the watch
+// ends.
 func (g *Gateway) fill(ctx context.Context, d backend.Watcher, f *feed, since uint64) {
 	began := sync.OnceFunc(func() { close(f.began) })
 	defer began()
@@ -120,7 +121,7 @@ func (g *Gateway) fill(ctx context.Context, d backend.Watcher, f *feed, since ui
 
 func watchEnded() error { return problem(codeUnavailable, "the watch ended").retry(comeAgain) }
 
-// present returns the revision that the service has reached; 0 if it has no revisions, or does not answer.
+// present returns a revision that the service has reached; 0 if it has no revisions or does not answer.
 func (g *Gateway) present(ctx context.Context, name string) uint64 {
 	if !g.can(backend.CapWatchReplay) {
 		return 0
@@ -132,7 +133,7 @@ func (g *Gateway) present(ctx context.Context, name string) uint64 {
 	return s.Revision
 }
 
-// add keeps an event, and wakes the watchers that wait for one.
+// add adds an event and notifies the watchers. It drops the older half of the events of a full feed.
 func (f *feed) add(c backend.Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -156,8 +157,8 @@ func (f *feed) end() uint64 {
 	return f.first + uint64(len(f.events))
 }
 
-// after returns the number of the first event after a revision that the service has reached, if the feed has, or
-// gets, all later events. A lagging feed may add events up to the revision later.
+// after returns the number of the first event after a revision that the service has reached. ok reports whether the
+// feed has, or will get, all later events. A feed that lags may still add events up to that revision.
 func (f *feed) after(revision uint64) (at uint64, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,15 +172,15 @@ func (f *feed) after(revision uint64) (at uint64, ok bool) {
 	return f.first + uint64(n), true
 }
 
-// batch has the events of a feed from one event on.
+// batch is the result of from.
 type batch struct {
-	lost   bool // the first of them is no longer kept
+	lost   bool // the feed no longer has the first event
 	events []*event
-	news   <-chan struct{} // closed when there are some; nil if there are already
-	err    error           // why no events follow
+	news   <-chan struct{} // closed when the feed has more events; nil if events is not empty
+	err    error           // the reason why no events follow
 }
 
-// from returns the events from a number on.
+// from returns the events from the number at on.
 func (f *feed) from(at uint64) batch {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -192,17 +193,17 @@ func (f *feed) from(at uint64) batch {
 	return batch{news: f.news, err: f.err}
 }
 
-// follower is one watch of a name that shares the feed of the name. Several events may have one revision: they are
-// one step of the service.
+// follower is one watch of a name, which shares the feed of the name. Several events may have the same revision if one
+// step of the service caused them.
 type follower struct {
 	*feed
-	past  uint64 // each event up to this revision was yielded, or precedes the watch
+	past  uint64 // every event up to this revision was yielded, or precedes the watch
 	last  uint64 // revision of the event that was yielded last
-	of    int    // how many events of the revision last were yielded
+	of    int    // the number of yielded events of the revision last
 	yield func([]*event, error) bool
 }
 
-// note records that e follows the events yielded before.
+// note records that e is the next event to yield.
 func (w *follower) note(e *event) {
 	if e.Revision != w.last {
 		w.past, w.last, w.of = w.last, e.Revision, 0
@@ -210,19 +211,19 @@ func (w *follower) note(e *event) {
 	w.of++
 }
 
-// pause returns how long a watcher pauses after it got events, so that the watchers of a busy name do not take the
-// processor from its holders: together they send at most sendsOfOne times a second. maxPause is shorter than a busy name
-// takes to fill its feed.
+// pause returns the pause of a watcher after it got events, so that the watchers of a busy name leave processor time to
+// its holders: together they send at most sendsOfOne times a second, as far as maxPause allows. A busy name takes
+// longer than maxPause to fill its feed.
 func (g *Gateway) pause(f *feed) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return min(max(pauseTime, time.Duration(f.watched)*time.Second/sendsOfOne), maxPause)
 }
 
-// follow is a watch of a name after a revision, or from now on if since is 0, that shares the feed of the name. It
-// reads only the events that the feed lacks from the service itself. Between two groups of events it pauses. now is a
-// revision that the service has reached; 0 if the caller knows no revision. It calls begun when the watch stands: later
-// changes are yielded.
+// follow yields the changes of a name after the revision since, or from now on if since is 0. It shares the feed of the
+// name, and reads only the events that the feed lacks from the service itself. It pauses between two groups of events.
+// now is a revision that the service has reached; 0 if the caller knows no revision. follow calls begun once it is
+// certain to yield all later changes.
 func (g *Gateway) follow(
 	ctx context.Context, d backend.Watcher, name string, since, now uint64, begun func(),
 ) iter.Seq2[[]*event, error] {
@@ -242,7 +243,7 @@ func (g *Gateway) follow(
 		w := &follower{feed: f, past: since, last: since, yield: yield}
 		at, on := f.end(), true
 		if since != 0 {
-			// The service itself refuses a revision that it has not reached.
+			// The feed cannot serve a revision that the service has not reached: the service refuses it.
 			if at, on = f.after(since); !on || since > now {
 				at, on = w.catchUp(ctx, d)
 			}
@@ -289,10 +290,10 @@ func (g *Gateway) follow(
 	}
 }
 
-// catchUp yields the events that follow the ones yielded before, from the service, until the feed has the rest. It
-// returns the number of the feed's first event of the rest; ok is false if the watch is over.
+// catchUp yields the next events from the service until the feed has all later events. It returns the number of the
+// first of those; ok is false if the watch is over.
 func (w *follower) catchUp(ctx context.Context, d backend.Watcher) (at uint64, ok bool) {
-	again := w.of // events that the service repeats
+	again := w.of // the number of yielded events that the service repeats
 	for c, err := range d.Watch(ctx, w.name, w.past) {
 		switch {
 		case err != nil:

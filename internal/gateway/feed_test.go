@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// counting is a service that counts who watches it.
+// counting is a service that counts its watches.
 type counting struct {
 	*memory.Driver
 	mu         sync.Mutex
@@ -26,7 +26,7 @@ type counting struct {
 	ends       []context.CancelCauseFunc
 }
 
-// cut ends the watches as a service does that cannot be reached.
+// cut ends the watches with ErrUnavailable.
 func (c *counting) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ func (c *counting) watches() (open, ever int) {
 	return c.open, c.ever
 }
 
-// counted runs a test in simulated time with a gateway before such a service.
+// counted runs a test in simulated time with a gateway in front of a counting service.
 func counted(t *testing.T, test func(t *testing.T, d *door, c *counting)) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := memory.New(&memory.Options{Clock: backend.GoClock()})
@@ -85,7 +85,7 @@ func counted(t *testing.T, test func(t *testing.T, d *door, c *counting)) {
 	})
 }
 
-// All that watch a name, or poll for a change of it, share one watch of the service, and get every event.
+// All clients that watch a name, or wait for a change of its state, share one watch of the service and get every event.
 func TestWatchersShareOneWatch(t *testing.T) {
 	counted(t, func(t *testing.T, d *door, c *counting) {
 		ctx, hangUp := context.WithCancel(t.Context())
@@ -136,7 +136,7 @@ func TestWatchersShareOneWatch(t *testing.T) {
 	})
 }
 
-// record is a service. A test writes its changes. While lag is set, the first watch yields nothing.
+// record is a service whose changes the test writes. While lag is set, the first watch yields nothing.
 type record struct {
 	mu      sync.Mutex
 	changes []backend.Change
@@ -165,7 +165,7 @@ func (r *record) edit(change func()) {
 	r.written = make(chan struct{})
 }
 
-// revision is that of the last change.
+// revision returns the revision of the last change.
 func (r *record) revision() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -233,8 +233,8 @@ func (r *record) after(since uint64) string {
 	return strings.Join(want, " ")
 }
 
-// recorded runs a test in simulated time with a record that has come to revision 5. follow begins a watch that pauses
-// after some events.
+// recorded runs a test in simulated time with a record at revision 5. follow begins a watch that pauses after some
+// events.
 func recorded(t *testing.T, test func(r *record, follow func(since uint64, slow int) *follows)) {
 	counted(t, func(t *testing.T, d *door, _ *counting) {
 		ctx, hangUp := context.WithCancel(t.Context())
@@ -266,8 +266,8 @@ func recorded(t *testing.T, test func(r *record, follow func(since uint64, slow 
 	})
 }
 
-// A watch gets each event after its revision once and in order, wherever the shared watch begins, and however slow the
-// watcher is, also where several events have one revision.
+// A watch gets each event after its revision once and in order, wherever the shared watch begins and however slow the
+// watcher is, even if several events have the same revision.
 func TestWatchCatchesUpWithTheFeed(t *testing.T) {
 	recorded(t, func(r *record, follow func(since uint64, slow int) *follows) {
 		told := map[*follows]uint64{follow(0, 0): 5, follow(2, 0): 2, follow(3, 1): 3, follow(5, 0): 5}
@@ -293,7 +293,7 @@ func TestWatchCatchesUpWithTheFeed(t *testing.T) {
 	})
 }
 
-// A watch from now on yields no earlier change, even if the shared watch still lags behind.
+// A watch from now on yields no earlier change, even if the shared watch lags.
 func TestWatchBeginsBehindALaggingFeed(t *testing.T) {
 	recorded(t, func(r *record, follow func(since uint64, slow int) *follows) {
 		before := follow(0, 0)
@@ -314,7 +314,8 @@ func TestWatchBeginsBehindALaggingFeed(t *testing.T) {
 	})
 }
 
-// A revision to which the service has not come is refused as the service refuses it, also where the name is watched.
+// For a revision that the service has not reached, the gateway returns the error of the service, even if the name is
+// already watched.
 func TestWatchAheadOfTheFeed(t *testing.T) {
 	recorded(t, func(_ *record, follow func(since uint64, slow int) *follows) {
 		follow(0, 0)
@@ -336,7 +337,7 @@ func TestWatchAheadOfTheFeed(t *testing.T) {
 	})
 }
 
-// The end of the shared watch is the end of all that share it, and the next watch begins another.
+// When the shared watch ends, all watches that share it end. The next watch begins another shared watch.
 func TestFeedEnds(t *testing.T) {
 	counted(t, func(t *testing.T, d *door, c *counting) {
 		var all []<-chan reply

@@ -1,21 +1,22 @@
-// Package gateway is the HTTP door to a lock service: JSON over the calls of a backend.Driver, for every language.
-// docs/HTTP.md is its documentation, openapi.json its specification, which is generated from the types here.
+// Package gateway serves a lock service over HTTP: it maps JSON requests to the calls of a backend.Driver, for clients
+// in every language. docs/HTTP.md documents it. Its specification, openapi.json, is generated from the types of this
+// package.
 //
-// A gateway keeps no locks. A lock token is the driver's grant, encrypted with a key that all replicas share, so that
-// any replica renews and releases what another one was granted, as far as the driver allows it:
+// A gateway stores no locks. A lock token is the driver's grant, encrypted with a key that all replicas share. So any
+// replica can renew and release a hold that another replica acquired, as far as the driver allows it:
 //
-//   - Where holds expire in the service (Redis, Redlock) a dead replica takes no hold with it. If the driver is a
+//   - If holds expire in the service (Redis, Redlock), they survive the death of a replica. If the driver is also a
 //     backend.Expirer (Redis), the same request gets the same hold through every replica.
-//   - Where the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through
-//     another replica brings the hold there. Until then it lives for one TTL after its replica died.
-//   - Where it is not an Expirer (etcd, ZooKeeper, PostgreSQL), only the replica that was granted a hold renews it
-//     (HELD_ELSEWHERE from the others), and any releases it. One replica serves at a time: see SharesHolds, ReplicaLock
-//     and Options.Grants.
+//   - If the driver keeps holds alive on sessions and is a backend.Expirer (the bundled server), a renewal through
+//     another replica moves the hold to that replica. Without a renewal the hold ends one TTL after its replica died.
+//   - If the driver keeps holds alive but is not an Expirer (etcd, ZooKeeper, PostgreSQL), only the replica that
+//     acquired a hold renews it. The others answer HELD_ELSEWHERE. Any replica releases it. One replica serves at a
+//     time: see SharesHolds, ReplicaLock and Options.Grants.
 //
-// In the latter two cases the replica itself ends a hold that its client has not renewed for one TTL.
+// In the latter two cases the replica ends a hold that its client has not renewed for one TTL.
 //
-// Time. A client may rely on validForMillis, which counts from the instant at which it sent the request: earlier than
-// any instant from which the service counts. No decision uses a wall clock.
+// A client may rely on validForMillis, which counts from the instant at which the client sent the request. The service
+// counts from a later instant. No decision uses a wall clock.
 package gateway
 
 import (
@@ -40,40 +41,40 @@ import (
 	"github.com/fencelock/fencelock/internal/history"
 )
 
-// Options configure a Gateway. All but Driver have defaults.
+// Options configure a Gateway. All fields but Driver have defaults.
 type Options struct {
 	// Driver is the gateway's backend. Its owner closes it, after the gateway.
 	Driver backend.Driver
 
-	// Key is the secret that all replicas share, at least MinKeyBytes: it seals lock tokens. Nil: random, so that
-	// only this replica can open its tokens. OldKeys open lock tokens that were sealed with them. The ids of requests
-	// are derived from Identity, or from Key if it is nil; it must stay while Key changes.
+	// Key is the secret that all replicas share, of at least MinKeyBytes. It seals lock tokens. Nil: a random key, so that
+	// only this replica can open its tokens. OldKeys open the lock tokens that they sealed. The gateway derives the ids of
+	// requests from Identity, or from Key if Identity is nil. Identity must stay the same while Key changes.
 	Key, Identity []byte
 	OldKeys       [][]byte
 
-	// Grants returns the reason why this replica grants no locks at present, nil if it does. It is not ready then, and
-	// renews and releases the holds that there are. Nil: it always grants.
+	// Grants returns the reason why this replica grants no locks at present, nil if it grants them. A replica that grants
+	// no locks is not ready, but renews and releases existing holds. Nil: it always grants.
 	Grants func() error
 
-	// Access has the rights. Nil: everybody may do everything, but force-release requires a client on this machine,
-	// or a verified certificate.
+	// Access contains the rights. Nil: everybody may do everything, but force-release requires a client on this machine or
+	// a verified certificate.
 	Access *Access
 
 	// Limits bound the gateway's state.
 	Limits Limits
 
-	// TrustedProxies are networks of proxies whose X-Forwarded-For has the address of the client.
+	// TrustedProxies are the networks of proxies whose X-Forwarded-For header names the address of the client.
 	TrustedProxies []netip.Prefix
 
-	// Draining is closed when the process is about to stop: /readyz answers 503 from then on, and everything else as
-	// before. Nil: never.
+	// Draining is closed when the process is about to stop. From then on /readyz answers 503; all other calls work as
+	// before. Nil: the process never drains.
 	Draining <-chan struct{}
 
-	// Observe gets each request that was answered: its method, the pattern of the route that served it, empty if it
-	// was refused before, the status and the time. It is called by many goroutines. May be nil.
+	// Observe is called after each answered request with its method, the pattern of its route (empty if the request was
+	// refused before routing), the status and the duration. It is called concurrently. May be nil.
 	Observe func(method, route string, status int, took time.Duration)
 
-	// NoPage switches the web page off.
+	// NoPage disables the web page.
 	NoPage bool
 	// Service returns the members and limits that the web page shows. Nil: unknown.
 	Service func(context.Context) Service
@@ -81,8 +82,8 @@ type Options struct {
 	// Version is the version in the specification.
 	Version string
 
-	// Hosts are names under which requests without a certificate may address the gateway, beside localhost, addresses and
-	// the names of its certificate: host names without port, whose first label may be *.
+	// Hosts are host names that requests without a credential may use for the gateway, in addition to localhost, addresses
+	// and the names of its certificate. They have no port; the first label may be *.
 	Hosts []string
 	// Certificate returns the gateway's own certificate. Nil: no certificate.
 	Certificate func() *x509.Certificate
@@ -90,7 +91,7 @@ type Options struct {
 	// AccessLog writes a line to Log for each request.
 	AccessLog bool
 
-	// Audit gets who did what, as of the server AuditAs. Nil: no audit log.
+	// Audit records who did what. AuditAs is the name of this server in its events. Nil: no audit log.
 	Audit   *audit.Log
 	AuditAs string
 
@@ -98,7 +99,7 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// certificateOf names the client's verified certificate; empty without one.
+// certificateOf returns a name for the subject of the client's verified certificate; empty without a certificate.
 func certificateOf(r *http.Request) string {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return ""
@@ -108,7 +109,7 @@ func certificateOf(r *http.Request) string {
 	return "certificate " + hex.EncodeToString(sum[:])
 }
 
-// Gateway serves the calls of docs/HTTP.md. Make it with New; its Handler, or Serve, is safe for concurrent use.
+// Gateway serves the calls of docs/HTTP.md. New creates it. Its handler is safe for concurrent use.
 type Gateway struct {
 	o       Options
 	driver  backend.Driver
@@ -126,7 +127,7 @@ type Gateway struct {
 	rates    *rates
 	works    *work
 	named    sync.Once      // guards the warning about Hosts
-	history  history.Tokens // acknowledged by the service to this replica
+	history  history.Tokens // the tokens that this replica got from the service
 
 	closing  context.Context // ends when Close begins: waits and watches
 	close    context.CancelFunc
@@ -137,13 +138,13 @@ type Gateway struct {
 	mu       sync.Mutex // protects the following fields, and the fields of attempts and holds
 	attempts map[string]*attempt
 	holds    map[holdKey]*hold         // by the driver's key
-	leaving  map[holdKey]chan struct{} // holds that are being released, each closed when that is done
+	leaving  map[holdKey]chan struct{} // holds that are being released; closed when the release is done
 	owned    map[ownedKey]*hold
 	finished recent[struct{}]
-	losses   recent[backend.Loss] // why holds ended
+	losses   recent[backend.Loss] // the reasons why holds ended
 	waits    share
 	watches  share
-	held     share // holds of this replica, and attempts
+	held     share // holds and attempts of this replica
 	sessions sessions
 	feeds    map[feedKey]*feed
 }
@@ -191,22 +192,22 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-// SharesHolds reports whether each replica in front of the driver's service renews the holds of the others: holds expire
-// in the service, or the driver takes them over.
+// SharesHolds reports whether every replica in front of the driver's service can renew the holds of the others: holds
+// expire in the service, or the driver takes holds over.
 func SharesHolds(d backend.Driver) bool {
 	_, expires := backend.As[backend.Expirer](d)
 	return expires || !d.Describe().KeepsHolds
 }
 
-// ReplicaLock is the lock that a replica holds while it serves where replicas do not share holds. A group of replicas
-// adds a space and its name. Clients cannot take these names.
+// ReplicaLock is the lock that a replica holds while it serves, if replicas do not share holds. A group of replicas
+// adds a space and the name of the group. Clients cannot acquire these names.
 const ReplicaLock = "fencelock gateway"
 
 func reserved(name string) bool {
 	return name == ReplicaLock || strings.HasPrefix(name, ReplicaLock+" ")
 }
 
-// mayGrant returns the reason why this replica grants no locks at present.
+// mayGrant returns the reason why this replica grants no locks at present; nil if it grants them.
 func (g *Gateway) mayGrant() error {
 	if g.o.Grants == nil {
 		return nil
@@ -217,9 +218,9 @@ func (g *Gateway) mayGrant() error {
 	return nil
 }
 
-// meets reports whether the same request through another replica gets the same hold. It takes an Expirer: otherwise a
-// replica's late request, or its release for a client that has gone, would end a hold that another replica was
-// granted since.
+// meets reports whether the same request through another replica gets the same hold. That requires an Expirer: with
+// another driver a replica's late request, or its release for a client that disconnected, could end a hold that another
+// replica has acquired since.
 func (g *Gateway) meets() bool { return g.expirer != nil }
 
 // SetKeys replaces Options.Key and Options.OldKeys.
@@ -230,14 +231,14 @@ func (g *Gateway) SetKeys(key []byte, old ...[]byte) error {
 // Handler serves all paths.
 func (g *Gateway) Handler() http.Handler { return g.handler }
 
-// End ends waits and watches with an answer, so that a server can be shut down. New ones are refused.
+// End ends waits and watches with an answer, so that a server can shut down. The gateway refuses new ones.
 func (g *Gateway) End() { g.close() }
 
-// Close ends the gateway. Holds stay: other replicas renew them, or they end with their TTL. It releases grants that
-// were never delivered, as far as ctx allows. It returns how many holds the driver still keeps alive: if there
-// are any, closing the driver would end them.
+// Close ends the gateway. It releases grants that no client received, as far as ctx allows. Other holds stay: another
+// replica renews them, or they expire. Close returns the number of holds that the driver still keeps alive; closing the
+// driver would end them.
 func (g *Gateway) Close(ctx context.Context) (held int) {
-	g.mu.Lock() // no feed begins after this
+	g.mu.Lock() // no feed begins after g.close
 	g.close()
 	g.mu.Unlock()
 	defer g.stop()
@@ -255,10 +256,10 @@ func (g *Gateway) Close(ctx context.Context) (held int) {
 	return len(g.holds)
 }
 
-// maxBody bounds the body of a request.
+// maxBody bounds the body of a request, in bytes.
 const maxBody = 64 << 10
 
-// bodyTime bounds how long a body takes to arrive, and answerTime how long an answer takes to leave.
+// bodyTime is the maximum for receiving a body, and answerTime for sending an answer.
 const (
 	bodyTime   = 10 * time.Second
 	answerTime = 20 * time.Second
@@ -266,7 +267,7 @@ const (
 
 var origins = http.NewCrossOriginProtection()
 
-// guarded bounds the cost of a client before its request is understood.
+// guarded enforces limits and checks the credential and the form of a request before its route handles it.
 func (g *Gateway) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -282,8 +283,8 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		hasBody := r.Body != nil && r.Body != http.NoBody
-		if hasBody { // the server reads the body even of a refused request
-			_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // not all writers have it
+		if hasBody { // the server reads the body of a refused request too
+			_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // not every writer supports it
 		}
 		if p := g.ofBrowser(r); p != nil {
 			write(w, p)
@@ -330,7 +331,7 @@ func (g *Gateway) guarded(next http.Handler) http.Handler {
 	})
 }
 
-// ofBrowser refuses requests that a browser sends for a page of another origin: such pages must not break locks.
+// ofBrowser refuses requests that a browser sends for a page of another origin: such a page must not use locks.
 func (g *Gateway) ofBrowser(r *http.Request) *Problem {
 	if !g.hosts.permits(r) {
 		g.named.Do(func() {
@@ -361,10 +362,10 @@ func write(w http.ResponseWriter, p *Problem) {
 	w.WriteHeader(p.Status)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(p) // the client is gone
+	_ = enc.Encode(p) // an error means that the client has disconnected
 }
 
-// admit counts a lasting request in. The returned function counts it out.
+// admit counts a long request until the caller calls the returned function, or returns the exhausted quota.
 func (g *Gateway) admit(s *share, principal string) (func(), error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

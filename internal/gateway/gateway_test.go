@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write openapi.json anew")
 
-// door is a gateway before a lock service in the process.
+// door is a gateway in front of a lock service in the process.
 type door struct {
 	t *testing.T
 	g *Gateway
@@ -77,7 +77,7 @@ func (d *door) send(ctx context.Context, method, path, body string, change ...fu
 	return got
 }
 
-// specified checks that the specification has an answer: its status, and the code of a problem.
+// specified checks that the specification has the status of an answer, and the code of a problem.
 func (d *door) specified(r *http.Request, got reply) {
 	d.t.Helper()
 	var spec struct {
@@ -240,7 +240,7 @@ func TestBodies(t *testing.T) {
 	})
 }
 
-// A repeat after the release must not acquire again, and the request id of one owner is meaningless for another.
+// A retry after the release must not acquire again, and another owner cannot use the request id.
 func TestARequestIsCarriedOutOnce(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		l := d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", `,"requestId":"req-1"`)))
@@ -283,7 +283,7 @@ func TestIdempotencyKey(t *testing.T) {
 	})
 }
 
-// bound is a driver that keeps holds alive by itself, so that only the replica that acquired a hold can renew it.
+// bound is a driver that keeps holds alive, so that only the replica that acquired a hold can renew it.
 type bound struct{ *memory.Driver }
 
 func (d bound) Describe() backend.Description {
@@ -292,7 +292,7 @@ func (d bound) Describe() backend.Description {
 	return about
 }
 
-// With such a driver, a replica knows which of its former holds have ended, and knows nothing about other holds.
+// With a bound driver, a replica knows which of its own holds have ended, and knows nothing about other holds.
 func TestHoldsOfAnotherReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
@@ -314,10 +314,10 @@ func TestHoldsOfAnotherReplica(t *testing.T) {
 	})
 }
 
-// forgetful is a driver of a service that starts its counter anew.
+// forgetful is a driver of a service that resets its token counter.
 type forgetful struct {
 	*memory.Driver
-	tokens []fencing.Token // of the next grants
+	tokens []fencing.Token // for the next grants
 }
 
 func (d *forgetful) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -328,12 +328,12 @@ func (d *forgetful) Acquire(ctx context.Context, r backend.Request) (backend.Gra
 	return g, err
 }
 
-// Release knows the hold by another token.
+// Release ignores the token, since the service has another one for the hold.
 func (d *forgetful) Release(ctx context.Context, g backend.Grant) error {
 	return d.ForceRelease(ctx, backend.ForceRequest{Name: g.Name, Reason: "release"})
 }
 
-// A replica never hands out a token that is not greater than one it has seen.
+// A replica never issues a token that is not greater than an earlier one.
 func TestAServiceThatForgotIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := &forgetful{memory.New(&memory.Options{Clock: backend.GoClock()}), []fencing.Token{7, 3, 7}}
@@ -355,7 +355,7 @@ func TestAServiceThatForgotIsNoticed(t *testing.T) {
 	})
 }
 
-// A replica that has never heard of a hold renews and releases it.
+// A replica renews and releases a hold that another replica acquired.
 func TestReplicasShareHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
@@ -568,7 +568,7 @@ func TestProbesAndDocuments(t *testing.T) {
 	})
 }
 
-// What a browser sends for a page of another origin is refused, also where the machine is trusted.
+// The gateway refuses requests that a browser sends for a page of another origin, even if it trusts the machine.
 func TestOtherOriginsAreRefused(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.granted(d.post("/v1/locks/x/acquire", acquireOf("a", "")))

@@ -26,7 +26,7 @@ func (u *unread) Write(text []byte) (int, error) {
 }
 func (u *unread) WriteHeader(status int) { u.status = status }
 
-// BenchmarkHandler is an acquire and a release by the handler alone, with the access log and metrics.
+// BenchmarkHandler measures an acquire and a release by the handler alone, with the access log and metrics.
 func BenchmarkHandler(b *testing.B) {
 	driver := memory.New(nil)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))

@@ -9,9 +9,9 @@ import (
 	"github.com/fencelock/fencelock/internal/listeners"
 )
 
-// hosts decides which host names a request without a credential may use for the gateway. The owner of a page's name
-// can let it lead to the gateway (DNS rebinding): then the page has the gateway's own origin, and only the name
-// reveals it. Nobody can do that with an address or with localhost.
+// hosts decides which host names a request without a credential may use for the gateway. The owner of a domain can
+// point its name to the gateway (DNS rebinding). A page of that domain then has the same origin as the gateway, and
+// only the host name reveals the attack. Addresses and localhost are safe from it.
 type hosts struct {
 	certificate func() *x509.Certificate // the gateway's own; nil without TLS
 	named       x509.Certificate         // Options.Hosts, matched as names of certificates
@@ -37,9 +37,9 @@ func (h *hosts) permits(r *http.Request) bool {
 	return true
 }
 
-// crossSite reports whether a browser sent r for a page of another origin, or for a link there. Without this check
-// such a page could not read an answer, but could cause load and changes. Documents and the page without its data are
-// open to links.
+// crossSite reports whether a browser sent r for a page of another origin, or for a link on that page. Without this
+// check such a page could cause load and changes, although it could not read an answer. Links may lead to the
+// documents, and to the web page without its data.
 func crossSite(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":

@@ -30,7 +30,7 @@ func logging(t *testing.T, o Options) (*door, *bytes.Buffer) {
 	return &door{t, g}, &log
 }
 
-// A page with a name that resolves to the gateway has the gateway's origin, and must not take or break locks.
+// A page whose host name resolves to the gateway has the gateway's origin, and must not use locks.
 func TestHosts(t *testing.T) {
 	t.Parallel()
 	d, log := logging(t, Options{
@@ -79,7 +79,7 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// What a browser asks for because a page of another origin says so is refused, but for the documentation.
+// The gateway refuses requests that a browser sends for a page of another origin, except for the documentation.
 func TestCrossSiteReadsAreRefused(t *testing.T) {
 	t.Parallel()
 	d, _ := logging(t, Options{})

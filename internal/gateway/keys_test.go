@@ -7,8 +7,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// A lock token of an earlier key stays valid while that key is in the ring, and so do request ids; a key that left
-// the ring opens no token.
+// A lock token stays valid while its key is one of the keys, and request ids stay the same. A removed key opens no
+// token.
 func TestKeysChange(t *testing.T) {
 	t.Parallel()
 	first, second := bytes.Repeat([]byte{1}, MinKeyBytes), bytes.Repeat([]byte{2}, MinKeyBytes)

@@ -28,8 +28,8 @@ func ofRedis(t *testing.T, addr string) *redis.Driver {
 	return d
 }
 
-// A request that reaches the lock service late, through a replica that its client has left, neither takes over nor ends
-// the hold that the same request got meanwhile through another replica.
+// A request that reaches the lock service late, through a replica that its client no longer uses, neither takes over
+// nor ends the hold that the same request got through another replica.
 func TestALateRequestChangesNothing(t *testing.T) {
 	t.Parallel()
 	for what, more := range map[string]string{
@@ -91,7 +91,7 @@ func TestALateRequestChangesNothing(t *testing.T) {
 	}
 }
 
-// lockIn is the first lock of an answer to either sort of acquire.
+// lockIn returns the first lock in an answer to acquire or acquireAll.
 func (l *live) lockIn(got reply) Lock {
 	l.Helper()
 	var all Locks

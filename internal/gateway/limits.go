@@ -10,8 +10,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Limits bound a replica's state and rate: in total, and for one client, which is a certificate or an address. Zero
-// is the default, or no bound where the default is 0.
+// Limits bound a replica's state and request rate: in total, and for one client, which is a principal, a certificate or
+// an address. Zero means the default, or no limit if the default is 0.
 type Limits struct {
 	// Connections and ClientConnections are for the listener's owner.
 	Connections, ClientConnections int
@@ -24,7 +24,7 @@ type Limits struct {
 
 // Limit is one of Limits.
 type Limit struct {
-	Name    string // and of the quota in an answer
+	Name    string // also the quota in an answer
 	Value   *int
 	Default int
 	About   string
@@ -69,7 +69,7 @@ func newShare(name string, most, mostOne int) share {
 	return share{name: name, most: most, mostOne: mostOne, of: map[string]int{}}
 }
 
-// enter counts n in, or returns the exhausted quota.
+// enter counts n, or returns the exhausted quota.
 func (s *share) enter(principal string, n int) *Problem {
 	switch {
 	case s.of[principal]+n > s.mostOne:
@@ -81,7 +81,7 @@ func (s *share) enter(principal string, n int) *Problem {
 	return nil
 }
 
-// add counts n in, whatever the quotas are.
+// add counts n regardless of the quotas.
 func (s *share) add(principal string, n int) {
 	s.all += n
 	s.of[principal] += n
@@ -94,15 +94,16 @@ func (s *share) leave(principal string, n int) {
 	}
 }
 
-// sessions counts the TTLs that clients use: the service has a session for each, until that long after its last use.
+// sessions counts the TTLs that clients use. The service has a session for each, which ends one TTL after its last use.
 // Gateway.mu protects it.
 type sessions struct {
 	most  int
-	of    map[string]map[time.Duration]backend.Instant // until when, by principal
+	of    map[string]map[time.Duration]backend.Instant // the end of each TTL's session, by principal
 	sweep int                                          // the number of principals before the next sweep
 }
 
-// use notes that a client uses a TTL. Without must it is refused if the client has too many others.
+// use records that a client uses a TTL. Unless must is set, it returns the exhausted quota if the client has too many
+// others.
 func (s *sessions) use(principal string, ttl time.Duration, must bool, now backend.Instant) *Problem {
 	own := s.of[principal]
 	expire(own, now)
@@ -135,10 +136,10 @@ func expire(own map[time.Duration]backend.Instant, now backend.Instant) {
 	}
 }
 
-// rates bound the requests a second. All methods are safe for concurrent use.
+// rates bounds the requests a second. All methods are safe for concurrent use.
 type rates struct {
-	all *rate.Limiter // nil: no bound
-	one int           // a second; 0: no bound
+	all *rate.Limiter // nil: no limit
+	one int           // a second; 0: no limit
 
 	mu    sync.Mutex // protects the following fields
 	of    map[string]*rate.Limiter
@@ -153,7 +154,7 @@ func newRates(l *Limits) *rates {
 	return r
 }
 
-// enter counts a request, or returns the exhausted quota. A client's reserve is one second's requests.
+// enter counts a request, or returns the exhausted quota. A client may send the requests of one second in one burst.
 func (r *rates) enter(principal string) *Problem {
 	if l := r.client(principal); l != nil && !l.Allow() {
 		return quota("client-operations", "one client sends at most "+strconv.Itoa(r.one)+" requests per second")
@@ -178,7 +179,7 @@ func (r *rates) client(principal string) *rate.Limiter {
 	if len(r.of) > r.sweep {
 		now := time.Now()
 		for other, l := range r.of {
-			if other != principal && l.TokensAt(now) >= float64(r.one) { // a new client would have as many
+			if other != principal && l.TokensAt(now) >= float64(r.one) { // a new limiter would have as many
 				delete(r.of, other)
 			}
 		}

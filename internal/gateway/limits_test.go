@@ -30,7 +30,7 @@ type pipes struct {
 	done  chan struct{}
 }
 
-// piped is a connection that seems to come from an address.
+// piped is a connection that appears to come from an address.
 type piped struct {
 	net.Conn
 	from net.Addr
@@ -76,7 +76,7 @@ func socketed(t *testing.T, config *tls.Config, test func(t *testing.T, l pipes,
 	})
 }
 
-// ends returns how long the gateway takes to close a connection, and what the gateway writes before.
+// ends returns the time until the gateway closes a connection, and the text that the gateway writes before.
 func ends(t *testing.T, c net.Conn) (time.Duration, string) {
 	t.Helper()
 	began := time.Now()
@@ -87,7 +87,7 @@ func ends(t *testing.T, c net.Conn) (time.Duration, string) {
 	return time.Since(began), string(text)
 }
 
-// tell writes what a client says. The gateway may have closed the connection.
+// tell writes text as the client. It ignores errors: the gateway may have closed the connection.
 func tell(c net.Conn, text string) { _, _ = io.WriteString(c, text) }
 
 const postX = "POST /v1/locks/x/acquire HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -187,7 +187,7 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
-// from is a listener with clients that seem to come from a host.
+// from is a listener whose clients appear to come from a host.
 type from struct {
 	net.Listener
 	host string
@@ -223,7 +223,7 @@ func identified(t *testing.T, a *testcert.Authority, names ...string) map[string
 	return all
 }
 
-// Who may force-release, and for whom a requestId counts, hangs on the connection.
+// The connection determines who may force-release, and the scope of a requestId.
 func TestClientCertificates(t *testing.T) {
 	t.Parallel()
 	authority, stranger := testcert.New(t), testcert.New(t)
@@ -313,7 +313,7 @@ func tokenIn(t *testing.T, text string) string {
 	return (&door{t: t}).granted(reply{200, nil, text}).LockToken
 }
 
-// flood is one connection of HTTP/2 that speaks frames.
+// flood is an HTTP/2 connection that sends frames.
 type flood struct {
 	*http2.Framer
 	header strings.Builder
@@ -346,7 +346,7 @@ func (f *flood) ask(owner string) (stream uint32, err error) {
 		{":method", "POST"}, {":scheme", "https"}, {":authority", "door"}, {":path", acquireX},
 		{"content-type", "application/json"},
 	} {
-		_ = f.hpack.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // into memory
+		_ = f.hpack.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // no error: the encoder writes to memory
 	}
 	stream, f.next = f.next, f.next+2
 	block := []byte(f.header.String())
@@ -357,8 +357,8 @@ func (f *flood) ask(owner string) (stream uint32, err error) {
 	return stream, err
 }
 
-// The gateway bounds concurrent requests of one HTTP/2 connection, and requests that the client cancels at once cost
-// nothing.
+// The gateway bounds the concurrent requests of one HTTP/2 connection, and requests that the client cancels immediately
+// have no cost.
 func TestFloods(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)
@@ -438,7 +438,7 @@ func TestFloods(t *testing.T) {
 			if err == nil {
 				err = f.WriteRSTStream(stream, http2.ErrCodeCancel)
 			}
-			if err != nil { // the gateway has had enough of it
+			if err != nil { // the gateway closed the connection
 				t.Logf("the connection ended after %d streams: %v", i, err)
 				break
 			}

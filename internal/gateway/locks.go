@@ -18,10 +18,10 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// pollMost bounds the wait of one request, below the 60 s after which load balancers time out.
+// pollMost is the maximum wait of one request: less than the 60 s after which load balancers time out.
 const pollMost = 50 * time.Second
 
-// pollWithin returns how long a place, or a grant, is kept for a client that does not poll.
+// pollWithin returns the time for which the gateway keeps a place, or a grant, for a client that does not poll.
 func pollWithin(ttl time.Duration) time.Duration {
 	return min(max(ttl/3, 200*time.Millisecond), 30*time.Second)
 }
@@ -39,19 +39,19 @@ type wish struct {
 // ask is one acquire.
 type ask struct {
 	scope, principal string              // scopeOf and principalOf the request
-	sentFor          principal.Principal // for whom the lock service is asked; empty: for the gateway
+	sentFor          principal.Principal // the principal of the call to the lock service; empty: the gateway
 	owner, requestID string
-	fresh            bool // requestID was generated here for it
+	fresh            bool // the gateway generated requestID
 	ttl, minHold     time.Duration
 	wait, keep       bool
-	most             time.Duration // that this request waits
-	last             bool          // after most its client waits no longer
+	most             time.Duration // the maximum wait of this request
+	last             bool          // the client waits no longer than most
 	wishes           []wish
 }
 
 const maxMillis = math.MaxInt64 / int64(time.Millisecond)
 
-// millis returns a duration from a client.
+// millis converts a duration from a client, and checks it.
 func millis(what string, n int64) (time.Duration, error) {
 	if n < 0 || n > maxMillis {
 		return 0, problem(codeRequest, what+" is not between 0 and "+strconv.FormatInt(maxMillis, 10))
@@ -66,7 +66,7 @@ var kindsIn = map[string]backend.Kind{
 
 const maxMetadataBytes = 4096
 
-// requests turns a into the driver's requests. Like the core it makes all checks that drivers rely on.
+// requests converts a to the driver's requests. Like the core, it makes all checks that drivers rely on.
 func (g *Gateway) requests(a *ask) (key string, rs []backend.Request, err error) {
 	about := g.driver.Describe()
 	if err := errors.Join(backend.ValidateOwner(a.owner), about.ValidateTTL(a.ttl)); err != nil {
@@ -118,7 +118,7 @@ func (g *Gateway) requests(a *ask) (key string, rs []backend.Request, err error)
 	return key, rs, nil
 }
 
-// same reports whether two requests want the same: a repetition must.
+// same reports whether two requests want the same holds, as a retry must.
 func (a *ask) same(b *ask) bool {
 	return a.ttl == b.ttl && a.minHold == b.minHold && slices.EqualFunc(a.wishes, b.wishes, func(v, w wish) bool {
 		return v.Name == w.Name && v.Kind == w.Kind && v.Permits == w.Permits && v.Limit == w.Limit &&
@@ -126,7 +126,7 @@ func (a *ask) same(b *ask) bool {
 	})
 }
 
-// requestKey is the common key of all repetitions of one request for a name, or for several.
+// requestKey returns the key of a request for one name or several. All retries of the request have the same key.
 func (g *Gateway) requestKey(scope, owner, id string, wishes ...wish) string {
 	if len(wishes) > 1 {
 		return g.sealer.requestID("several", scope, owner, id)
@@ -134,7 +134,7 @@ func (g *Gateway) requestKey(scope, owner, id string, wishes ...wish) string {
 	return g.sealer.requestID("hold", wishes[0].Name, scope, owner, id)
 }
 
-// needs checks a single wish, and returns the capabilities that the driver must have.
+// needs checks a wish, and returns the capabilities that the driver must have.
 func (w *wish) needs() (need backend.Capabilities, err error) {
 	kind, known := kindsIn[w.Kind]
 	switch {
@@ -172,12 +172,12 @@ func (w *wish) needs() (need backend.Capabilities, err error) {
 type acquired struct {
 	grants  []backend.Grant
 	minHold time.Duration
-	arrived backend.Instant // the client sent the request before
-	first   bool            // the grants are delivered for the first time
-	queued  time.Duration   // not zero: it waits on, and must be asked for again within that time
+	arrived backend.Instant // the client sent the request earlier
+	first   bool            // this is the first delivery of the grants
+	queued  time.Duration   // not zero: the request keeps its place, and the client must poll within this time
 }
 
-// lock acquires.
+// lock acquires the locks, or returns a place in the queue.
 func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	arrived := g.clock.Now()
 	key, rs, err := g.requests(a)
@@ -200,12 +200,12 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	}
 	if carryOut != nil {
 		stay := context.AfterFunc(ctx, func() { g.leave(x, 0) })
-		carryOut() // here: another goroutine would cost as much as the rest of the gateway's work
+		carryOut() // in this goroutine: another one would cost as much as the rest of the gateway's work
 		if !stay() {
 			return nil, ctx.Err()
 		}
 	}
-	var most <-chan time.Time // an attempt without a wait has its own bound
+	var most <-chan time.Time // an attempt without a wait has its own timeout
 	if a.wait {
 		timer := time.NewTimer(a.most)
 		defer timer.Stop()
@@ -243,7 +243,7 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 		}
 		return nil, x.err
 	}
-	if ctx.Err() != nil { // the client is gone
+	if ctx.Err() != nil { // the client has disconnected
 		keep := time.Duration(0)
 		if a.keep {
 			keep = within
@@ -254,7 +254,7 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 	return g.deliver(x, arrived)
 }
 
-// left waits until an abandoned attempt has no place in a queue and no hold left.
+// left waits until an abandoned attempt has neither a place in a queue nor a hold.
 func (g *Gateway) left(ctx context.Context, x *attempt) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
@@ -267,7 +267,7 @@ func (g *Gateway) left(ctx context.Context, x *attempt) error {
 		}
 		g.mu.Lock()
 		gone = nil
-		if x.abandoned { // unless another request with the same id wants it
+		if x.abandoned { // not if another request with the same id uses it
 			gone = g.leftOf(x.requests)
 		}
 		g.mu.Unlock()
@@ -275,7 +275,7 @@ func (g *Gateway) left(ctx context.Context, x *attempt) error {
 	return nil
 }
 
-// inTheWay is the answer to a wait that is over: the holder of the lock, or of the first held one of several.
+// inTheWay returns the answer to a wait that is over. It names the holder of the first name that is held.
 func (g *Gateway) inTheWay(ctx context.Context, rs []backend.Request) error {
 	p := problem(codeHeld, "the wait is over")
 	for i := range rs {
@@ -301,8 +301,8 @@ func (g *Gateway) isCancelled(x *attempt) bool {
 	return x.cancelled
 }
 
-// ownHold refuses an owner's wait for a name that it holds by another request through this replica: it would wait for
-// itself.
+// ownHold refuses the wait of an owner that already holds the name by another request through this replica: the owner
+// would wait for itself.
 func (g *Gateway) ownHold(key string, a *ask, rs []backend.Request) *Problem {
 	if !a.wait {
 		return nil
@@ -326,7 +326,8 @@ func (g *Gateway) ownHold(key string, a *ask, rs []backend.Request) *Problem {
 	return nil
 }
 
-// deliver takes the grants of an attempt to a client. A repeated request gets the same grants, proved anew.
+// deliver returns the grants of an attempt to a client. A retry gets the same grants after a renewal, which proves
+// them.
 func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error) {
 	g.mu.Lock()
 	x.polls--
@@ -366,14 +367,14 @@ func (g *Gateway) deliver(x *attempt, arrived backend.Instant) (*acquired, error
 	return out, nil
 }
 
-// renew prolongs a client's grant.
+// renew renews a client's grant.
 func (g *Gateway) renew(
 	ctx context.Context, principal string, grant backend.Grant, minHold, ttl time.Duration,
 ) (backend.Renewal, error) {
 	if err := g.driver.Describe().ValidateTTL(ttl); err != nil {
 		return backend.Renewal{}, err
 	}
-	if g.keeps { // a quota takes no hold away: its TTL is used in any case
+	if g.keeps { // a quota must not end a hold: a renewal with the TTL of the grant always succeeds here
 		g.mu.Lock()
 		p := g.sessions.use(principal, ttl, ttl == grant.TTL, g.clock.Now())
 		g.mu.Unlock()
@@ -415,9 +416,9 @@ func (g *Gateway) renew(
 		key := holdKey{grant.Name, grant.RequestID}
 		if h = g.holds[key]; h == nil || h.ended || h.grant.Token != grant.Token || h.grant.Incarnation != grant.Incarnation {
 			h = &hold{key: key, of: principal, grant: grant, minHold: minHold, counted: true}
-			g.held.add(principal, 1) // a quota takes no hold away
+			g.held.add(principal, 1) // a quota must not end a hold
 			g.holds[key] = h
-		} // else another renewal was first
+		} // otherwise another renewal was first
 		g.prolong(h, out)
 	default:
 		g.prolong(h, out)
@@ -425,13 +426,13 @@ func (g *Gateway) renew(
 	return out, g.whyLocked(&grant, out.Err)
 }
 
-// prolong notes a renewal of a hold. The caller holds g.mu.
+// prolong records a renewal of a hold. The caller holds g.mu.
 func (g *Gateway) prolong(h *hold, out backend.Renewal) {
 	h.grant.SentAt, h.last = max(h.grant.SentAt, out.SentAt), out.Last
 	g.watch(h, g.clock.Now().Add(out.TTL))
 }
 
-// free releases a hold. again means that this replica has done so before.
+// free releases a hold. again reports that this replica has released it before.
 func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Duration) (again bool, err error) {
 	h, grant := g.mine(grant, minHold)
 	defer g.unbusy(h)
@@ -457,8 +458,8 @@ func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Du
 	return false, g.whyLocked(&grant, err)
 }
 
-// mine returns this replica's own hold of a grant, kept from ending until unbusy, with the details that only this
-// replica knows; or nil.
+// mine returns this replica's hold of a grant, which does not expire until unbusy, and the grant with the details that
+// only this replica knows. Without such a hold it returns nil and the grant.
 func (g *Gateway) mine(grant backend.Grant, minHold time.Duration) (*hold, backend.Grant) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -469,7 +470,7 @@ func (g *Gateway) mine(grant backend.Grant, minHold time.Duration) (*hold, backe
 		own.TTL = grant.TTL
 		return h, own
 	}
-	if minHold > 0 { // its start is unknown here: longer is safe
+	if minHold > 0 { // this replica does not know its start; a longer minimum is safe
 		grant.MinHoldUntil = g.clock.Now().Add(minHold)
 	}
 	return nil, grant
@@ -484,8 +485,8 @@ func (g *Gateway) unbusy(h *hold) {
 	h.busy--
 }
 
-// cancelWait removes a request from the queue. If it was granted meanwhile, and the grant was delivered, the error
-// comes with the hold.
+// cancelWait removes a request from the queue. If a client has already received the grant, cancelWait returns the hold
+// with an error.
 func (g *Gateway) cancelWait(key string) (*hold, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -502,7 +503,8 @@ func (g *Gateway) cancelWait(key string) (*hold, error) {
 	return nil, nil
 }
 
-// readable opens a lock token for name and, if it is given, owner.
+// readable opens a lock token, and checks that it belongs to the name, to the owner unless that is empty, and to the
+// sender of the request.
 func (g *Gateway) readable(ctx context.Context, token, name, owner string) (backend.Grant, time.Duration, error) {
 	grant, minHold, of, err := g.sealer.Open(token)
 	switch {

@@ -48,11 +48,11 @@ func (q *lookQuery) wait() time.Duration {
 	return 0
 }
 
-// lookPause is the interval at which a backend without notifications is asked.
+// lookPause is the interval at which the gateway polls a backend without notifications.
 const lookPause = 500 * time.Millisecond
 
-// lookBeyond returns the state of a name. It waits, if the query asks for it, while the client knows that state
-// already.
+// lookBeyond returns the state of a name. If the query asks for a wait, it waits while the state is the one that the
+// client already knows.
 func (g *Gateway) lookBeyond(ctx context.Context, q *lookQuery) (backend.State, error) {
 	s, err := g.look(ctx, q.name())
 	wait := q.wait()
@@ -77,7 +77,7 @@ func (g *Gateway) lookBeyond(ctx context.Context, q *lookQuery) (backend.State, 
 	return s, nil
 }
 
-// awaitChange waits for a change of a lock, or for the next poll.
+// awaitChange waits for a change of a lock. Without a watch it waits for lookPause.
 func (g *Gateway) awaitChange(ctx context.Context, s *backend.State) {
 	if d, ok := backend.As[backend.Watcher](g.driver); ok && g.can(backend.CapWatchReplay) && s.Revision != 0 {
 		for _, err := range g.follow(ctx, d, s.Name, s.Revision, s.Revision, func() {}) {
@@ -96,7 +96,7 @@ func (g *Gateway) lacks(c backend.Capabilities) error {
 	return fmt.Errorf("the %s driver lacks the capability %v: %w", g.driver.Describe().Name, c, backend.ErrUnsupported)
 }
 
-// etag names the state of a lock: its revision, where the backend has one, or else its holds.
+// etag returns the ETag of the state of a lock: its revision if the backend has one, or else the ids of its holds.
 func etag(s *backend.State) string {
 	if s.Revision != 0 {
 		return `"` + strconv.FormatUint(s.Revision, 10) + `"`
@@ -140,7 +140,7 @@ func StateOf(s *backend.State) State {
 	return out
 }
 
-// unixMillis returns a time in JSON: 0 if unknown.
+// unixMillis returns a time in milliseconds since 1970; 0 if unknown.
 func unixMillis(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -156,8 +156,8 @@ type listQuery struct {
 	Name      string `query:"name" doc:"This name alone"`
 }
 
-// list reads one page of the names that the sender of the request may read. If the backend lists names in no order,
-// each page reads all of them.
+// list returns one page of the held locks that the sender of the request may read. If the backend does not list names
+// in order, each page reads all of them.
 func (g *Gateway) list(ctx context.Context, q *listQuery) (*List, error) {
 	d, ok := backend.As[backend.Lister](g.driver)
 	if !ok || !g.can(backend.CapList) {
@@ -195,7 +195,7 @@ func (g *Gateway) list(ctx context.Context, q *listQuery) (*List, error) {
 		if ordered && len(found) > q.Limit {
 			break
 		}
-		if len(found) > 4*q.Limit { // so that no page needs memory for all
+		if len(found) > 4*q.Limit { // so that a page does not need memory for all names
 			slices.SortFunc(found, byName)
 			found = found[:q.Limit+1]
 		}
@@ -212,9 +212,9 @@ func (g *Gateway) list(ctx context.Context, q *listQuery) (*List, error) {
 	return page, nil
 }
 
-// forceRelease ends the holds of a lock. With a condition it ends the holds that a look shows to match, and the
-// driver compares each in the step that ends it: a hold that came meanwhile never ends. If-Match: * is no condition
-// but that somebody holds the lock.
+// forceRelease ends the holds of a lock. With a condition it looks at the lock and ends only the holds that match. The
+// driver compares each hold again in the step that ends it, so a newer hold never ends. If-Match: * only requires that
+// somebody holds the lock.
 func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *forceBody) error {
 	if err := g.may(ctx, rules.Force, name); err != nil {
 		return err
@@ -234,7 +234,7 @@ func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *for
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 	defer cancel()
 	err := d.ForceRelease(ctx, meant[0])
-	for _, more := range meant[1:] { // some of the holds may have ended meanwhile
+	for _, more := range meant[1:] { // some of the holds may have ended in the meantime
 		next := d.ForceRelease(ctx, more)
 		if errors.Is(err, backend.ErrNotHeld) || err == nil && !errors.Is(next, backend.ErrNotHeld) {
 			err = next
@@ -258,8 +258,8 @@ func (g *Gateway) forceRelease(ctx context.Context, name, ifMatch string, b *for
 // changed is the detail of codeChanged.
 const changed = "somebody else holds the lock by now, or nobody"
 
-// condition looks at the name, compares, and names the holds that the caller means. The service compares them in the
-// step that ends each, too.
+// condition looks at the name, and returns one request for each hold that matches. The service compares the hold again
+// in the step that ends it.
 func (g *Gateway) condition(ctx context.Context, ifMatch string, token uint64, r backend.ForceRequest) (
 	meant []backend.ForceRequest, err error,
 ) {

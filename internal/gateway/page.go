@@ -12,15 +12,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The web page shows the results of the calls in docs/HTTP.md, and makes no changes. It has no rights itself: what a
-// browser may not read over HTTP, the page cannot show. It loads no file from elsewhere.
+// The web page shows the results of the calls in docs/HTTP.md, and makes no changes. It has no rights of its own: it
+// cannot show data that the browser may not read over HTTP. It loads no files from other hosts.
 //
 //go:embed page
 var pageFiles embed.FS
 
 var pageTemplate = template.Must(template.ParseFS(pageFiles, "page/page.html"))
 
-// pagePolicy lets the page run its module, use its style, and ask this gateway. data: is its empty icon.
+// pagePolicy lets the page run its module, use its style, and call this gateway. data: permits its empty icon.
 const pagePolicy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
@@ -57,7 +57,7 @@ type ServiceLimit struct {
 	Limit int    `json:"limit"`
 }
 
-// page serves the page, unless it is switched off.
+// page registers the web page, unless Options.NoPage is set.
 func (g *Gateway) page(mux *table) {
 	if g.o.NoPage {
 		return
@@ -76,7 +76,7 @@ func (g *Gateway) page(mux *table) {
 	} {
 		text, err := pageFiles.ReadFile(file.name)
 		if err != nil {
-			panic(err) // it is embedded
+			panic(err) // the file is embedded
 		}
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { servePage(w, file.contentType, text) })
 	}
@@ -87,7 +87,7 @@ func (g *Gateway) page(mux *table) {
 		}
 		text, err := json.Marshal(g.service(r.Context()))
 		if err != nil {
-			panic(err) // of types in this package
+			panic(err) // impossible: all types are in this package
 		}
 		servePage(w, "application/json", text)
 	})
@@ -98,10 +98,10 @@ func servePage(w http.ResponseWriter, contentType string, text []byte) {
 	w.Header().Set("Content-Security-Policy", pagePolicy)
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	w.Header().Set("Cross-Origin-Opener-Policy", "same-origin")
-	_, _ = w.Write(text) // the client is gone
+	_, _ = w.Write(text) // an error means that the client has disconnected
 }
 
-// shell returns the page without data, for the present backend.
+// shell returns the page, without data, for the gateway's backend.
 func (g *Gateway) shell() ([]byte, error) {
 	about := g.driver.Describe()
 	var out bytes.Buffer
@@ -115,7 +115,7 @@ func (g *Gateway) shell() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// service asks for the members and the limits.
+// service returns the members and the limits, or the reason why they are missing.
 func (g *Gateway) service(ctx context.Context) Service {
 	if g.o.Service == nil {
 		return Service{
@@ -128,5 +128,5 @@ func (g *Gateway) service(ctx context.Context) Service {
 	return g.o.Service(ctx)
 }
 
-// serviceTime bounds the time for the members' answers.
+// serviceTime is the maximum for the members' answers.
 const serviceTime = 5 * time.Second

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// The page loads nothing from elsewhere: its policy forbids that, and its text names no other site. Other sites may
+// The page loads nothing from other sites: its policy forbids that, and its text names no other site. Other sites may
 // link to the page, but not to its data.
 func TestPageIsClosed(t *testing.T) {
 	driver := memory.New(nil)

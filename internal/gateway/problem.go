@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Problem is every refusal: a problem document of RFC 9457 whose first members are for programs to branch on.
+// Problem is the answer to every failed call: a problem document of RFC 9457. Its first members are for programs.
 type Problem struct {
 	Code             string         `json:"error" doc:"What went wrong, to branch on" example:"LOCK_ALREADY_HELD"`
 	CurrentOwner     string         `json:"currentOwner,omitempty" doc:"Who holds the lock, where the service tells"`
@@ -32,8 +32,8 @@ type Problem struct {
 	Detail           string         `json:"detail,omitempty" doc:"What happened, for people"`
 
 	headers http.Header
-	own     bool // it shows only data that the sender of the request has itself
-	// byService: the lock service has denied it.
+	own     bool // it contains only data that the sender of the request already has
+	// byService reports that the lock service, not the gateway, denied the request.
 	byService bool
 }
 
@@ -93,14 +93,14 @@ const (
 	codeMethod       = "METHOD_NOT_ALLOWED"
 	codeMedia        = "UNSUPPORTED_MEDIA_TYPE"
 	problemTypes     = "urn:fencelock:problem:"
-	comeAgain        = time.Second // to a client that is refused for a moment
+	comeAgain        = time.Second // the retry time of temporary problems
 	maxRetrySeconds  = 1 << 31
 	contentProblem   = "application/problem+json"
 	contentJSON      = "application/json"
 	internalSentence = "the gateway failed; see its log"
 )
 
-// kinds are the problems: their status and their title.
+// kinds maps the codes of problems to their status and title.
 var kinds = map[string]struct {
 	status int
 	title  string
@@ -144,14 +144,14 @@ func problem(code, detail string) *Problem {
 	return &Problem{Code: code, Type: problemTypes + code, Title: k.title, Status: k.status, Detail: detail}
 }
 
-// quota is the problem of a client, or of all, that has reached a quota.
+// quota returns the problem for an exhausted quota, of one client or of all clients.
 func quota(name, detail string) *Problem {
 	p := problem(codeQuota, detail).retry(comeAgain)
 	p.Quota = name
 	return p
 }
 
-// retry adds the time of the next try, rounded up to seconds in the header.
+// retry sets the time until the next try, which the header has in seconds, rounded up.
 func (p *Problem) retry(after time.Duration) *Problem {
 	if after <= 0 {
 		return p
@@ -231,10 +231,10 @@ func problemOf(err error) *Problem {
 	return problem(codeInternal, internalSentence)
 }
 
-// maxFaults bounds how many faults of a query one answer lists.
+// maxFaults bounds the faults of a request that one answer lists.
 const maxFaults = 10
 
-// Refusals by huma itself become problems too. The variables are huma's only place for that.
+// The errors of huma itself become problems too. huma can be configured only by these package variables.
 func init() {
 	huma.ValidateStrictCasing, huma.DefaultArrayNullable = true, false
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {

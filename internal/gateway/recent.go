@@ -7,22 +7,23 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Bounds of what a replica remembers of each kind: in all, and for one principal; and the minimum time.
+// finishedMost bounds the values that a replica remembers of each kind, and finishedOfOne those of one principal.
+// finishedTime is the minimum time for which it remembers them within these bounds.
 const (
 	finishedMost  = 1 << 16
 	finishedOfOne = 1 << 13
 	finishedTime  = time.Hour
 )
 
-// recent remembers values by key for some time, so that a late repetition does not acquire a second time. It forgets
-// the oldest of each principal first, so that a busy principal is no cost to the others.
+// recent remembers values by key for some time, so that a late retry does not acquire a second time. A principal that
+// reaches its own bound loses its own oldest value, so that a busy principal does not displace the values of others.
 type recent[V any] struct {
-	in    map[string]*list.Element // of order
-	order list.List                // of *entry, the oldest first
-	of    map[string]*list.List    // by principal, of elements of order
+	in    map[string]*list.Element // the elements of order
+	order list.List                // *entry, the oldest first
+	of    map[string]*list.List    // elements of order by principal
 }
 
-// remembered is the key and the principal of a value, and the instant until which it is remembered.
+// remembered is the key, the principal and the expiry of a value.
 type remembered struct {
 	key, principal string
 	until          backend.Instant

@@ -12,11 +12,11 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// roaming is a service with holds that another replica can renew. Renewals wait until as many are under way as the test
-// wants.
+// roaming is a service with holds that another replica can renew. Renewals wait until the expected number of them is in
+// progress.
 type roaming struct {
 	keeping
-	spares bool            // Expire leaves holds alone, since another replica has renewed them
+	spares bool            // Expire keeps holds, since another replica has renewed them
 	under  *sync.WaitGroup // nil: renewals do not wait
 }
 
@@ -35,7 +35,8 @@ func (r *roaming) Expire(ctx context.Context, g backend.Grant) error {
 	return r.Release(ctx, g)
 }
 
-// Two renewals at a time of a hold that is new to the replica are renewals of one hold: it lasts as long as it is renewed.
+// Two concurrent renewals of a hold that is new to the replica renew one hold, which lives as long as its client renews
+// it.
 func TestRenewalsSideBySide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
@@ -63,8 +64,8 @@ func TestRenewalsSideBySide(t *testing.T) {
 	})
 }
 
-// The memory of requests that are done is of one replica. Through another one the same request acquires anew if the lock
-// is free, with a greater fencing token, and never beside a holder.
+// Only the same replica remembers a finished request. Through another replica, the same request acquires again if the
+// lock is free, with a greater fencing token, and never if the lock is held.
 func TestADoneRequestAtAnotherReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})
@@ -89,7 +90,7 @@ func TestADoneRequestAtAnotherReplica(t *testing.T) {
 	})
 }
 
-// lasting is a service that keeps holds beyond their TTL until Expire ends them, which takes as long as the test wants.
+// lasting is a service that keeps holds beyond their TTL until Expire ends them. Expire waits for the test.
 type lasting struct {
 	roaming
 	expire chan struct{}
@@ -108,8 +109,8 @@ func (l *lasting) Expire(ctx context.Context, g backend.Grant) error {
 	return l.roaming.Expire(ctx, g)
 }
 
-// A renewal that comes while the replica ends the hold waits for that, and is refused: the hold ends after an answer that
-// prolongs it otherwise.
+// A renewal that arrives while the replica ends the hold waits until the hold has ended, and fails. Otherwise the hold
+// could end after a successful renewal.
 func TestARenewalWaitsForTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &lasting{roaming{keeping{memory.NewStore(&memory.Options{Clock: backend.GoClock()}).Driver()}, false, nil},
@@ -127,7 +128,7 @@ func TestARenewalWaitsForTheEnd(t *testing.T) {
 	})
 }
 
-// A hold that a renewal brings here from another replica counts for its client, and stays beyond the quota.
+// A hold that a renewal moves here from another replica counts for its client, and may exceed the quota.
 func TestHoldsThatComeCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.NewStore(&memory.Options{Clock: backend.GoClock()})

@@ -23,8 +23,8 @@ import (
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// call registers a call with a body of the type B. The types I and O are for the specification: huma reads neither the
-// request nor the body.
+// call registers a call with a body of the type B. The types I and O are for the specification only: huma reads neither
+// the request nor the body.
 func call[I, O, B any](
 	g *Gateway, api huma.API, op huma.Operation, do func(ctx context.Context, r *http.Request, b *B) (*answer, error),
 ) {
@@ -38,7 +38,7 @@ func call[I, O, B any](
 		if err == nil {
 			err = of.decode(in.body, body)
 		}
-		in.body = nil // the request may wait for long
+		in.body = nil // the request may wait for a long time
 		var out *answer
 		if err == nil {
 			out, err = do(r.Context(), r, body)
@@ -93,7 +93,7 @@ func (a *answer) write(w http.ResponseWriter) {
 	}
 	h["Content-Type"] = []string{contentJSON}
 	w.WriteHeader(a.Status)
-	_, _ = w.Write(text) // the client is gone
+	_, _ = w.Write(text) // an error means that the client has disconnected
 }
 
 // marshal returns a value as the JSON of an answer.
@@ -105,7 +105,7 @@ func marshal(v any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// answer is an answer whose type depends on the status.
+// answer is an answer whose body type depends on the status.
 type answer struct {
 	Status       int
 	FencingToken string `header:"Fencing-Token"`
@@ -118,7 +118,7 @@ func ok(body any) *answer { return &answer{Status: http.StatusOK, Body: body} }
 
 type body[T any] struct{ Body T }
 
-// table is a mux that knows its patterns.
+// table is a mux that records its patterns.
 type table struct {
 	http.ServeMux
 	patterns []string
@@ -150,7 +150,7 @@ func (g *Gateway) routes() http.Handler {
 		}
 		return v, nil
 	})
-	config.CreateHooks = nil // no $schema in answers: they are what docs/HTTP.md says, to the byte
+	config.CreateHooks = nil // no $schema in answers: they have exactly the bytes that docs/HTTP.md documents
 	config.DocsPath, config.SchemasPath, config.OpenAPIPath = "", "", ""
 	config.RejectUnknownQueryParameters = true
 	api := humago.New(mux, config)
@@ -164,16 +164,15 @@ func (g *Gateway) routes() http.Handler {
 	return mux
 }
 
-// Codes that problems of several calls have.
+// The codes that several calls have in common: all calls, calls with a body, and calls that use the lock service.
 var (
-	codesOfAll  = []string{codeRequest, codeName, codeUnauthenticated, codeDenied, codeMisdirected, codeInternal}
-	codesOfBody = []string{codeTooLarge, codeMedia, codeQuota}
-	// of the service
+	codesOfAll     = []string{codeRequest, codeName, codeUnauthenticated, codeDenied, codeMisdirected, codeInternal}
+	codesOfBody    = []string{codeTooLarge, codeMedia, codeQuota}
 	codesOfService = []string{codeQuota, codeUnavailable, codeMisconfig, codeHistory, codeUnknown, codeUnsupported}
 )
 
-// operation describes one call. The answers are by status; problems are by code, in addition to the problems of all
-// calls.
+// operation describes one call. answers has a value of each body type by status. codes are those of its problems, in
+// addition to codesOfAll.
 func operation(api huma.API, method, path, id, summary string, answers map[int]any, codes ...string) huma.Operation {
 	op := huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary,
@@ -216,7 +215,7 @@ func operation(api huma.API, method, path, id, summary string, answers map[int]a
 	return op
 }
 
-// codesToRepeat are the codes of problems that may have a retry time in a header.
+// codesToRepeat are the codes of problems that may have a Retry-After header.
 var codesToRepeat = []string{codeHeld, codeQuota, codeUnavailable, codeUnknown, codeElsewhere}
 
 const (
@@ -243,7 +242,7 @@ var codesOfAcquire = slices.Concat(codesOfService, []string{
 	codeTTL, codeHeld, codeDone, codeCancelled, codeDeadlock, codeLimit, codeMismatch,
 })
 
-// waitRoutes lead to a hold: acquiring locks, and leaving the queue.
+// waitRoutes registers the calls that acquire locks and leave the queue.
 func (g *Gateway) waitRoutes(api huma.API) {
 	call[struct {
 		NameOf
@@ -299,7 +298,7 @@ func (g *Gateway) waitRoutes(api huma.API) {
 		})
 }
 
-// holdRoutes are about existing holds.
+// holdRoutes registers the calls that change existing holds.
 func (g *Gateway) holdRoutes(api huma.API) {
 	call[struct {
 		NameOf
@@ -322,7 +321,7 @@ func (g *Gateway) holdRoutes(api huma.API) {
 					return nil, err
 				}
 			}
-			// A client that hangs up leaves no renewal of which the driver does not know the outcome.
+			// Continue if the client disconnects: otherwise the outcome of the renewal would be unknown.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 			defer cancel()
 			out, err := g.renew(ctx, principalOf(r), grant, minHold, ttl)
@@ -343,7 +342,7 @@ func (g *Gateway) holdRoutes(api huma.API) {
 			if err != nil {
 				return nil, err
 			}
-			// A client that hangs up has sent its request: carry it out.
+			// Continue if the client disconnects: it has sent the request.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 			defer cancel()
 			again, err := g.free(ctx, grant, minHold)
@@ -384,7 +383,7 @@ func (g *Gateway) lookRoutes(api huma.API) {
 		if err != nil {
 			return nil, problemOf(err)
 		}
-		if err := g.may(ctx, rules.Read, in.name()); err != nil { // the rules may have changed meanwhile
+		if err := g.may(ctx, rules.Read, in.name()); err != nil { // the rules may have changed during the wait
 			return nil, err
 		}
 		out := &answer{Status: http.StatusOK, ETag: etag(&s), Body: StateOf(&s)}
@@ -431,7 +430,7 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, problemOf(err)
 	}
-	if a.wait && a.requestID == "" { // the client must be able to repeat it
+	if a.wait && a.requestID == "" { // the client needs an id to poll
 		a.requestID, a.fresh = backend.NewRequestID(), true
 	}
 	got, err := g.lock(ctx, a)
@@ -442,7 +441,7 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 		}
 		return nil, g.hide(ctx, p, wishes)
 	}
-	if err := g.mayHold(ctx, wishes...); err != nil { // the rules have changed while it waited
+	if err := g.mayHold(ctx, wishes...); err != nil { // the rules have changed during the wait
 		g.takeBack(ctx, got)
 		return nil, err
 	}
@@ -466,8 +465,8 @@ func (g *Gateway) handleAcquire(ctx context.Context, t *Terms, wishes []wish, sh
 	return out, nil
 }
 
-// refusedName returns the name of a refusal; empty for errors without a name. The name of a backend.CallError is the
-// first request's.
+// refusedName returns the name of a refusal; empty for errors without a name. It ignores a backend.CallError, which
+// always has the name of the first request.
 func refusedName(err error) string {
 	var held *backend.HeldError
 	var limit *backend.LimitError
@@ -483,7 +482,7 @@ func refusedName(err error) string {
 	return ""
 }
 
-// takeBack releases the grants of a request that may not have them. Failed releases expire with their TTL.
+// takeBack releases grants that the rules deny by now. If a release fails, the hold expires with its TTL.
 func (g *Gateway) takeBack(ctx context.Context, got *acquired) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptTime)
 	defer cancel()
@@ -495,8 +494,8 @@ func (g *Gateway) takeBack(ctx context.Context, got *acquired) {
 	}
 }
 
-// lockOf returns a hold as its holder sees it, whose request had arrived at the given instant. of is the owner of its
-// lock token, empty for everybody with the token.
+// lockOf returns a hold as its holder sees it. The request of the holder arrived at the instant arrived. Only the
+// principal of may use the lock token; if of is empty, anybody with the token may.
 func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, of string, arrived backend.Instant) *Lock {
 	l := &Lock{
 		LockKey: grant.Name, LockToken: g.sealer.Seal(grant, minHold, of), OwnerID: grant.Owner,
@@ -509,16 +508,16 @@ func (g *Gateway) lockOf(grant *backend.Grant, minHold time.Duration, of string,
 	return l
 }
 
-// validity returns how long a client may rely on a hold from the instant at which it sent a request that had arrived
-// at the given instant, and when that ends, for people.
+// validity returns the milliseconds for which a client may rely on a hold after it sent the request that arrived at the
+// instant arrived. It also returns the wall-clock expiry of the hold in milliseconds since 1970, for people.
 func (g *Gateway) validity(sentAt backend.Instant, ttl time.Duration, arrived backend.Instant) (int64, int64) {
 	valid := sentAt.Add(g.driver.Describe().Validity(ttl)).Sub(arrived)
 	expires := time.Now().Add(sentAt.Add(ttl).Sub(g.clock.Now()))
 	return max(0, valid.Milliseconds()), expires.UnixMilli()
 }
 
-// readBody reads the body before anything else happens: while a request waits, its connection then delivers only its
-// end.
+// readBody reads the whole body before the call begins. While a request waits, the server can then detect that the
+// client disconnects.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Problem) {
 	var text []byte
 	var err error

@@ -16,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/internal/rules"
 )
 
-// deciding is a lock service with rules, which gets the principal of each call. Only those calls are asked for it that
-// take a right.
+// deciding is a lock service with rules, which gets the principal of each call. It records the principals of the calls
+// that require a right.
 type deciding struct {
 	*memory.Driver
 	all *rules.Rules
@@ -26,7 +26,7 @@ type deciding struct {
 	callers []principal.Principal
 }
 
-// taken returns the principals of the calls since the last taken.
+// taken returns the principals of the calls since the previous taken.
 func (d *deciding) taken() []principal.Principal {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -35,7 +35,7 @@ func (d *deciding) taken() []principal.Principal {
 	return all
 }
 
-// may decides like the bundled server for a gateway that may proxy each name.
+// may decides as the bundled server does for a gateway that may act for others with every name.
 func (d *deciding) may(ctx context.Context, v rules.Verb, names ...string) error {
 	who := principal.CallsFor(ctx)
 	d.mu.Lock()
@@ -99,7 +99,8 @@ func (d *deciding) ForceRelease(ctx context.Context, r backend.ForceRequest) err
 	return d.Driver.ForceRelease(ctx, r)
 }
 
-// Where the lock service decides, it gets the principal of each call that takes a right, and its answer is the client's.
+// If the lock service decides, it gets the principal of each call that requires a right, and the client gets its
+// answer.
 func TestServiceGetsThePrincipal(t *testing.T) {
 	names := []string{"acquirer", "reader", "forcer", "peer", "other", "auditor"}
 	for _, name := range append([]string{""}, names...) {
@@ -127,13 +128,13 @@ func (d *ruled) sends(pattern, name string) {
 	}
 	held := d.granted(d.as("acquirer", "POST", "/v1/locks/a%2Fheld/acquire", acquireOf("holder", "")))
 	d.service.taken()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // of a watch
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // ends a watch
 	defer cancel()
 	got := d.send(ctx, row.method, row.path, strings.ReplaceAll(row.body, "TOKEN", held.LockToken), d.bears(name))
 	may := row.may == nil || slices.Contains(row.may, name)
 	switch pattern {
 	case "GET /v1/locks", "DELETE /v1/locks/{name}/waits/{requestId}":
-		may = true // it shows, or ends, only the client's
+		may = true // it shows or ends only what belongs to the client
 	case "POST /v1/locks/{name}/force-release":
 		may = false
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Bounds of connections. A waiting request costs one, or one stream of HTTP/2.
+// Limits of a connection. A waiting request uses a connection, or a stream of HTTP/2.
 const (
 	streamsMost  = 250
 	headersMost  = 16 << 10
@@ -19,13 +19,14 @@ const (
 	shutdownTime = 5 * time.Second
 )
 
-// Serve serves g at l, with TLS if config is not nil, until ctx ends; then it ends the waits with an answer and waits
-// for other requests to be answered. It closes l, which bounds the connections: see package listeners.
+// Serve serves g on l, with TLS if config is not nil, until ctx ends. It then ends waits and watches with an answer,
+// waits up to shutdownTime for other pending requests, and closes l. The listener bounds the number of connections: see
+// package listeners.
 func (g *Gateway) Serve(ctx context.Context, l net.Listener, config *tls.Config) error {
 	return Serve(ctx, l, config, g.o.Log, g.Handler(), g.End)
 }
 
-// Serve serves a handler as Gateway.Serve does. It calls end before it waits for pending requests.
+// Serve serves a handler as Gateway.Serve does. When ctx ends, it calls end before it waits for pending requests.
 func Serve(
 	ctx context.Context, l net.Listener, config *tls.Config, log *slog.Logger, handler http.Handler, end func(),
 ) error {
@@ -42,7 +43,7 @@ func Serve(
 			served <- s.Serve(l)
 			return
 		}
-		s.TLSConfig = config.Clone() // the server adds to it
+		s.TLSConfig = config.Clone() // the server changes it
 		served <- s.ServeTLS(l, "", "")
 	}()
 	select {

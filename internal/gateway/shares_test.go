@@ -48,7 +48,7 @@ func (d *door) by(address, method, path, body string) reply {
 	return d.send(d.t.Context(), method, path, body, func(r *http.Request) { r.RemoteAddr = address + ":1" })
 }
 
-// exhausted checks that a quota is used up.
+// exhausted checks that the answer is an exhausted quota.
 func (d *door) exhausted(got reply, name string) {
 	d.t.Helper()
 	if p := d.refuses(got, http.StatusTooManyRequests, codeQuota); p["quota"] != name || got.header.Get(headerRetry) == "" {
@@ -60,7 +60,7 @@ const one, two, three = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 
 func acquirePath(name any) string { return fmt.Sprintf("/v1/locks/%v/acquire", name) }
 
-// One client has its share of holds, and all together no more than the replica takes; what ends makes room.
+// The quotas bound the holds of one client and of all clients. An ended hold no longer counts.
 func TestHoldsAreShared(t *testing.T) {
 	limited(t, Limits{Holds: 3, ClientHolds: 2}, func(t *testing.T, d *door) {
 		first := d.granted(d.by(one, http.MethodPost, acquirePath(1), acquireOf("a", "")))
@@ -68,7 +68,7 @@ func TestHoldsAreShared(t *testing.T) {
 		d.exhausted(d.by(one, http.MethodPost, acquirePath(3), acquireOf("a", "")), "client-holds")
 		d.exhausted(d.by(two, http.MethodPost, "/v1/locks:acquireAll",
 			`{"ownerId":"b","ttlMillis":5000,"requests":[{"lockKey":"3"},{"lockKey":"4"}]}`), "holds")
-		d.refuses(d.by(two, http.MethodPost, acquirePath(1), acquireOf("b", "")), 409, codeHeld) // and leaves no hold
+		d.refuses(d.by(two, http.MethodPost, acquirePath(1), acquireOf("b", "")), 409, codeHeld) // and it does not count
 		d.granted(d.by(two, http.MethodPost, acquirePath(3), acquireOf("b", "")))
 		d.exhausted(d.by(three, http.MethodPost, acquirePath(4), acquireOf("c", "")), "holds")
 		d.by(one, http.MethodPost, "/v1/locks/1/release", `{"lockToken":"`+first.LockToken+`"}`)
@@ -81,7 +81,7 @@ func TestHoldsAreShared(t *testing.T) {
 	})
 }
 
-// One client uses so many TTLs at a time; a hold that it has is renewed with its own in any case.
+// The quota bounds the TTLs that one client uses at a time. A client can always renew a hold with the TTL of the hold.
 func TestSessionsAreShared(t *testing.T) {
 	limited(t, Limits{ClientSessions: 2}, func(t *testing.T, d *door) {
 		with := func(ttl int) string { return fmt.Sprintf(`{"ownerId":"a","ttlMillis":%d}`, ttl) }
@@ -105,7 +105,7 @@ func TestSessionsAreShared(t *testing.T) {
 		time.Sleep(15 * time.Second) // the session of 20 s is over
 		d.granted(d.by(one, http.MethodPost, acquirePath(6), with(30_000)))
 		time.Sleep(time.Hour)
-		for i := range 100 { // clients that have gone are forgotten
+		for i := range 100 { // the gateway forgets inactive clients
 			d.by(fmt.Sprintf("198.51.100.%d", i), http.MethodPost, acquirePath(fmt.Sprint("z", i)), with(5_000))
 			time.Sleep(time.Minute)
 		}
@@ -117,7 +117,7 @@ func TestSessionsAreShared(t *testing.T) {
 	})
 }
 
-// Each client has so many requests a second, and all together; probes have no bound.
+// The limits bound the requests a second of each client and of all clients, but not probes.
 func TestOperationsAreShared(t *testing.T) {
 	limited(t, Limits{Operations: 3, ClientOperations: 2}, func(t *testing.T, d *door) {
 		get := func(from string) reply { return d.by(from, http.MethodGet, "/v1/locks", "") }
@@ -140,7 +140,7 @@ func TestOperationsAreShared(t *testing.T) {
 		if got := get(one); got.status != 200 {
 			t.Errorf("a second later: %d %s", got.status, got.text)
 		}
-		for i := range 100 { // clients that have gone are forgotten
+		for i := range 100 { // the gateway forgets inactive clients
 			get(fmt.Sprintf("198.51.100.%d", i))
 			time.Sleep(time.Second)
 		}
@@ -150,7 +150,7 @@ func TestOperationsAreShared(t *testing.T) {
 	})
 }
 
-// Watches and waits are counted apart.
+// Watches and waits have separate quotas.
 func TestWatchesAreShared(t *testing.T) {
 	limited(t, Limits{ClientWaits: 1, ClientWatches: 1}, func(t *testing.T, d *door) {
 		ctx, hangUp := context.WithCancel(t.Context())
@@ -175,7 +175,7 @@ func (f full) Error() string   { return "the service takes no more " + string(f)
 func (f full) Is(e error) bool { return e == backend.ErrUnavailable }
 func (f full) Quota() string   { return string(f) }
 
-// A limit of the service is a quota and no outage.
+// The gateway reports an exhausted limit of the service as a quota, not as an outage.
 func TestLimitsOfTheService(t *testing.T) {
 	t.Parallel()
 	for err, want := range map[error]string{

@@ -21,7 +21,7 @@ func (d unwatched) Describe() backend.Description {
 	return s
 }
 
-// slow is a driver of a service that takes a second for a look.
+// slow is a driver of a service whose Look takes a second.
 type slow struct{ *memory.Driver }
 
 func (d slow) Look(ctx context.Context, name string) (backend.State, error) {
@@ -68,7 +68,7 @@ func TestWatchHasBegunWithItsResponse(t *testing.T) {
 	}
 }
 
-// A watch in front of a backend without one compares looks, and says that there is no replay.
+// With a backend without watches, a watch compares states, and reports that there is no replay.
 func TestWatchByPolling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := memory.New(&memory.Options{Clock: backend.GoClock()})
@@ -100,7 +100,7 @@ func TestWatchByPolling(t *testing.T) {
 	})
 }
 
-// Who looks at a lock sees the queue in its order, and how many permits are free.
+// The state of a lock has the queue in its order, and the number of free permits.
 func TestStateHasQueueAndPermits(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		body := func(owner string, permits string) string {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// misread refuses requests that two readers could understand differently: two names, a path that is cleaned on the
-// way, another content type. Type decoder refuses such bodies.
+// misread refuses requests that two programs could understand differently: two names, a path that a proxy would clean,
+// another content type. Type decoder refuses such bodies.
 func misread(r *http.Request, body []byte) *Problem {
 	segments := strings.Split(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
 	if len(segments) > 1 {
@@ -41,7 +41,7 @@ func misread(r *http.Request, body []byte) *Problem {
 	return nil
 }
 
-// methodsOf returns the methods of a path.
+// methodsOf returns the methods that a path supports.
 func methodsOf(mux *http.ServeMux, r *http.Request) (methods []string) {
 	for _, m := range []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodPost} {
 		other := r.Clone(r.Context())
@@ -53,7 +53,7 @@ func methodsOf(mux *http.ServeMux, r *http.Request) (methods []string) {
 	return methods
 }
 
-// notServed answers a request that no pattern matches.
+// notServed answers a request that matches no pattern, or matches a path with another method.
 func notServed(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) {
 	said := r.Method + " " + r.URL.Path
 	if methods := methodsOf(mux, r); len(methods) > 0 && !slices.Contains(methods, r.Method) {

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What two readers of a request could take for different things is refused.
+// The gateway refuses requests that two programs could understand differently.
 func TestMisreadableRequests(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		for _, body := range []string{
@@ -57,7 +57,7 @@ func TestMisreadableRequests(t *testing.T) {
 	})
 }
 
-// A known path with another method says which it has.
+// The answer to a known path with another method names the methods of the path.
 func TestMethods(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		for _, x := range []struct{ method, path, allow string }{
@@ -75,7 +75,7 @@ func TestMethods(t *testing.T) {
 	})
 }
 
-// paged counts what a page costs the service.
+// paged counts the states that the service reads for a page.
 type paged struct {
 	backend.Driver
 	names []string
@@ -102,7 +102,7 @@ func (p *paged) ListAfter(_ context.Context, prefix, after string) iter.Seq2[bac
 
 func (p *paged) Unwrap() backend.Driver { return p.Driver }
 
-// A page of a service that has its names in order reads no more than the page.
+// With a service that lists names in order, a page reads no more names than it shows.
 func TestPagesAreRead(t *testing.T) {
 	simulated(t, func(t *testing.T, plain *door) {
 		p := &paged{Driver: plain.g.driver}

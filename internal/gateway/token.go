@@ -16,22 +16,22 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Sealer turns a grant into the lock token that a client keeps, and back. All replicas of a gateway have the same keys,
-// so that each of them can renew and release what another one was granted. All methods are safe for concurrent use.
+// Sealer converts a grant to the lock token that a client keeps, and back. All replicas of a gateway have the same
+// keys, so that each of them can open the tokens of the others. All methods are safe for concurrent use.
 type Sealer struct {
-	keys atomic.Pointer[[]sealingKey] // the first one seals, all of them open
-	ids  []byte                       // key for request ids, which stays
+	keys atomic.Pointer[[]sealingKey] // the first key seals; every key opens
+	ids  []byte                       // the key for request ids, which never changes
 }
 
-// sealingKey has the keys derived from one secret.
+// sealingKey has the keys that are derived from one secret.
 type sealingKey struct {
 	aead cipher.AEAD
-	mac  []byte // key for the nonce
+	mac  []byte // the key for nonces
 }
 
-// NewSealer returns a Sealer of secrets of at least MinKeyBytes each. Only request ids are derived from identity,
-// unless there are no keys. Identity stays when keys change: with another one the repetition of a request is another
-// request.
+// NewSealer returns a Sealer. identity and the keys are secrets of at least MinKeyBytes each. The Sealer derives the
+// ids of requests from identity. Without keys, identity seals lock tokens too. identity must stay the same when the
+// keys change: with another identity, the retry of a request is a new request.
 func NewSealer(identity []byte, keys ...[]byte) (*Sealer, error) {
 	if len(keys) == 0 {
 		keys = [][]byte{identity}
@@ -43,7 +43,7 @@ func NewSealer(identity []byte, keys ...[]byte) (*Sealer, error) {
 	return s, s.SetKeys(keys...)
 }
 
-// SetKeys replaces the keys: the first one seals, all of them open.
+// SetKeys replaces the keys: the first key seals; every key opens.
 func (s *Sealer) SetKeys(keys ...[]byte) error {
 	all := make([]sealingKey, len(keys))
 	for i, key := range keys {
@@ -75,7 +75,7 @@ func checkKey(key []byte) error {
 
 func derive(key []byte, purpose string) []byte { return macOf(key, []byte(purpose)) }
 
-// MinKeyBytes is the minimum length of a gateway's key.
+// MinKeyBytes is the minimum length of a gateway's key, in bytes.
 const MinKeyBytes = 16
 
 func macOf(key []byte, parts ...[]byte) []byte {
@@ -87,7 +87,7 @@ func macOf(key []byte, parts ...[]byte) []byte {
 	return h.Sum(nil)
 }
 
-// sealed is the content of a lock token. It has no instants: two processes cannot compare theirs.
+// sealed is the content of a lock token. It has no instants: those of two processes cannot be compared.
 type sealed struct {
 	Name         string        `json:"n"`
 	Owner        string        `json:"o"`
@@ -106,15 +106,15 @@ type sealed struct {
 // tokenVersion is the first byte of a lock token.
 const tokenVersion = 1
 
-// Seal returns the lock token of a grant. The same hold has the same token, whichever replica with the same first key
-// makes it. of is the principal that may use it, empty for everybody with the token.
+// Seal returns the lock token of a grant. All replicas with the same first key return the same token for the same hold.
+// Only the principal of may use the token; if of is empty, anybody with the token may.
 func (s *Sealer) Seal(g *backend.Grant, minHold time.Duration, of string) string {
 	plain, err := json.Marshal(sealed{
 		g.Name, g.Owner, g.RequestID, g.Kind, g.Permits, g.Limit, g.Hierarchical, uint64(g.Token), g.TTL, g.Incarnation,
 		minHold, of,
 	})
 	if err != nil {
-		panic(err) // text and numbers only
+		panic(err) // impossible: only text and numbers
 	}
 	k := &(*s.keys.Load())[0]
 	nonce := macOf(k.mac, plain)[:k.aead.NonceSize()]
@@ -122,10 +122,10 @@ func (s *Sealer) Seal(g *backend.Grant, minHold time.Duration, of string) string
 	return base64.RawURLEncoding.EncodeToString(k.aead.Seal(out, nonce, plain, out[:1]))
 }
 
-// errForged: the text is no lock token that was sealed with this key.
+// errForged is the error for a text that is not a lock token sealed with one of the keys.
 var errForged = errors.New("this gateway did not issue the lock token (replicas need the same --http-key)")
 
-// Open is the inverse of Seal. The grant has no SentAt and no MinHoldUntil.
+// Open is the inverse of Seal. It leaves SentAt and MinHoldUntil of the grant empty.
 func (s *Sealer) Open(text string) (_ backend.Grant, minHold time.Duration, of string, _ error) {
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(raw) == 0 || raw[0] != tokenVersion {
@@ -156,8 +156,8 @@ func (s *Sealer) open(raw []byte) (plain []byte, opened bool) {
 	return nil, false
 }
 
-// requestID derives the secret key of one attempt at one name from the client's parts. The same request at any
-// replica is the same attempt, and nobody without the gateway's key can forge it.
+// requestID derives the secret key of an attempt from the parts of the client's request. All replicas derive the same
+// key, and nobody without the gateway's key can forge it.
 func (s *Sealer) requestID(parts ...string) string {
 	all := make([][]byte, len(parts))
 	for i, p := range parts {

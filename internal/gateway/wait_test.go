@@ -57,7 +57,7 @@ func TestWaiting(t *testing.T) {
 		if second.FencingToken <= first.FencingToken {
 			t.Errorf("token %d after %d", second.FencingToken, first.FencingToken)
 		}
-		// It was sent 20 s ago, and 30 s less the margin remain.
+		// The client sent it 20 s ago, and the hold remains valid for 30 s less the margin.
 		if want := int64(20_000 + 29_650); second.ValidForMillis < want-10_000 || second.ValidForMillis > want {
 			t.Errorf("valid for %d ms from when it was sent, want up to %d", second.ValidForMillis, want)
 		}
@@ -95,7 +95,7 @@ func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
 	})
 }
 
-// If its client does not poll again, a request loses its place, or the grant that came meanwhile.
+// If its client does not poll again, a request loses its place, or the grant that it got in the meantime.
 func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
@@ -131,7 +131,7 @@ func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
 	})
 }
 
-// slowRelease is a driver with releases that wait until the test lets them go.
+// slowRelease is a driver whose releases wait for the test.
 type slowRelease struct {
 	*memory.Driver
 	may chan struct{}
@@ -158,7 +158,7 @@ func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 		d.queued(d.post(acquireX, ask))
 		driver.may <- struct{}{}
 		d.is(d.post(releaseX, released(first)), 200, `{"status":"RELEASED","lockKey":"x"}`)
-		time.Sleep(11 * time.Second) // the place is lost, and the grant that came meanwhile
+		time.Sleep(11 * time.Second) // the place is lost, and so is the grant
 		d.refuses(d.post(acquireX, ask), 504, codeUnknown)
 		late := d.soon(t.Context(), acquireX, ask)
 		driver.may <- struct{}{}
@@ -172,7 +172,7 @@ func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
 	})
 }
 
-// A client that hangs up leaves the queue, unless it asked to keep the place.
+// A client that disconnects leaves the queue, unless it asked to keep the place.
 func TestDisconnect(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
@@ -197,7 +197,7 @@ func TestDisconnect(t *testing.T) {
 	})
 }
 
-// Who knows a state can wait for the next one.
+// A client that knows a state can wait for the next one.
 func TestLookWaits(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		look := func(known, prefer string) reply {
@@ -369,7 +369,7 @@ func TestSeveralNames(t *testing.T) {
 	})
 }
 
-// A refused request for several names returns the name that was in the way, wherever it stands among them.
+// The answer to a refused request for several names has the held name, at whatever position it is.
 func TestRefusalOfSeveralNamesTheLock(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		const path = "/v1/locks:acquireAll"
@@ -414,7 +414,7 @@ func (p *pipe) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// watch begins a watch, and returns its response. change, if it is not nil, edits the request.
+// watch begins a watch, and returns its response. If change is not nil, it edits the request.
 func (d *door) watch(ctx context.Context, path string, change func(*http.Request)) *pipe {
 	p := &pipe{http.Header{}, make(chan int, 1), make(chan string, 64)}
 	r := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
@@ -531,7 +531,7 @@ func TestAnOwnerDoesNotWaitForItself(t *testing.T) {
 	})
 }
 
-// The gateway reports the reason for the end of a hold, and does not repeat its request.
+// The gateway reports the reason why a hold ended, and does not repeat its request.
 func TestReasonsAreKept(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		l := d.granted(d.post(acquireX, acquireOf("a", `,"requestId":"one"`)))

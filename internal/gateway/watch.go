@@ -45,11 +45,11 @@ func ChangeOf(c *backend.Change) *Change {
 }
 
 const (
-	beatTime = 15 * time.Second       // the interval of a silent stream's signs of life
-	headTime = 150 * time.Millisecond // how long a watch may fail with its own status
-	sendTime = 10 * time.Second       // bounds the sending of one event
-	// pauseTime and maxPause bound the pause of a watch after it has sent events, and sendsOfOne bounds how many times a
-	// second all watches of a name send events, as far as maxPause allows.
+	beatTime = 15 * time.Second       // the interval of heartbeats on a stream
+	headTime = 150 * time.Millisecond // the time in which an error of a new watch is still the response
+	sendTime = 10 * time.Second       // the maximum for sending one batch of events
+	// pauseTime and maxPause are the minimum and the maximum of the pause of a watch after it has sent events. sendsOfOne
+	// bounds the sends of all watches of a name a second, as far as maxPause allows.
 	pauseTime  = 20 * time.Millisecond
 	maxPause   = 200 * time.Millisecond
 	sendsOfOne = 2000
@@ -76,10 +76,10 @@ func (g *Gateway) watchRoute(api huma.API) {
 	})
 }
 
-// headerReplay is "none" if a watch always begins at the present state: it has no revisions.
+// headerReplay is "none" if the watch has no revisions: it can only begin at the present state.
 const headerReplay = "Fencelock-Replay"
 
-// watcher returns the driver's watcher, or else a polling watcher.
+// watcher returns the driver's watcher, or else a watcher that polls.
 func (g *Gateway) watcher(since uint64) (backend.Watcher, error) {
 	if since != 0 && !g.can(backend.CapWatchReplay) {
 		return nil, g.lacks(backend.CapWatchReplay)
@@ -157,8 +157,8 @@ func (g *Gateway) watchLock(ctx context.Context, in *watchQuery) (*huma.StreamRe
 	}}, nil
 }
 
-// opening waits until a watch stands, and returns its first events or its error if they come by then: an error from
-// the start is a response, not an event.
+// opening waits until headTime after a watch has begun, and returns its first events or its error if they arrive by
+// then: an early error is a response, not an event.
 func opening(begun <-chan struct{}, changes <-chan told) told {
 	var head <-chan time.Time
 	for {
@@ -176,11 +176,11 @@ func opening(begun <-chan struct{}, changes <-chan told) told {
 	}
 }
 
-// text returns the event as it is sent.
+// text returns the text of the event on the stream.
 func (e *event) text() []byte {
 	e.once.Do(func() {
 		change := ChangeOf(&e.Change)
-		said, _ := json.Marshal(change) // text and numbers only
+		said, _ := json.Marshal(change) // no error: only text and numbers
 		if change.Revision != 0 {
 			e.said = fmt.Appendf(e.said, "id: %d\n", change.Revision)
 		}
@@ -189,23 +189,23 @@ func (e *event) text() []byte {
 	return e.said
 }
 
-// eventTexts has the buffers of events on their way to watchers.
+// eventTexts has buffers for the texts of events.
 var eventTexts = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-// stream writes events until the watch or the client ends, or still returns a problem.
+// stream writes events and heartbeats until the watch ends, the client disconnects, or still returns a problem.
 func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-chan told, still func() *Problem) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	control := http.NewResponseController(w)
 	send := func(text []byte) bool {
-		_ = control.SetWriteDeadline(time.Now().Add(sendTime)) // not all writers have it
+		_ = control.SetWriteDeadline(time.Now().Add(sendTime)) // not every writer supports it
 		_, err := w.Write(text)
 		return err == nil && control.Flush() == nil
 	}
 	if !send([]byte(": watching\n\n")) {
 		return
 	}
-	// tell sends events. An error is the last event.
+	// tell sends events, and reports whether more may follow. An error is the last event.
 	tell := func(t *told) bool {
 		if p := still(); p != nil {
 			t = &told{err: p}
@@ -217,7 +217,7 @@ func stream(ctx context.Context, w http.ResponseWriter, first *told, changes <-c
 			}
 			return false
 		}
-		// One write: the server would send hundreds of events in pieces of 2 KiB.
+		// Write once: otherwise the server would send hundreds of events in pieces of 2 KiB.
 		all := eventTexts.Get().(*bytes.Buffer)
 		defer eventTexts.Put(all)
 		all.Reset()

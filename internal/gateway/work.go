@@ -15,33 +15,33 @@ import (
 )
 
 const (
-	// lineTime bounds how long a request waits for its turn while the replica is saturated.
+	// lineTime is the maximum time that a request waits for its turn while the replica is saturated.
 	lineTime = time.Second
-	// grantTime is how long a request that waits for a lock counts as work of the replica.
+	// grantTime is the time for which a request that waits for a lock counts as work of the replica.
 	grantTime = 20 * time.Millisecond
-	// lateTime is the delay for a processor, of one in ten goroutines, at which the replica is saturated. It is measured over
-	// lateEvery.
+	// The replica is saturated if more than one in ten goroutines waits for a processor for lateTime or longer. lateEvery
+	// is the minimum interval between two measurements.
 	lateTime  = 500 * time.Microsecond
 	lateEvery = 50 * time.Millisecond
-	// leastRate is how many requests a second a processor serves to clients with more requests than the average, even if
-	// the replica is saturated. mostRate does not delay them.
+	// leastRate is the minimum rate, in requests a second for each processor, of clients with more requests than the
+	// average. mostRate is the rate without delays.
 	leastRate = 250
 	mostRate  = 1 << 20
 )
 
-// work shares a saturated replica between its clients. A client with more requests at a time than the average of the
-// clients gets a rate, which sinks while goroutines wait for a processor, and grows otherwise; so the speed of the
-// machine and of the lock service need not be known. Its requests wait for their turn, and are refused after lineTime:
-// refused at once, the client would take the processor with its next request. Others are served at once, as is a
-// client that alone sends requests.
+// work shares a saturated replica between its clients. Clients with more concurrent requests than the average client
+// share one rate. The rate decreases while goroutines wait for a processor, and increases otherwise, so work does not
+// need to know the speed of the machine or of the lock service. The requests of these clients wait for their turn. work
+// refuses a request only after lineTime: after an immediate refusal, the client would use the processor for its next
+// request. The requests of other clients are served immediately. So are those of a client that is the only client.
 type work struct {
-	late func() bool // whether goroutines have waited for a processor since the call before
+	late func() bool // reports whether goroutines have waited for a processor since the previous call
 
 	mu       sync.Mutex     // protects the following fields
-	of       map[string]int // requests of each client, in work and in line
+	of       map[string]int // requests of each client, being served and waiting
 	all      int
-	line     *rate.Limiter // of requests of clients above the average
-	served   int           // of these since measured
+	line     *rate.Limiter // the rate of the clients above the average
+	served   int           // requests of these clients since measured
 	measured time.Time
 }
 
@@ -49,8 +49,8 @@ func newWork(late func() bool) *work {
 	return &work{late: late, of: map[string]int{}, line: rate.NewLimiter(mostRate, 1)}
 }
 
-// enter waits until a request of a client may be served. The returned function is called when it was served, or waits
-// for something else than the replica, and may be called again.
+// enter waits until a request of a client may be served. The caller calls leave when the request was served, or waits
+// for something other than the replica. leave may be called more than once.
 func (w *work) enter(ctx context.Context, principal string) (leave func(), p *Problem) {
 	leave = sync.OnceFunc(func() { w.leave(principal) })
 	delay := w.delay(principal)
@@ -64,7 +64,7 @@ func (w *work) enter(ctx context.Context, principal string) (leave func(), p *Pr
 	return nil, quota("client-work", "the replica is saturated, and this client has more requests at a time than others")
 }
 
-// delay counts a request in, and returns how long it waits for its turn; more than lineTime if it gets none.
+// delay counts a request, and returns the time until its turn. If that is more than lineTime, the request has no turn.
 func (w *work) delay(principal string) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,12 +103,12 @@ func (w *work) measure(now time.Time) {
 	}
 	least := rate.Limit(leastRate * runtime.GOMAXPROCS(0))
 	switch late := w.late(); {
-	case since > lineTime: // it is of the past
+	case since > lineTime: // the previous measurement is too old
 		w.line.SetLimitAt(now, mostRate)
 	case late:
 		served := rate.Limit(float64(w.served) / since.Seconds())
 		if less := max(least, min(w.line.Limit(), served)/2); less < w.line.Limit() {
-			w.line = rate.NewLimiter(less, 1) // turns in the old line were given at a greater rate
+			w.line = rate.NewLimiter(less, 1) // the old limiter has reserved turns at a greater rate
 		}
 	default:
 		w.line.SetLimitAt(now, min(mostRate, w.line.Limit()+least/20))
@@ -116,8 +116,9 @@ func (w *work) measure(now time.Time) {
 	w.measured, w.served = now, 0
 }
 
-// lateness returns a function that reports whether what could run has waited for a processor since the call before: one
-// in ten goroutines for lateTime, or threads of this process for lateTime on average.
+// lateness returns a function that reports whether goroutines or threads have waited for a processor since its previous
+// call: more than one in ten goroutines for lateTime or longer, or the threads of this process for more than lateTime
+// on average.
 func lateness() func() bool {
 	sample := []metrics.Sample{{Name: "/sched/latencies:seconds"}}
 	var before []uint64
@@ -143,8 +144,8 @@ func lateness() func() bool {
 	}
 }
 
-// threadWaits returns for how many nanoseconds the threads of this process were ready to run and did not, and how often
-// they ran. It returns zeros if the system does not report them.
+// threadWaits returns the total time in nanoseconds for which the threads of this process waited for a processor, and
+// the number of times they ran. It returns zeros if the system does not report them.
 func threadWaits() (waited, runs int64) {
 	threads, _ := os.ReadDir("/proc/self/task")
 	for _, thread := range threads {

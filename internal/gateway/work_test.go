@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// asks counts the requests of a client, after an instant.
+// asks counts the requests that a client sends after the instant from.
 type asks struct {
 	from                    time.Time
 	served, waited, refused atomic.Int64
 }
 
-// ask sends requests, of which each takes a millisecond, until ctx ends.
+// ask sends requests until ctx ends. Each takes a millisecond.
 func (a *asks) ask(ctx context.Context, t *testing.T, w *work, principal string) {
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -46,8 +46,8 @@ func (a *asks) ask(ctx context.Context, t *testing.T, w *work, principal string)
 	}
 }
 
-// While the replica is saturated, a client with more requests at a time than another one gets a rate, and its requests
-// are refused only after a wait. The other one waits for nothing.
+// While the replica is saturated, a client with more concurrent requests than another client is limited, and the
+// replica refuses its requests only after a wait. The other client never waits.
 func TestASaturatedReplicaIsShared(t *testing.T) {
 	const settles, lasts = 3 * time.Second, 5 * time.Second
 	rate := leastRate * runtime.GOMAXPROCS(0)
@@ -55,7 +55,7 @@ func TestASaturatedReplicaIsShared(t *testing.T) {
 		name      string
 		late      bool
 		many, few int
-		want      int // answers of the client with many requests
+		want      int // served requests of the client with many requests
 		refusals  bool
 	}{
 		{"saturated", true, 32, 4, 5 * rate, false},
@@ -99,7 +99,7 @@ func TestASaturatedReplicaIsShared(t *testing.T) {
 	}
 }
 
-// A client that was limited is no longer limited soon after the replica was saturated.
+// Soon after the replica is no longer saturated, it no longer limits a client.
 func TestASaturatedReplicaRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var all sync.WaitGroup
@@ -125,7 +125,7 @@ func TestASaturatedReplicaRecovers(t *testing.T) {
 	})
 }
 
-// Requests that wait for a lock, for another state, or for events are no work of the replica.
+// Requests that wait for a lock, for another state or for events do not count as work of the replica.
 func TestWaitsAreNoWork(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		d.granted(d.post(acquireX, acquireOf("a", "")))

@@ -11,45 +11,45 @@ import (
 	"time"
 )
 
-// reservedFiles is the number of the process's file descriptors that connections of clients leave: the log, the snapshots
-// and the connections to other members need some at any time, and a log without one for its next file ends the server.
-// Probes and operators have their own.
+// reservedFiles is the number of file descriptors that client connections must not use. The log, the snapshots and the
+// connections to other members always need some: a log that cannot open its next file stops the server. Probes and
+// operators have their own share.
 const reservedFiles = 64 + opsConnections + AdminConnections
 
-// AdminConnections bounds the connections of operators at the listener for changes.
+// AdminConnections bounds the connections of operators to the admin listener.
 const AdminConnections = 32
 
-// Connections divides so many file descriptors of a process between connections of clients, over all listeners, and of
-// other members.
+// Connections divides the file descriptors of a process between client connections, over all listeners, and connections
+// of other members.
 func Connections(files int) (clients, members int) {
 	members = max(files/8, 8)
 	return max(files-reservedFiles-members, 8), members
 }
 
-// Gate bounds the connections of a process, over all listeners that it admits: in all, and of one address. It closes
-// at once what comes beyond, before TLS or a request has cost anything. All methods are safe for concurrent use.
+// Gate bounds the connections of a process over all of its listeners: in total, and from one address. It closes further
+// connections immediately, before TLS and before any request. All methods are safe for concurrent use.
 type Gate struct {
 	most, share int
 	log         *slog.Logger
-	warned      atomic.Int64 // when that was last told, Unix seconds
+	warned      atomic.Int64 // the time of the last warning, in Unix seconds
 
 	mu   sync.Mutex // protects the following fields, and the listeners' fields
 	open int
 	from map[string]int // by client
 }
 
-// NewGate returns a gate for so many connections, of which one address may have share.
+// NewGate returns a gate for at most most connections, of which at most share may come from one address.
 func NewGate(most, share int, log *slog.Logger) *Gate {
 	return &Gate{most: most, share: share, log: log, from: map[string]int{}}
 }
 
-// Admit returns l with the bounds of g, of which l takes no more than most connections. The share of addresses in
-// trusted networks, such as proxies, is not bounded. what names the connections in the log.
+// Admit returns l with the bounds of g. l itself accepts at most most connections. Addresses in trusted networks, such
+// as those of proxies, have no bound per address. what names the connections in the log.
 func (g *Gate) Admit(l net.Listener, most int, what string, trusted ...netip.Prefix) net.Listener {
 	return g.AdmitShare(l, most, g.share, what, trusted...)
 }
 
-// AdmitShare is Admit with a separate share for the addresses at l; 0: the share of g.
+// AdmitShare is like Admit, with a separate share for each address at l; 0 means the share of g.
 func (g *Gate) AdmitShare(l net.Listener, most, share int, what string, trusted ...netip.Prefix) net.Listener {
 	return &gatedListener{Listener: l, gate: g, most: most, share: cmp.Or(share, g.share), trusted: trusted, what: what}
 }
@@ -64,8 +64,8 @@ type gatedListener struct {
 	open    int
 }
 
-// ClientOf names the client behind an address without a port: the address, or the network of an IPv6 address, of which
-// one client has 2^64 addresses.
+// ClientOf returns a name for the client at an address without a port: the address itself, or for IPv6 its /64 network,
+// since one client usually has all addresses of such a network.
 func ClientOf(host string) string {
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
@@ -77,7 +77,7 @@ func ClientOf(host string) string {
 	return netip.PrefixFrom(ip, 64).Masked().String()
 }
 
-// HostOf is an address without its port.
+// HostOf returns an address without its port.
 func HostOf(address string) string {
 	if host, _, err := net.SplitHostPort(address); err == nil {
 		return host
@@ -85,13 +85,13 @@ func HostOf(address string) string {
 	return address
 }
 
-// Trusted reports whether an address without a port is in one of some networks.
+// Trusted reports whether an address without a port is in one of the networks.
 func Trusted(host string, networks []netip.Prefix) bool {
 	ip, err := netip.ParseAddr(host)
 	return err == nil && slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(ip.Unmap()) })
 }
 
-// enter counts a connection, unless there are too many.
+// enter counts a connection, or returns false if there are too many.
 func (l *gatedListener) enter(host, client string) bool {
 	g := l.gate
 	g.mu.Lock()

@@ -51,7 +51,7 @@ func gated(t *testing.T, g *Gate, most int, trusted ...netip.Prefix) (dial func(
 	return dial, func() { (<-accepted).Close() }
 }
 
-// All listeners of a process have one bound, each its own beneath it, and each client a share.
+// All listeners of a process share one limit. Each listener has its own limit below it, and each client a share.
 func TestGate(t *testing.T) {
 	t.Parallel()
 	count := func(want int, dial func() bool) {

@@ -17,13 +17,13 @@ const (
 	MetricsPath = "/metrics"
 )
 
-// Readiness is the basic answer of a process to /readyz.
+// Readiness is the answer to /readyz.
 type Readiness struct {
 	Ready  bool   `json:"ready"`
 	Detail string `json:"detail,omitempty"`
 }
 
-// Probes answers /livez and /readyz: the process is live, and ready while ready returns nil.
+// Probes returns a mux that serves /livez and /readyz. The process is always live, and ready while ready returns nil.
 func Probes(ready func(context.Context) error) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+LivePath, func(w http.ResponseWriter, _ *http.Request) {
@@ -41,15 +41,15 @@ func Probes(ready func(context.Context) error) *http.ServeMux {
 	return mux
 }
 
-// WriteJSON answers with an object of a type that encoding/json takes.
+// WriteJSON answers with an object, whose type encoding/json must support.
 func WriteJSON(w http.ResponseWriter, status int, object any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(object) // the prober has gone
+	_ = json.NewEncoder(w).Encode(object) // an error means that the client has disconnected
 }
 
-// Ops returns the handler of the ops listener: /livez and /readyz of probes, and /metrics.
+// Ops returns the handler of the ops listener, which serves /livez and /readyz with probes, and /metrics with metrics.
 func Ops(probes, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+LivePath, probes)
@@ -58,16 +58,16 @@ func Ops(probes, metrics http.Handler) http.Handler {
 	return mux
 }
 
-// Bounds of the ops listener. Its connections are not in the budget of clients, so that no crowd of clients keeps a
-// prober out: a process that fails its probes is killed.
+// Limits of the ops listener. Its connections do not count as client connections, so that many clients cannot keep a
+// prober out: an orchestrator kills a process that fails its probes.
 const (
 	opsConnections = 32
-	opsShare       = 16 // of one address
+	opsShare       = 16 // from one address
 	opsTime        = 30 * time.Second
 	opsHeaders     = 16 << 10
 )
 
-// ServeOps serves plain HTTP at l until ctx ends. It closes l.
+// ServeOps serves plain HTTP on l until ctx ends, and closes l.
 func ServeOps(ctx context.Context, l net.Listener, handler http.Handler, log *slog.Logger) error {
 	s := &http.Server{
 		Handler: handler, ReadTimeout: opsTime, WriteTimeout: opsTime, IdleTimeout: opsTime, MaxHeaderBytes: opsHeaders,

@@ -16,17 +16,16 @@ const UnixPrefix = "unix:"
 // UnixPath returns the path of a Unix socket's address.
 func UnixPath(address string) (path string, is bool) { return strings.CutPrefix(address, UnixPrefix) }
 
-// maxSocketPath bounds the path of a socket, in bytes: the least of the bounds of the systems that have sockets.
+// maxSocketPath bounds the path of a socket, in bytes: the smallest limit of all systems with Unix sockets.
 const maxSocketPath = 103
 
-// liveTime is the maximum time for a process behind a socket to accept a connection.
+// liveTime is the maximum time until a process that listens at a socket accepts a connection.
 const liveTime = time.Second
 
-// ListenUnix listens at a socket that only the user of this process can open, and root. It replaces a socket that a
-// process left which has ended, and refuses one at which another process listens. Closing the listener removes the
-// socket.
+// ListenUnix listens at a socket that only the user of this process and root can open. It replaces the socket of a
+// process that has ended, and fails if another process listens at the path. Closing the listener removes the socket.
 //
-// The socket is made in a directory that only the user can enter, and moved once its mode is right.
+// ListenUnix creates the socket in a directory that only the user can enter, sets its mode, and then moves it to path.
 func ListenUnix(path string) (net.Listener, error) {
 	refused := func(err error) (net.Listener, error) { return nil, fmt.Errorf("the socket %s: %w", path, err) }
 	if about, err := os.Lstat(path); err == nil {
@@ -42,7 +41,7 @@ func ListenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return refused(err)
 	}
-	defer func() { _ = os.RemoveAll(private) }() // empty, or with a socket that nobody knows
+	defer func() { _ = os.RemoveAll(private) }() // the directory is empty, or has an unused socket
 	first := filepath.Join(private, "s")
 	if n := max(len(first), len(path)); n > maxSocketPath {
 		return refused(fmt.Errorf("its path has more than %d bytes, with the directory in which it is made", maxSocketPath))
@@ -69,7 +68,7 @@ type unixListener struct {
 
 func (l *unixListener) Close() error {
 	err := l.UnixListener.Close()
-	if err == nil { // the first time
+	if err == nil { // only the first Close succeeds
 		err = os.Remove(l.path)
 	}
 	return err

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// The socket is the user's alone, replaces a socket without a listener, and is gone when it is closed.
+// Only the user can open the socket. It replaces a socket without a listener, and closing the listener removes it.
 func TestListenUnix(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "socket")

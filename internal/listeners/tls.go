@@ -1,5 +1,5 @@
-// Package listeners is the common part of all listeners: one bound of the connections of a process, TLS with files that are
-// reread when they change, the ops listener, and the sockets of operators.
+// Package listeners is the common part of all listeners: a limit for the connections of a process, TLS with files that
+// are reread when they change, the ops listener, and Unix sockets.
 package listeners
 
 import (
@@ -10,18 +10,17 @@ import (
 	"github.com/fencelock/fencelock/internal/tlsfiles"
 )
 
-// Material is the content of the files of TLS.
+// Material is the content of the TLS files.
 type Material struct {
 	Pair      tls.Certificate
-	Authority *x509.CertPool // of the certificates that the other side must show; nil: it need not show one
+	Authority *x509.CertPool // verifies the peer's certificate; nil: no certificate is required
 }
 
-// TLS is a configuration of TLS with files that are reread when they have changed. A file that cannot be read, or does
-// not fit the others, leaves the last good ones in use, and a warning in the log. All methods are safe for concurrent
-// use.
+// TLS is a TLS configuration from files that are reread when they change. If a file cannot be read, or does not match
+// the others, the last valid files stay in use and TLS logs a warning. All methods are safe for concurrent use.
 type TLS struct{ files *tlsfiles.Files[*tls.Config] }
 
-// NewTLS reads the files. read reads all of them, paths are where they are.
+// NewTLS reads the files. read reads all of them; paths are the files to watch.
 func NewTLS(read func() (*Material, error), log *slog.Logger, paths ...string) (*TLS, error) {
 	files, err := tlsfiles.Read(func() (*tls.Config, error) {
 		m, err := read()
@@ -44,7 +43,7 @@ func NewTLS(read func() (*Material, error), log *slog.Logger, paths ...string) (
 	return &TLS{files}, nil
 }
 
-// config is for both directions.
+// config returns a configuration for clients and servers.
 func (m *Material) config() *tls.Config {
 	c := &tls.Config{
 		Certificates: []tls.Certificate{m.Pair}, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"},
@@ -55,8 +54,8 @@ func (m *Material) config() *tls.Config {
 	return c
 }
 
-// Config returns a configuration that serves with the files as they are when a connection begins. Who dials asks its
-// GetConfigForClient for them.
+// Config returns a configuration for servers, which uses the files in use when a connection begins. A client calls its
+// GetConfigForClient to get a configuration. Config returns nil if t is nil.
 func (t *TLS) Config() *tls.Config {
 	if t == nil {
 		return nil
@@ -70,10 +69,10 @@ func (t *TLS) Config() *tls.Config {
 // Certificate returns the certificate in use.
 func (t *TLS) Certificate() *x509.Certificate { return t.Current().Certificates[0].Leaf }
 
-// Current returns the configuration of the files in use, for both directions. The caller must not change it.
+// Current returns the configuration from the files in use, for clients and servers. The caller must not change it.
 func (t *TLS) Current() *tls.Config { return t.files.Current() }
 
-// Reload reads the files now, whether or not they have changed.
+// Reload reads the files immediately, even if they have not changed. It does nothing if t is nil.
 func (t *TLS) Reload() {
 	if t != nil {
 		t.files.Reload()

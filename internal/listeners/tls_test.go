@@ -14,10 +14,10 @@ import (
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
-// patience is how long a condition may take to come true on a busy machine.
+// patience is the maximum time until a condition becomes true on a busy machine.
 const patience = 30 * time.Second
 
-// files are a certificate and its key that a test replaces.
+// files are a certificate and its key, which a test replaces.
 type files struct {
 	*testing.T
 	cert, key string
@@ -39,7 +39,7 @@ func (f *files) put(cert, key string) {
 	}
 }
 
-// What is served follows the files, within a second or on Reload; files of no use change nothing and are logged.
+// The served certificate follows the files, within a second or on Reload. Invalid files are logged and change nothing.
 func TestTLSFollowsItsFiles(t *testing.T) {
 	t.Parallel()
 	authority, dir := testcert.New(t), t.TempDir()
@@ -72,7 +72,7 @@ func TestTLSFollowsItsFiles(t *testing.T) {
 	f.put(authority.Sign(t, "second"))
 	await("second")
 
-	// A certificate without its key, as when one of two files has been replaced, then a file that is cut off.
+	// First a certificate with another key, as when only one of the two files has been replaced; then a truncated file.
 	third, key := authority.Sign(t, "third")
 	f.put(third, f.key)
 	served.Reload()

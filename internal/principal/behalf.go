@@ -7,16 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// behalfKey is the context key for the principal for whom a call is made.
+// behalfKey is the context key for the principal on whose behalf a call is made.
 type behalfKey struct{}
 
-// For returns a context for calls that a gateway makes for a principal: Address for a client without a credential. The
-// driver of the bundled server sends it with each request in that context. Empty: the gateway asks for itself.
+// For returns a context for calls that a gateway makes on behalf of a principal: Address for a client without a
+// credential. The driver of the bundled server sends the principal with each request in that context. If p is empty,
+// the gateway makes the calls for itself.
 func For(ctx context.Context, p Principal) context.Context {
 	return context.WithValue(ctx, behalfKey{}, p)
 }
 
-// CallsFor returns the principal for whom a call is made; empty if the caller makes it for itself.
+// CallsFor returns the principal on whose behalf a call is made; empty if the caller makes it for itself.
 func CallsFor(ctx context.Context) Principal {
 	p, _ := ctx.Value(behalfKey{}).(Principal)
 	return p
@@ -25,7 +26,7 @@ func CallsFor(ctx context.Context) Principal {
 // maxSent bounds a principal on the wire, in bytes.
 const maxSent = 256
 
-// ParseSent returns the principal that a gateway names, for whom it asks: one of Kinds, or address, a colon and a name.
+// ParseSent parses the principal that a gateway sends with a call: one of Kinds or address, a colon and a name.
 func ParseSent(text string) (Principal, error) {
 	kind, name, _ := strings.Cut(text, ":")
 	switch {

@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// Proofs are how principals prove who they are: one file. They never change, so all methods are safe for concurrent
+// Proofs are the credentials of principals, from one file. They are immutable, so all methods are safe for concurrent
 // use.
 type Proofs struct {
 	tokens   map[Hash]tokenProof
@@ -26,30 +26,29 @@ type tokenProof struct {
 	expires time.Time // zero: never
 }
 
-// SyntaxError describes an error in a line of a file of proofs. Values are never part of it that may be secrets.
+// SyntaxError describes an error in a line of a file of proofs. It never contains a token.
 type SyntaxError struct {
 	Line  int
-	Value string // the part of the line that is wrong
+	Value string // the invalid part of the line
 	Why   string
 }
 
 // Error implements error.
 func (e *SyntaxError) Error() string { return fmt.Sprintf("line %d: %q: %s", e.Line, e.Value, e.Why) }
 
-// secretValue is the Value of a SyntaxError about a token itself.
+// secretValue is the Value of a SyntaxError about a token.
 const secretValue = "(a token)"
 
-// ParseProofs reads a file of proofs: on each line a principal, and what shows that somebody is it. The error is a
-// *SyntaxError.
+// ParseProofs parses a file of proofs: each line has a principal and its credential. The error is a *SyntaxError.
 //
 //	# a comment
 //	token:ci    sha256:5fec…  expires=2027-03-01T00:00:00Z
 //	cert:pay    "CN=pay,O=corp"
 //	spiffe:pay  spiffe://corp/ns/pay/sa/worker
 //
-// A token has its hash, and a time at which it expires if there is one. A certificate has its subject in the form of
-// RFC 2253, in double quotes, as a string of Go; or its SPIFFE id. A principal may have several lines: while a token or
-// a certificate is replaced, both are valid.
+// A line for a token has its hash and optionally its expiry. A line for a certificate has its subject in the form of
+// RFC 2253, as a Go string in double quotes, or its SPIFFE id. A principal may have several lines, so that the old and
+// the new token or certificate are both valid during a replacement.
 func ParseProofs(text []byte) (*Proofs, error) {
 	p := &Proofs{tokens: map[Hash]tokenProof{}, subjects: map[string]Principal{}, uris: map[string]Principal{}}
 	n := 0
@@ -114,7 +113,7 @@ func (p *Proofs) line(n int, text string) error {
 	return nil
 }
 
-// addToken adds a token's hash, and returns the value that is wrong with an error.
+// addToken adds the hash of a token. With an error it returns the invalid value.
 func (p *Proofs) addToken(who Principal, text string) (value string, err error) {
 	words := strings.Fields(text)
 	if len(words) > 2 {
@@ -142,7 +141,7 @@ func (p *Proofs) addToken(who Principal, text string) (value string, err error) 
 	return "", nil
 }
 
-// expiresWord stands before the time at which a token expires.
+// expiresWord precedes the time at which a token expires.
 const expiresWord = "expires="
 
 // TokenLine returns the line of a token in a file of proofs. A zero time means no expiry.
@@ -154,7 +153,7 @@ func TokenLine(who Principal, token string, expires time.Time) string {
 	return line
 }
 
-// add adds a proof of one principal.
+// add adds a proof of one principal. It returns an error if another principal has the proof.
 func add(to map[string]Principal, proof string, who Principal) error {
 	if old, found := to[proof]; found && old != who {
 		return fmt.Errorf("an earlier line has it too, for %s", old)
@@ -163,7 +162,7 @@ func add(to map[string]Principal, proof string, who Principal) error {
 	return nil
 }
 
-// checkSPIFFE accepts what can be the SPIFFE id of a certificate.
+// checkSPIFFE returns an error if id cannot be the SPIFFE id of a certificate.
 func checkSPIFFE(id string) error {
 	u, err := url.Parse(id)
 	if err != nil || u.Scheme != "spiffe" || u.Host == "" || u.Path == "" || u.String() != id {
@@ -172,13 +171,13 @@ func checkSPIFFE(id string) error {
 	return nil
 }
 
-// Errors of Proofs.Token.
+// The errors of Proofs.Token.
 var (
 	ErrUnknownToken = errors.New("the token is unknown")
 	ErrExpiredToken = errors.New("the token has expired")
 )
 
-// Token returns whose a token is at an instant of the wall clock. Its errors are ErrNoToken, ErrUnknownToken and
+// Token returns the principal of a token at the wall-clock time now. Its errors are ErrNoToken, ErrUnknownToken and
 // ErrExpiredToken.
 func (p *Proofs) Token(text string, now time.Time) (Principal, error) {
 	if err := CheckToken(text); err != nil {
@@ -194,15 +193,15 @@ func (p *Proofs) Token(text string, now time.Time) (Principal, error) {
 	return of.who, nil
 }
 
-// Certificate returns whose a verified certificate is: by its SPIFFE id if it has one, else by its subject. It is
-// Nobody if the file has neither.
+// Certificate returns the principal of a verified certificate: by its SPIFFE id if it has one, otherwise by its
+// subject. It returns Nobody if the file does not have the id or subject, or if the certificate has several SPIFFE ids.
 func (p *Proofs) Certificate(leaf *x509.Certificate) Principal {
 	id := ""
 	for _, u := range leaf.URIs {
 		switch {
 		case u.Scheme != "spiffe":
 		case id != "":
-			return Nobody // a certificate has one
+			return Nobody // a certificate may have only one
 		default:
 			id = u.String()
 		}

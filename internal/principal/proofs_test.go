@@ -102,7 +102,7 @@ func TestProofsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// Whatever a file and a request say, somebody is a principal only by a line that says so.
+// For any file and any request, a client is a principal only if a line of the file has its credential.
 func FuzzProofs(f *testing.F) {
 	secret := NewToken()
 	f.Add(TokenLine("token:ci", secret, noon)+"\ncert:pay \"CN=pay,O=corp\"\nspiffe:pay spiffe://corp/a\n", secret)

@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// A token is flk_, 256 random bits and a checksum, both in base 62. The beginning and the checksum let scanners find
-// tokens that were published, without false alarms.
+// A token consists of flk_, 256 random bits and a checksum, both in base 62. With the prefix and the checksum, scanners
+// can find published tokens without false alarms.
 const (
 	tokenPrefix = "flk_"
 	base62      = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	secretSize  = 43 // of 256 bits
-	sumSize     = 6  // of 32 bits
+	secretSize  = 43 // digits for 256 bits
+	sumSize     = 6  // digits for 32 bits
 )
 
 // NewToken returns a random token.
@@ -32,7 +32,7 @@ func tokenSum(text string) string {
 	return inBase62(big.NewInt(int64(crc32.ChecksumIEEE([]byte(text)))), sumSize)
 }
 
-// inBase62 returns n with so many digits.
+// inBase62 returns n in base 62, with size digits.
 func inBase62(n *big.Int, size int) string {
 	text := make([]byte, size)
 	base, digit := big.NewInt(int64(len(base62))), new(big.Int)
@@ -43,11 +43,11 @@ func inBase62(n *big.Int, size int) string {
 	return string(text)
 }
 
-// ErrNoToken: a text is no token, mistyped or cut off perhaps.
+// ErrNoToken is the error for a text that is not a token, for example because it is mistyped or truncated.
 var ErrNoToken = errors.New("it is not a token: want flk_ and 49 letters and digits, of which the last 6 are a " +
 	"checksum")
 
-// CheckToken accepts texts that NewToken may have returned. The error is ErrNoToken.
+// CheckToken returns ErrNoToken unless NewToken can have returned text.
 func CheckToken(text string) error {
 	secret, found := strings.CutPrefix(text, tokenPrefix)
 	if !found || len(secret) != secretSize+sumSize {
@@ -64,16 +64,16 @@ func CheckToken(text string) error {
 	return nil
 }
 
-// Hash is the hash of a token in a file, from which nobody can compute the token.
+// Hash is the hash of a token, for files. Nobody can compute the token from it.
 type Hash [sha256.Size]byte
 
 // hashPrefix begins the text of a Hash.
 const hashPrefix = "sha256:"
 
-// HashOf returns the hash of a token. The text before the token keeps it apart from other hashes of the same text.
+// HashOf returns the hash of a token. The constant prefix makes it differ from other SHA-256 hashes of the token.
 func HashOf(token string) Hash { return sha256.Sum256([]byte("fencelock token\x00" + token)) }
 
-// String is sha256: and 64 hexadecimal digits.
+// String returns sha256: and 64 hexadecimal digits.
 func (h Hash) String() string { return hashPrefix + hex.EncodeToString(h[:]) }
 
 func parseHash(text string) (h Hash, err error) {

@@ -32,7 +32,7 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// A token that was issued stays valid, and hashes in files stay those of their tokens.
+// Issued tokens stay valid, and hashes in files keep matching their tokens.
 func TestTokenFormatStays(t *testing.T) {
 	const issued = "flk_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefg3mLDk0"
 	const hash = "sha256:" +

@@ -18,20 +18,20 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// SyntaxError describes an error in a line of a file of rules.
+// SyntaxError describes an error in a line of a file of rules or policies.
 type SyntaxError struct {
 	Line  int
-	Value string // the part of the line that is wrong
+	Value string // the invalid part of the line
 	Why   string
 }
 
 // Error implements error.
 func (e *SyntaxError) Error() string { return fmt.Sprintf("line %d: %q: %s", e.Line, e.Value, e.Why) }
 
-// groupKind is the kind of a subject that is a group of the file.
+// groupKind is the kind of a subject that is a group in the file.
 const groupKind = "group"
 
-// Parse reads a file of rules. The error is a *SyntaxError.
+// Parse parses a file of rules. The error is a *SyntaxError.
 //
 //	# a comment
 //	group payments  cert:pay spiffe:worker token:ci
@@ -40,8 +40,8 @@ const groupKind = "group"
 //	allow cert:*          read          ""
 //	allow cert:ops        admin,force   ""
 //
-// "" is the prefix of every name. A prefix with white space stands in double quotes, as a string of Go. KIND:* are all
-// principals of a kind, * is everybody, also without a credential. A group may have several lines.
+// "" is the prefix of every name. A prefix with white space is a Go string in double quotes. KIND:* means all
+// principals of a kind; * means everybody, including clients without a credential. A group may have several lines.
 func Parse(text []byte) (*Rules, error) {
 	b := &builder{
 		groups: map[string]map[principal.Principal]bool{}, grants: map[string]map[int32]*grant{},
@@ -63,16 +63,16 @@ func Parse(text []byte) (*Rules, error) {
 	return b.finish()
 }
 
-// builder is rules while their file is read.
+// builder builds Rules while Parse reads the file.
 type builder struct {
 	r      *Rules
 	groups map[string]map[principal.Principal]bool
-	used   []use                       // groups of rules
+	used   []use                       // the groups in rules
 	grants map[string]map[int32]*grant // by prefix and subject
 	below  map[string]map[int32]uint8  // by prefix and subject
 }
 
-// use is a rule's group.
+// use is the use of a group in a rule.
 type use struct {
 	line int
 	name string
@@ -112,7 +112,7 @@ func (b *builder) line(n int, text string) error {
 	return wrong(word, "want group, allow or deny")
 }
 
-// rule reads what stands behind allow or deny.
+// rule reads the text after allow or deny.
 func (b *builder) rule(n int, allow bool, text string) error {
 	wrong := func(value, why string) error { return &SyntaxError{n, value, why} }
 	who, rest := cutWord(text)
@@ -157,7 +157,7 @@ func (b *builder) rule(n int, allow bool, text string) error {
 	return nil
 }
 
-// add notes one verb of a rule. A denial replaces what a subject is allowed under the same prefix.
+// add records one verb of a rule. A denial replaces a permission of the same subject and prefix.
 func (b *builder) add(n int, allow bool, subject int32, prefix string, v Verb) {
 	if b.grants[prefix] == nil {
 		b.grants[prefix] = map[int32]*grant{}
@@ -178,7 +178,7 @@ func (b *builder) add(n int, allow bool, subject int32, prefix string, v Verb) {
 	}
 }
 
-// deny notes the denials at prefix with the shorter ones.
+// deny records the denials at prefix at all shorter prefixes.
 func (b *builder) deny(prefix string, subject int32, g *grant) {
 	var denied uint8
 	for v, line := range g.lines {
@@ -195,7 +195,7 @@ func (b *builder) deny(prefix string, subject int32, g *grant) {
 	}
 }
 
-// subject is the number of a principal or group.
+// subject returns the number of a principal or group.
 func (b *builder) subject(name string) int32 {
 	id, found := b.r.subjects[name]
 	if !found {
@@ -231,7 +231,7 @@ func (b *builder) finish() (*Rules, error) {
 	return r, nil
 }
 
-// members resolves what each principal of the file is, and all others of a kind.
+// members resolves the subjects of each principal in the file, and those of all other principals of each kind.
 func (b *builder) members() {
 	r := b.r
 	have := func(of []int32, names ...string) []int32 {
@@ -267,7 +267,7 @@ func (b *builder) members() {
 	}
 }
 
-// cutWord cuts text, which begins with no white space, behind its first word.
+// cutWord cuts text after its first word. text does not begin with white space.
 func cutWord(text string) (word, rest string) {
 	at := strings.IndexFunc(text, unicode.IsSpace)
 	if at < 0 {
@@ -276,7 +276,7 @@ func cutWord(text string) (word, rest string) {
 	return text[:at], strings.TrimSpace(text[at:])
 }
 
-// parsePrefix reads the last word of a rule.
+// parsePrefix reads the prefix, the last word of a rule.
 func parsePrefix(text string) (string, error) {
 	if text == `""` {
 		return "", nil
@@ -284,7 +284,7 @@ func parsePrefix(text string) (string, error) {
 	prefix := text
 	switch {
 	case text == "":
-		return "", nil // the caller says so
+		return "", nil // the caller reports the missing prefix
 	case text[0] == '"':
 		var err error
 		if prefix, err = strconv.Unquote(text); err != nil {

@@ -9,18 +9,18 @@ import (
 	"unicode/utf8"
 )
 
-// Policy has the settings of policies for one name. A zero field is unset.
+// Policy is the policy for one name. A zero field is unset.
 type Policy struct {
-	// MaxHold is how long a hold of the name may last.
+	// MaxHold is the maximum duration of a hold of the name.
 	MaxHold time.Duration
-	// MaxQueue is how many may wait for the name.
+	// MaxQueue is the maximum number of waiters for the name.
 	MaxQueue int
-	// Permits is the limit of the permits of the name, whatever requests say.
+	// Permits is the limit of the permits of the name. It overrides the limit in requests.
 	Permits uint32
 }
 
-// Policies are those of one file. Make them with ParsePolicies. They never change, so all methods are safe for
-// concurrent use. A nil one has no policies.
+// Policies are the policies of one file. ParsePolicies creates them. They are immutable, so all methods are safe for
+// concurrent use. A nil *Policies has no policies.
 type Policies struct {
 	by     map[string]*policy // by prefix
 	depths uint64             // as in Rules
@@ -38,13 +38,13 @@ const (
 
 var settingNames = [settings]string{"max-hold", "max-queue", "permits"}
 
-// policy has a file's settings for one prefix. lines has the line of each setting; 0 if the file does not have it.
+// policy has a file's settings for one prefix. lines has the line of each setting; 0 if the setting is missing.
 type policy struct {
 	Policy
 	lines [settings]int
 }
 
-// The bounds of settings. The least MaxHold is above what a session outlives its TTL by.
+// The bounds of settings. minMaxHold is longer than the time for which a session outlives its TTL.
 const (
 	minMaxHold  = time.Second
 	mostMaxHold = 365 * 24 * time.Hour
@@ -52,7 +52,7 @@ const (
 	mostPermits = 1<<31 - 1
 )
 
-// ParsePolicies reads a file of policies. The error is a *SyntaxError.
+// ParsePolicies parses a file of policies. The error is a *SyntaxError.
 //
 //	# a comment
 //	max-queue=5000             ""
@@ -60,8 +60,8 @@ const (
 //	max-hold=none              accounts/audit
 //	permits=8                  gpu/pool
 //
-// Prefixes are written and count as those of rules. For each setting the longest prefix that has it decides; none says
-// that there is no such policy.
+// Prefixes have the same form and meaning as in rules. For each setting the longest prefix that has it decides; none
+// means that there is no such policy.
 func ParsePolicies(text []byte) (*Policies, error) {
 	p := &Policies{by: map[string]*policy{}}
 	n := 0
@@ -106,7 +106,7 @@ func (p *Policies) line(n int, text string) error {
 	return nil
 }
 
-// set takes one setting of a line, and returns an error in it.
+// set parses one setting of a line. It returns the reason if the setting is invalid.
 func (p *policy) set(n int, word string) string {
 	name, value, _ := strings.Cut(word, "=")
 	of := settings
@@ -149,7 +149,7 @@ func (p *policy) set(n int, word string) string {
 	return ""
 }
 
-// Of returns the policy for name. It takes no longer with more policies.
+// Of returns the policy for name. Its time does not depend on the number of policies.
 func (p *Policies) Of(name string) (is Policy) {
 	if p == nil {
 		return is

@@ -1,11 +1,11 @@
 // Package rules decides which principal may do what with which names.
 //
-// A rule allows or denies one principal, or one group, some verbs on all names under a prefix. Prefixes count by
-// segments, which "/" separates: "acc" covers "acc" and "acc/1", not "account". The rule with the longest prefix
-// decides. Among rules of that length a denial wins, then the rule for the principal before the rule for a group, then
-// the first line. Without a rule everything is denied.
+// A rule allows or denies one principal, or one group, some verbs on all names under a prefix. Prefixes match whole
+// segments, which "/" separates: "acc" covers "acc" and "acc/1", but not "account". The rule with the longest prefix
+// decides. Among rules with the same prefix a denial takes precedence, then the rule for the principal over a rule for
+// a group, then the first line. Anything without a rule is denied.
 //
-// Policies bound what anybody may do with all names under a prefix: see Policy.
+// Policies bound the use of all names under a prefix, for everybody: see Policy.
 package rules
 
 import (
@@ -40,27 +40,27 @@ func ParseVerb(word string) (v Verb, ok bool) {
 	return Verb(max(i, 0)), i >= 0
 }
 
-// Decision is the answer of rules.
+// Decision is the result of applying the rules.
 type Decision struct {
 	Allowed bool
-	Line    int // of the rule that decides; 0 if there is none
+	Line    int // the line of the rule that decides; 0 if there is no rule
 }
 
-// Rules are the rules of one file. Make them with Parse. They never change, so all methods are safe for concurrent use.
+// Rules are the rules of one file. Parse creates them. They are immutable, so all methods are safe for concurrent use.
 type Rules struct {
 	digest   string
 	grants   map[string][]grant // by prefix; each sorted by subject
-	below    map[string][]mask  // by prefix: the denials under longer ones; each sorted by subject
-	depths   uint64             // which depthBit some prefix has
+	below    map[string][]mask  // by prefix: the denials under longer prefixes; each sorted by subject
+	depths   uint64             // the union of the depthBits of all prefixes
 	subjects map[string]int32
-	may      []uint8 // by subject: the verbs that some rule allows
-	// members are the subjects that a principal is, itself first. kinds are those of a principal that is in no rule and no
-	// group.
+	may      []uint8 // by subject: the verbs that any rule allows
+	// members has the subjects of a principal: first itself, then its groups. kinds has, by kind, the subjects of a
+	// principal without a rule and without a group.
 	members map[principal.Principal][]int32
 	kinds   map[string][]int32
 }
 
-// grant has, for each verb, the line of a subject's rule, negative if it denies; 0 if there is none.
+// grant has, for each verb, the line of a subject's rule: negative if the rule denies, 0 if there is no rule.
 type grant struct {
 	subject int32
 	lines   [verbs]int32
@@ -71,15 +71,15 @@ type mask struct {
 	verbs   uint8
 }
 
-// Digest names the file among others: the first 6 bytes of its SHA-256, in hexadecimal.
+// Digest identifies the file: it returns the first 6 bytes of its SHA-256, in hexadecimal.
 func (r *Rules) Digest() string { return r.digest }
 
-// Decide reports whether p may do v with name. It takes no longer with more rules.
+// Decide reports whether p may do v with name. Its time does not depend on the number of rules.
 func (r *Rules) Decide(p principal.Principal, v Verb, name string) Decision {
 	subjects := r.subjectsOf(p)
 	prefix, depth := name, depthOf(name)
 	for prefix != "" {
-		if r.depths&depthBit(depth) != 0 { // else the map need not be asked
+		if r.depths&depthBit(depth) != 0 { // otherwise no prefix has this depth
 			if d := decide(r.grants[prefix], subjects, v); d.Line != 0 {
 				return d
 			}
@@ -89,13 +89,13 @@ func (r *Rules) Decide(p principal.Principal, v Verb, name string) Decision {
 	return decide(r.grants[""], subjects, v)
 }
 
-// parent returns the next shorter prefix.
+// parent returns the next shorter prefix, without the last segment.
 func parent(prefix string) string { return prefix[:max(strings.LastIndexByte(prefix, '/'), 0)] }
 
-// depthOf is how many segments a prefix has that is not empty.
+// depthOf returns the number of segments of a prefix that is not empty.
 func depthOf(prefix string) int { return strings.Count(prefix, "/") + 1 }
 
-// depthBit is the bit of a depth in Rules.depths. Depths from 63 on share one.
+// depthBit returns the bit of a depth in Rules.depths. Depths from 63 on share a bit.
 func depthBit(depth int) uint64 { return 1 << min(depth, 63) }
 
 // DecideSubtree reports whether p may do v with name and with every name under it.
@@ -108,13 +108,14 @@ func (r *Rules) DecideSubtree(p principal.Principal, v Verb, name string) Decisi
 	for _, s := range r.subjectsOf(p) {
 		i, found := slices.BinarySearchFunc(below, s, func(m mask, s int32) int { return cmp.Compare(m.subject, s) })
 		if found && below[i].verbs&(1<<v) != 0 {
-			return Decision{} // the longest prefix of some name, where a denial wins
+			return Decision{} // the denial decides for a name at its prefix
 		}
 	}
 	return d
 }
 
-// Refusal says why p may not do v with name, or with name and every name under it. It is empty if p may.
+// Refusal returns the reason why p may not do v with name, or, for a subtree, with name and every name under it. It is
+// empty if p may.
 func (r *Rules) Refusal(p principal.Principal, v Verb, name string, subtree bool) string {
 	decide, of := r.Decide, strconv.Quote(name)
 	if subtree {
@@ -127,7 +128,7 @@ func (r *Rules) Refusal(p principal.Principal, v Verb, name string, subtree bool
 	return Sentence(p, "may not "+v.String()+" "+of, d)
 }
 
-// Sentence says that p may not do something, and by which rule.
+// Sentence returns the sentence that p may not do something, with the rule that denies it.
 func Sentence(p principal.Principal, what string, d Decision) string {
 	who, why := string(p), "no rule allows it"
 	if p == principal.Nobody {
@@ -139,17 +140,17 @@ func Sentence(p principal.Principal, what string, d Decision) string {
 	return who + " " + what + ": " + why
 }
 
-// Any reports whether there is a name with which p may be allowed to do v. Without one, no name need be tried.
+// Any reports whether any rule allows p to do v. If it returns false, Decide denies v for every name.
 func (r *Rules) Any(p principal.Principal, v Verb) bool {
 	return slices.ContainsFunc(r.subjectsOf(p), func(s int32) bool { return s >= 0 && r.may[s]&(1<<v) != 0 })
 }
 
-// decide is the decision of the rules of one prefix.
+// decide applies the rules of one prefix.
 func decide(grants []grant, subjects []int32, v Verb) (d Decision) {
 	if len(grants) == 0 {
 		return d
 	}
-	own := false // d is by the rule of the principal
+	own := false // d is from the rule for the principal itself
 	for i, s := range subjects {
 		g := find(grants, s)
 		if g == nil || g.lines[v] == 0 {
@@ -165,7 +166,7 @@ func decide(grants []grant, subjects []int32, v Verb) (d Decision) {
 	return d
 }
 
-// few is up to how many grants are searched one after the other.
+// few is the maximum number of grants for a linear search.
 const few = 8
 
 // find returns the grant of a subject, or nil.
@@ -186,12 +187,12 @@ func find(grants []grant, subject int32) *grant {
 	return nil
 }
 
-// anyone is the group of all principals, Nobody too, and anyOf that of all principals of a kind.
+// anyone is the subject of all principals including Nobody; anyOf returns the subject of all principals of a kind.
 const anyone = "*"
 
 func anyOf(kind string) string { return kind + ":*" }
 
-// subjectsOf returns what p is, itself first: -1 if no rule is about p itself.
+// subjectsOf returns the subjects of p. The first is p itself, or -1 if no rule is about p itself.
 func (r *Rules) subjectsOf(p principal.Principal) []int32 {
 	if known, found := r.members[p]; found {
 		return known

@@ -51,14 +51,14 @@ func TestDecide(t *testing.T) {
 		{"cert:pay", Acquire, "acc", Decision{true, 6}},
 		{"cert:pay", Acquire, "acc/1/2", Decision{true, 6}},
 		{"spiffe:worker", Acquire, "acc/1", Decision{true, 6}},
-		{"cert:pay", Acquire, "account", Decision{}}, // prefixes count by segments
+		{"cert:pay", Acquire, "account", Decision{}}, // prefixes match whole segments
 		{"cert:pay", Acquire, "ac", Decision{}},
 		{"cert:pay", Acquire, "/acc", Decision{}},
 		{"cert:pay", Force, "acc", Decision{}},
-		{"token:ci", Acquire, "acc/audit/x", Decision{false, 7}}, // a denial wins
-		{"token:ci", Read, "acc/audit", Decision{true, 6}},       // of its verb alone
+		{"token:ci", Acquire, "acc/audit/x", Decision{false, 7}}, // a denial takes precedence
+		{"token:ci", Read, "acc/audit", Decision{true, 6}},       // for its verb only
 		{"cert:pay", Acquire, "acc/audit", Decision{true, 8}},
-		{"cert:pay", Acquire, "acc/same", Decision{false, 12}}, // also if the group is denied
+		{"cert:pay", Acquire, "acc/same", Decision{false, 12}}, // even if only the group is denied
 		{"cert:pay", Acquire, "acc/who", Decision{true, 15}},   // the principal's rule decides
 		{"spiffe:worker", Acquire, "acc/who", Decision{true, 14}},
 		{"token:ci", Acquire, "acc/with space/1", Decision{true, 16}},
@@ -72,7 +72,7 @@ func TestDecide(t *testing.T) {
 		{"cert:ops", Admin, "", Decision{true, 11}},
 		{"cert:pay", Admin, "", Decision{}},
 		{"group:payments", Acquire, "acc", Decision{}}, // no principal has the name of a group
-		{"cert:*", Read, "x", Decision{true, 9}},       // a certificate of that name would be one of its kind, no more
+		{"cert:*", Read, "x", Decision{true, 9}},       // a certificate of that name is only one certificate
 	} {
 		if got := r.Decide(x.p, x.v, x.name); got != x.want {
 			t.Errorf("%s %v %q: %+v, want %+v", x.p, x.v, x.name, got, x.want)
@@ -159,7 +159,7 @@ func TestRulesThatMakeNoSense(t *testing.T) {
 
 var long = strings.Repeat("a", 513)
 
-// naiveRule is a rule as it stands in a file.
+// naiveRule is one rule in a file.
 type naiveRule struct {
 	allow  bool
 	who    string
@@ -185,7 +185,7 @@ func (n *naiveRule) isFor(p principal.Principal, groups map[string][]principal.P
 	return n.who == "*" || n.who == string(p) || n.who == p.Kind()+":*" || isGroup && slices.Contains(groups[group], p)
 }
 
-// naive is Decide as its documentation has it: it looks at all rules, which begin on a line.
+// naive implements the documentation of Decide: it checks all rules. first is the line of the first rule.
 func naive(all []naiveRule, first int, groups map[string][]principal.Principal, p principal.Principal, v Verb,
 	name string,
 ) (d Decision) {
@@ -218,7 +218,7 @@ func naive(all []naiveRule, first int, groups map[string][]principal.Principal, 
 	return Decision{all[best].allow, first + best}
 }
 
-// Decisions are those of a decision that looks at all rules, and a subtree is allowed if all of its names are.
+// Decide agrees with a check of all rules, and DecideSubtree allows a subtree if all of its names are allowed.
 func TestDecideLikeNaive(t *testing.T) {
 	segments := []string{"a", "b", "ab", "a b", ""}
 	subjects := []string{"cert:a", "cert:b", "token:a", "cert:*", "token:*", "*", "group:g", "group:h"}
@@ -262,7 +262,7 @@ func TestDecideLikeNaive(t *testing.T) {
 		for i := range names {
 			names[i] = path()
 		}
-		for i := range all { // where decisions change
+		for i := range all { // decisions change at prefixes
 			names = append(names, all[i].prefix)
 		}
 		for _, p := range who {
@@ -292,7 +292,7 @@ func TestDecideLikeNaive(t *testing.T) {
 	}
 }
 
-// No file and no request make the rules fail, and nobody is allowed anything without a rule that allows.
+// No file and no request make the rules panic, and nobody may do anything without a rule that allows it.
 func FuzzRules(f *testing.F) {
 	f.Add(file, "cert:pay", "acc/1")
 	f.Add("allow * acquire,read,force,admin,proxy \"\"", "", "a//b")
@@ -319,7 +319,7 @@ func FuzzRules(f *testing.F) {
 	})
 }
 
-// BenchmarkDecide decides with 100,000 rules, of which 1,000 principals in 100 groups have some.
+// BenchmarkDecide decides with 100,000 rules for 1,000 principals in 100 groups.
 func BenchmarkDecide(b *testing.B) {
 	var text strings.Builder
 	for i := range 1000 {

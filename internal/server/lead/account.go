@@ -1,13 +1,13 @@
 package lead
 
-// What a leader counts, logs and audits of locks.
+// How a leader counts, logs and audits locks.
 //
 //	proposer.land ─► account.landed ─► Meter, log, audit
 //	                        └─► Standing
 //
-// Only entries that this leader has proposed are counted, so no replay of the log and no other member counts them
-// twice. Times run from the receipt of a command to its answer, by the leader's clock. Holds and waits of an earlier
-// leader count as standing; their durations are unknown.
+// Only entries that this leader has proposed count, so neither a replay of the log nor another member counts them
+// twice. Times run from the receipt of a command to its answer, by the leader's clock. Standing includes the holds and
+// waits of earlier leaders; their durations are unknown.
 
 import (
 	"container/list"
@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// The outcomes of an acquire, and the ends of a hold, as Meter gets them.
+// The outcomes of an acquire, and the ends of a hold, for Meter.
 const (
 	OutcomeGranted   = "granted"
 	OutcomeHeld      = "held"
@@ -34,29 +34,29 @@ const (
 	EndForced   = "forced"
 )
 
-// Meter gets a leader's counts. Its methods are called from one goroutine at a time and must not block.
+// Meter gets a leader's counts. Only one goroutine at a time calls its methods, which must not block.
 type Meter interface {
-	// Acquired: an acquire ended with an outcome after took; waited says that it was queued.
+	// Acquired reports that an acquire ended with an outcome after took. waited reports that it was queued.
 	Acquired(kind machine.Kind, outcome string, waited bool, took time.Duration)
-	// Ended: a hold ended. held is negative if it began under an earlier leader.
+	// Ended reports that a hold ended. held is negative if the hold began under an earlier leader.
 	Ended(kind machine.Kind, end string, held time.Duration)
-	// Limited: a command was refused because a limit of machine.Limits is reached.
+	// Limited reports that a command failed because it reached a limit of machine.Limits.
 	Limited(limit string)
-	// StaleRelease: a release named a token without a hold.
+	// StaleRelease reports that a release named a token without a hold.
 	StaleRelease()
 }
 
-// Standing is the state at one instant; the index of the arrays is the kind.
+// Standing is the state at one instant. The index of the arrays is the kind.
 type Standing struct {
 	Holds, Waits           [3]int
 	OldestHold, OldestWait [3]time.Duration
 	Sessions               int
-	// LongestQueue is the number of waiters of the longest queue. A wait for several names counts at the first.
+	// LongestQueue is the number of waiters in the longest queue. A wait for several names counts for the first name.
 	LongestQueue int
 	Limits       machine.Limits
 }
 
-// maxLogged bounds the lines about holds that one log entry ended: a session may have 100,000.
+// maxLogged bounds the lines about holds that end in one log entry: a session may have 100,000 holds.
 const maxLogged = 100
 
 // claim is one hold or wait.
@@ -71,16 +71,16 @@ type claim struct {
 // account tracks holds and waits in one term.
 type account struct {
 	now   func() time.Time
-	meter Meter // nil: nobody counts
+	meter Meter // nil: no counting
 	log   *slog.Logger
 	trail trail
 
 	mu sync.Mutex // protects the following fields
-	// holds are by the order of their tokens, waits by ticket.
+	// holds is by the order of the token, waits by ticket.
 	holds, waits map[uint64]*claim
-	// oldest has the holds, and next the waits, of each kind in the order in which they began.
+	// oldest has the holds of each kind, and next the waits, in the order in which they began.
 	oldest, next [3]list.List
-	// queues counts the waiters of a name, and lengths the names with that many waiters.
+	// queues has the number of waiters of each name, and lengths the number of names with each number of waiters.
 	queues  map[string]int
 	lengths map[int]int
 	longest int
@@ -93,7 +93,7 @@ func newAccount(c *Config) *account {
 	}
 }
 
-// inherit records the existing holds and waits before the term serves. wall is the present time by the wall clock.
+// inherit records the existing holds and waits before the term serves. wall is the current wall-clock time.
 func (a *account) inherit(m *machine.Machine, wall time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,7 +109,7 @@ func (a *account) inherit(m *machine.Machine, wall time.Time) {
 	}
 }
 
-// addHold and the like return immediately without a Meter: nobody reads the result, and it takes memory.
+// Without a Meter, addHold and addWait record nothing, to save memory.
 func (a *account) addHold(order uint64, c *claim) {
 	if a.meter == nil {
 		return
@@ -165,7 +165,7 @@ func (a *account) removeWait(ticket uint64) *claim {
 	return c
 }
 
-// landed counts and logs one entry, which was answered just now.
+// landed counts, logs and audits one entry, whose commands were just answered.
 func (a *account) landed(batch []Proposal, out *replica.Applied) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -186,8 +186,8 @@ func (a *account) landed(batch []Proposal, out *replica.Applied) {
 	}
 }
 
-// command counts what a command has answered, unless an event says it. fresh has the tokens that the entry granted
-// without a wait: any other grant was answered before.
+// command counts the result of a command, unless an event of the entry counts it. fresh has the tokens that the entry
+// granted without a wait: any other grant was counted before.
 func (a *account) command(x *Proposal, r *machine.Result, fresh map[uint64]bool, now time.Time) {
 	if r.Code == machine.CodeLimit {
 		a.meter.Limited(r.Field)
@@ -222,12 +222,13 @@ func (a *account) command(x *Proposal, r *machine.Result, fresh map[uint64]bool,
 	}
 }
 
-// follow counts and logs events. It returns the tokens that were granted without a wait, by their order.
+// follow counts and logs the events of an entry. asked has the receipts of queued commands by ticket. It returns the
+// tokens, by their order, that were granted without a wait.
 func (a *account) follow(
 	batch []Proposal, out *replica.Applied, asked map[uint64]time.Time, now time.Time,
 ) map[uint64]bool {
 	fresh := map[uint64]bool{}
-	before := map[string]*machine.Event{} // what ended, by name
+	before := map[string]*machine.Event{} // the event that ended the last hold, by name
 	logged := 0
 	for i := range out.Events {
 		e := &out.Events[i]
@@ -279,8 +280,8 @@ func (a *account) waitOver(ticket uint64, outcome string, now time.Time) {
 	}
 }
 
-// ended counts the end of a hold, and returns how long it was held; negative if unknown. A lingering hold has ended
-// before.
+// ended counts the end of a hold, and returns its duration; negative if unknown. It ignores a lingering hold, which has
+// ended before.
 func (a *account) ended(e *machine.Event, now time.Time) time.Duration {
 	c := a.removeHold(e.Token.Order())
 	if c == nil {
@@ -318,7 +319,7 @@ func forcer(batch []Proposal, out *replica.Applied, e *machine.Event) *Proposal 
 	return nil
 }
 
-// logEnd logs the end of a hold against its holder's will.
+// logEnd logs a hold that ended without a release.
 func (a *account) logEnd(e *machine.Event, held time.Duration, from string) {
 	attrs := []any{"name", e.Name, "owner", e.Owner, "hold", e.HoldID, "token", e.Token.String()}
 	if held >= 0 {
@@ -334,7 +335,7 @@ func (a *account) logEnd(e *machine.Event, held time.Duration, from string) {
 	a.log.Warn("forced release", append(attrs, "by", e.By, "principal", e.Principal, "from", from, "reason", e.Reason)...)
 }
 
-// logChange logs that a name went from one owner to another: an ordinary hand-over at the debug level.
+// logChange logs that the owner of a name changed: at the debug level if the previous owner released it.
 func (a *account) logChange(was, is *machine.Event) {
 	level := slog.LevelDebug
 	if was.Type == machine.EventExpired || was.Type == machine.EventForced {
@@ -344,7 +345,7 @@ func (a *account) logChange(was, is *machine.Event) {
 		"token", is.Token.String())
 }
 
-// standing returns the present counts.
+// standing returns the current counts of holds and waits.
 func (a *account) standing() Standing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -357,7 +358,7 @@ func (a *account) standing() Standing {
 	return s
 }
 
-// state returns the number of claims, and the age of the first.
+// state returns the number of claims, and the age of the first claim.
 func state(l *list.List, now time.Time) (n int, age time.Duration) {
 	if first := l.Front(); first != nil {
 		age = max(0, now.Sub(first.Value.(*claim).at))

@@ -1,7 +1,8 @@
 package lead
 
-// Deadlines that a leader writes down for the next one, so that a dead holder does not get its whole TTL from each of
-// them: docs/decisions/2026-11-22-what-is-left-of-a-lease.md, which also argues why no holder outlives its validity.
+// Deadlines that a leader records in the log for the next leader, so that a dead holder does not get its whole TTL from
+// every new leader. docs/decisions/2026-11-22-what-is-left-of-a-lease.md describes them, and argues why no holder
+// outlives its validity.
 
 import (
 	"container/heap"
@@ -12,10 +13,10 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// silence returns the time without renewals after which a session is kept. With few sessions it is short, so that
-// little time is granted twice when the leader changes; however many there are, the load on the log is bounded. It is
-// at most half the TTL: a live client renews more often than that, so in a large cluster only silent sessions are
-// kept. The caller holds k.mu.
+// silence returns the time without renewals after which a session becomes kept. With few sessions it is short, so that
+// a new leader grants little time a second time. It grows with the number of sessions, so that the load on the log
+// stays bounded. It is at most half the TTL: a live client renews more often, so in a large cluster only sessions
+// without renewals become kept. The caller holds k.mu.
 func (k *Timekeeper) silence(ttl time.Duration) time.Duration {
 	if k.alone.Load() {
 		return ttl / 2
@@ -23,8 +24,8 @@ func (k *Timekeeper) silence(ttl time.Duration) time.Duration {
 	return min(ttl/2, time.Duration(len(k.sessions))*keepPace)
 }
 
-// keep begins to keep sessions in the log, first the sessions whose last renewal a new leader does not know. It waits
-// until these are written, or cannot be written now, or ctx ends.
+// keep begins to keep sessions in the log. The first are the sessions whose last renewal this new leader does not know.
+// keep waits until their deadlines are in the log, or the proposals have failed, or ctx ends.
 func (k *Timekeeper) keep(ctx context.Context) {
 	k.mu.Lock()
 	k.keeps = true
@@ -56,8 +57,8 @@ func (k *Timekeeper) keep(ctx context.Context) {
 	}
 }
 
-// checkpoint writes down the time, and the deadlines of all. then, if not nil, is called when the log has it, or
-// failed.
+// checkpoint records the time, and the deadlines of all, in the log. If then is not nil, checkpoint calls it when the
+// log has the record, or the proposal failed.
 func (k *Timekeeper) checkpoint(all []*deadline, then func()) {
 	k.mu.Lock()
 	c := machine.Command{Op: machine.OpCheckpoint, Clock: k.clock.At(k.now())}
@@ -76,8 +77,8 @@ func (k *Timekeeper) checkpoint(all []*deadline, then func()) {
 	}
 }
 
-// written notes that the log has the deadlines of all, or perhaps not. Then they are kept anyway, since a deadline in
-// the log counts for the next leader, and the checkpoint is repeated.
+// written handles the result of a checkpoint. After an error the sessions stay kept, because the log may have the
+// deadlines, which count for the next leader; the checkpoint is retried after retryAfter.
 func (k *Timekeeper) written(all []*deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

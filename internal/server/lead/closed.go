@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// Closed is a leadership that serves nobody yet, because the cluster was made of a backup or of one disk and has
-// served nobody since: a client may have acquired a lock after the backup was made, and relies on it for its TTL.
+// Closed is a leadership that does not serve clients yet. The cluster was restored from a backup or from one disk, and
+// has not served clients since. A client that acquired a lock after the backup was made may still rely on it, for its
+// TTL.
 type Closed struct {
-	// Until is the end of that time, by Config.Now.
+	// Until is the end of the closed time, by Config.Now.
 	Until time.Time
 	// UsedTTL is the longest TTL in use when the backup was made.
 	UsedTTL time.Duration
@@ -18,10 +19,10 @@ type Closed struct {
 	opened chan struct{}
 }
 
-// Open ends it.
+// Open ends the closed time early.
 func (c *Closed) Open() { c.once.Do(func() { close(c.opened) }) }
 
-// stayClosed returns true once clients may be served, and false if ctx ended before.
+// stayClosed waits until the cluster may serve clients. It returns false if ctx ends earlier, or if Reopen fails.
 func (r *Leadership) stayClosed(ctx context.Context) bool {
 	c := &r.config
 	wait, used := c.Replica.State.Closed()

@@ -18,7 +18,7 @@ import (
 
 var deadlineSeeds = flag.Int("deadline.seeds", 20, "how many times of changing leaders TestLeasesAcrossLeaders draws")
 
-// relay is a log of three members in simulated time. The leader has an entry at once, the others later.
+// relay is a log of three members in simulated time. The leader has an entry immediately, the others later.
 type relay struct {
 	mu      sync.Mutex
 	term    uint64
@@ -32,18 +32,18 @@ type relay struct {
 
 type relayMember struct {
 	fsm     *replica.FSM
-	clock   replica.Clock // that of fsm, unless a mutant meddles
+	clock   replica.Clock // the clock of fsm, unless a mutant changes it
 	applied int
 }
 
-// start makes an empty member.
+// start returns an empty member.
 func (l *relay) start(t *testing.T) *relayMember {
 	m := &relayMember{fsm: replica.NewFSM(machine.New(1), func() {}, func(err error) { t.Error(err) })}
 	m.clock = m.fsm.ClusterClock()
 	return m
 }
 
-// catchUp applies what m has not. The caller holds l.mu.
+// catchUp applies the entries that m has not applied. The caller holds l.mu.
 func (l *relay) catchUp(m *relayMember) (response any) {
 	for ; m.applied < len(l.entries); m.applied++ {
 		before := m.fsm.ClusterClock()
@@ -64,7 +64,7 @@ func (l *relay) catchUp(m *relayMember) (response any) {
 	return response
 }
 
-// relayTerm is the log as the leader of one term has it.
+// relayTerm is the log for the leader of one term.
 type relayTerm struct {
 	log  *relay
 	term uint64
@@ -108,7 +108,7 @@ type relayLeader struct {
 	end  func()
 }
 
-// lead has a member lead in the next term.
+// lead makes a member the leader of the next term.
 func (l *relay) lead(i int) *relayLeader {
 	l.mu.Lock()
 	l.term++
@@ -147,7 +147,7 @@ func (r *relayLeader) ask(c machine.Command, then func(Outcome)) error {
 	return <-over
 }
 
-// renew is a keepalive. It reports whether the leader confirms the renewal to the client.
+// renew sends a keepalive. It reports whether the leader confirms the renewal to the client.
 func (l *relay) renew(r *relayLeader, id machine.SessionID) (renewed bool) {
 	receipt := time.Now()
 	if r.time.IsKept(id) && l.mutant != "kept sessions are renewed in memory" {
@@ -165,8 +165,8 @@ func (l *relay) renew(r *relayLeader, id machine.SessionID) (renewed bool) {
 	return renewed && l.term == r.term // the majority confirms it
 }
 
-// leases runs clients of one TTL for two minutes while the leader changes every few seconds. It returns what a client
-// was promised and did not get, and the longest time for which the session of a dead one lived on.
+// leases runs clients with one TTL for two minutes while the leader changes every few seconds. It returns a broken
+// promise to a client, and the longest time for which the session of a dead client lived.
 func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken string, longest time.Duration) {
 	const ttl, clients = 6 * time.Second, 12
 	l := &relay{rand: rand.New(rand.NewPCG(seed, 7)), mutant: mutant}
@@ -229,7 +229,7 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 				sent := time.Now()
 				time.Sleep(within(20 * time.Millisecond))
 				if r := leader(); r != nil && l.renew(r, id) {
-					time.Sleep(within(20 * time.Millisecond)) // on its way back
+					time.Sleep(within(20 * time.Millisecond)) // the answer is on its way
 					believe(sent)
 				}
 			}
@@ -251,7 +251,7 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 		running.Go(live)
 	}
 	for at := 0; ctx.Err() == nil; {
-		if at = int(within(3)); restarts && within(4) == 0 { // it has started just now, and has read the log
+		if at = int(within(3)); restarts && within(4) == 0 { // it has just restarted, and has read the log
 			l.mu.Lock()
 			l.members[at] = l.start(t)
 			l.catchUp(l.members[at])
@@ -278,8 +278,8 @@ func leases(t *testing.T, seed uint64, restarts bool, mutant string) (broken str
 	return broken, longest
 }
 
-// However often the leader changes, a session lives for the time that its client expects, and that of a dead one is
-// over after its TTL and one election.
+// However often the leader changes, a session lives for the time that its client expects. The session of a dead client
+// ends after its TTL and one election.
 func TestLeasesAcrossLeaders(t *testing.T) {
 	t.Parallel()
 	var longest, restarted time.Duration
@@ -297,9 +297,9 @@ func TestLeasesAcrossLeaders(t *testing.T) {
 			}
 		})
 	}
-	// An election takes up to a second here. keepPace bounds the time in which a leader keeps the sessions of 12
-	// clients and a few dead ones. Each of up to ten leaders hears of a checkpoint up to 100 ms late. If a session
-	// expires during an election, a live client gets time to find the new leader.
+	// An election takes up to a second here. keepPace bounds the time in which a leader keeps the sessions of 12 clients
+	// and a few dead ones. Each of up to ten leaders gets a checkpoint up to 100 ms late. If a session expires during an
+	// election, a live client gets time to find the new leader.
 	const bound = 6*time.Second + grace + time.Second + 30*keepPace + 10*100*time.Millisecond + reconnect
 	t.Logf("the sessions of dead clients lived for up to %v; with members that start anew, %v", longest, restarted)
 	if longest > bound {

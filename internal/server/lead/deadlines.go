@@ -1,7 +1,7 @@
 package lead
 
-// Deadlines, and the heap in which they wait. A renewal moves the deadline and leaves the heap as it is: renewals are
-// a lock service's most frequent operation.
+// Deadlines, and their heap. A renewal changes the deadline but not the heap: renewals are the most frequent operation
+// of a lock service.
 
 import (
 	"container/heap"
@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// deadline is the end of a session, of a minimum hold or of a maximum one.
+// deadline is the end of a session, of a minimum hold or of a maximum hold.
 type deadline struct {
 	at    time.Time // when it is due
 	seen  time.Time // its position in the heap: never after at
@@ -19,20 +19,20 @@ type deadline struct {
 
 	session machine.SessionID
 	ttl     time.Duration
-	renewed time.Time // the last time; zero: not by this leader
-	ending  bool      // its end is proposed
+	renewed time.Time // the receipt of the last renewal; zero: not by this leader
+	ending  bool      // its end has been proposed
 	kept    bool
-	writing bool      // a checkpoint with its deadline is on its way
-	unkept  time.Time // not zero: the checkpoint failed, and is repeated then
+	writing bool      // a checkpoint with its deadline is in progress
+	unkept  time.Time // not zero: the checkpoint failed, and is retried at this time
 
-	token     fencing.Token // not zero: a minimum hold, or a maximum one
+	token     fencing.Token // not zero: a minimum or maximum hold
 	name      string
 	maximum   bool
-	lingering bool // nobody holds it any more: the name is freed at the deadline
+	lingering bool // the hold has ended; the name becomes free at the deadline
 }
 
-// renew counts from the receipt. A request that was received early and is counted late must not shorten the time
-// granted meanwhile.
+// renew extends the deadline to the TTL and the grace after the receipt. It never shortens the deadline: a request with
+// an earlier receipt may be handled later.
 func (d *deadline) renew(receipt time.Time) {
 	if at := receipt.Add(d.ttl + grace); !at.Before(d.at) {
 		d.at, d.renewed = at, receipt

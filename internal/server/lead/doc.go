@@ -1,4 +1,4 @@
-// Package lead is one term in which a member leads the cluster: all that a leader knows and a follower does not.
+// Package lead implements one term in which a member leads the cluster: the state that only a leader has.
 //
 //	command ─► lanes ─► proposer ─► replica.Term ─► outcome, in the order of the log
 //	                                                   │
@@ -6,20 +6,20 @@
 //
 // # Promises
 //
-// A session lives for at least its TTL after the receipt of the last request that renewed it, whichever member led
-// meanwhile. Only the leader times sessions, and their time counts from the receipt there (session.go). The log has
-// the old leader's promises for the new one (checkpoint.go).
+// A session lives for at least its TTL after the receipt of the last request that renewed it, even if the leader
+// changes. Only the leader times sessions, from the receipt of requests at the leader (session.go). The log has the old
+// leader's promises for the new leader (checkpoint.go).
 //
-// Commands are gathered into log entries while earlier ones are on their way (propose.go): the busier, the larger the
-// entries, and one fsync carries hundreds of commands. Senders take turns, and no sender fills the queue (lanes.go).
-// Outcomes come in the order of the log.
+// While earlier log entries are in progress, the leader gathers commands into the next entry (propose.go). Under load
+// the entries grow, and one fsync covers hundreds of commands. Senders take turns, and no sender can fill the queue
+// (lanes.go). Outcomes come in the order of the log.
 //
-// A leadership serves once everything of earlier terms is applied, and not while its member is silent towards the
-// others. The next leadership does not rely on its state.
+// A leadership serves clients once all entries of earlier terms are applied, except while its member has stopped
+// sending to the other members. The next leadership does not rely on its state.
 //
 // # Boundaries
 //
-// It knows no connection and no message: a Listener receives the news of a session. It does not decide whether this
-// member leads, or led: package replica does, with the proof. It uses a feature level only when that is reached
-// (level.go).
+// The package knows neither connections nor messages: a Listener receives the notices of a session. Package replica
+// decides and proves whether this member leads, or led. The package uses a feature level only once the cluster has
+// reached it (level.go).
 package lead

@@ -1,23 +1,23 @@
 package lead
 
-// lanes are the commands that wait for the log: one lane for each connection that has some, and one for the server
-// itself. They take turns, one command at a time, so that a connection waits for as many commands as there are
-// connections and not for as many as the others have sent. Within a lane, commands stay in their order; between lanes
-// there is no order, as between connections.
+// lanes are the commands that wait for the log: a lane for each connection with waiting commands, and a lane for the
+// server itself. The lanes take turns, one command at a time. So a command waits for at most one command of each other
+// connection before its lane's turn, not for all the commands that others have sent. Commands in one lane stay in
+// order; between lanes there is no order, as between connections.
 type lanes struct {
 	all    map[Listener]*lane
-	last   *lane // the nonempty lanes are a ring: after the last one it is the first one's turn
-	queued int   // in all of them
+	last   *lane // the last lane of a ring of nonempty lanes: its after is the first
+	queued int   // in all lanes
 }
 
 type lane struct {
 	by    Listener   // nil: the server itself
 	queue []Proposal // never empty
-	after *lane      // whose turn is next
+	after *lane      // the lane with the next turn
 }
 
-// add reports false if there are too many. A lane with few commands is never refused: a flooding connection does not
-// block others.
+// add adds a command, or returns false if there are too many. It never refuses a command for a lane with few commands,
+// so that a connection with many commands does not block others.
 func (l *lanes) add(x Proposal) bool {
 	own := l.all[x.By]
 	if own == nil {
@@ -35,7 +35,7 @@ func (l *lanes) add(x Proposal) bool {
 	return true
 }
 
-// append puts a lane at the end of the ring: all the others have their turn before it.
+// append puts a lane at the end of the ring: all other lanes have their turn before it.
 func (l *lanes) append(own *lane) {
 	if own.after = own; l.last != nil {
 		own.after, l.last.after = l.last.after, own
@@ -43,7 +43,7 @@ func (l *lanes) append(own *lane) {
 	l.last = own
 }
 
-// next returns the command whose turn it is, or nil.
+// next returns the next command, or nil.
 func (l *lanes) next() *Proposal {
 	if l.last == nil {
 		return nil
@@ -51,11 +51,11 @@ func (l *lanes) next() *Proposal {
 	return &l.last.after.queue[0]
 }
 
-// pop removes the command whose turn it is.
+// pop removes the next command, and passes the turn to the next lane.
 func (l *lanes) pop() {
 	own := l.last.after
 	l.queued--
-	own.queue[0] = Proposal{} // the rest of the lane keeps the memory
+	own.queue[0] = Proposal{} // free the memory that it refers to
 	own.queue = own.queue[1:]
 	switch {
 	case len(own.queue) > 0:
@@ -69,14 +69,14 @@ func (l *lanes) pop() {
 	}
 }
 
-// obsoleteProposal is a proposal that must not go into the log any more, and why.
+// obsoleteProposal is a proposal that must no longer go into the log, with the reason.
 type obsoleteProposal struct {
 	Proposal
 	why error
 }
 
-// take removes the commands for the next log entry, and the obsolete ones. It checks that only now, because a command
-// may wait in its lane for long.
+// take removes the commands for the next log entry, and obsolete commands. It is the last check before the log, because
+// a command may have waited for a long time.
 func (l *lanes) take() (batch []Proposal, obsolete []obsoleteProposal) {
 	size := 0
 	for len(batch) < maxBatch {
@@ -100,7 +100,7 @@ func (l *lanes) take() (batch []Proposal, obsolete []obsoleteProposal) {
 	return batch, obsolete
 }
 
-// drain removes everything.
+// drain removes and returns all commands.
 func (l *lanes) drain() (all []Proposal) {
 	for x := l.next(); x != nil; x = l.next() {
 		all = append(all, *x)

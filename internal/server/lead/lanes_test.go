@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// conn is a listener of a test.
+// conn is a listener for tests.
 type conn struct{ heard int }
 
 func (c *conn) Hear(*Leadership, machine.SessionID, *machine.Notice) { c.heard++ }
@@ -54,7 +54,7 @@ func TestConnectionsTakeTurns(t *testing.T) {
 	}
 }
 
-// A connection that comes after a flood of others waits for one command of each of them, and finds room.
+// A connection that sends after a flood of others waits for only one command of each, and finds room in the queue.
 func TestFloodLeavesRoom(t *testing.T) {
 	t.Parallel()
 	var l lanes

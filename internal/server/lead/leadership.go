@@ -1,7 +1,7 @@
 package lead
 
-// A leadership from the election to its end, and the listeners of its sessions. Each election makes a new one, and
-// the last one has ended completely before: two of them would time the same sessions.
+// A leadership from the election to its end, and the listeners of its sessions. Each election creates a new leadership
+// after the previous one has ended completely: two leaderships would time the same sessions.
 
 import (
 	"context"
@@ -19,51 +19,51 @@ type Config struct {
 	Replica *replica.Replica
 	// Limits are the cluster's limits while this member leads.
 	Limits machine.Limits
-	// Rules are the first rules of a cluster that never had any. Empty: no rules.
+	// Rules are the first rules of a cluster that never had rules. Empty: no rules.
 	Rules string
-	// Identified: clients have principals, to which rules could give different rights.
+	// Identified reports that clients have principals, so that rules can distinguish them.
 	Identified bool
 	// Now is the clock that times sessions.
 	Now func() time.Time
-	// Open lets clients use a leadership, and Shut ends that, even if it did not begin. Dismiss disconnects clients.
+	// Open lets clients use a leadership. Shut ends that, and may be called without Open. Dismiss disconnects clients.
 	// They must not block.
 	Open    func(*Leadership)
 	Shut    func()
 	Dismiss func()
-	// Closed is called with a leadership that serves nobody yet, and with nil when it serves. It must not block.
+	// Closed is called with a leadership that does not serve clients yet, and with nil when that ends. It must not block.
 	Closed func(*Closed)
 	// Meter gets the counts. Nil: no counting.
 	Meter Meter
 	// Audit gets the effects of the leader's entries. Nil: no audit log.
 	Audit *audit.Log
-	// CompareEvery is how often the members compare their states. 0: the default of package replica.
+	// CompareEvery is the interval at which the members compare their states. 0: the default of package replica.
 	CompareEvery time.Duration
 	Log          *slog.Logger
 }
 
-// Listener receives the news of the sessions that are attached to it: a connection. The commands of each one wait in
-// a separate lane. It is compared by identity.
+// Listener is a connection. It receives the notices of the sessions that are attached to it, and its commands wait in a
+// lane of their own. Listeners are compared by identity.
 type Listener interface {
-	// Hear is called for a grant, a loss and the end of a session, which its client knows by the id secret. It must not
-	// block.
+	// Hear is called for a grant, a loss and the end of a session. secret is the id by which the client knows the session.
+	// It must not block.
 	Hear(r *Leadership, secret machine.SessionID, n *machine.Notice)
 }
 
-// attachment is the listener of a session, and the id by which its client knows it.
+// attachment is the listener of a session, and the id by which the client knows the session.
 type attachment struct {
 	to     Listener
 	secret machine.SessionID
 }
 
-// Leadership is one term in which this member leads: all that a leader knows and a follower does not. It is made anew
-// for each term, so that no state of an earlier term is used.
+// Leadership is one term in which this member leads: the state that only a leader has. Each term has a new Leadership,
+// so that it cannot use state of an earlier term.
 type Leadership struct {
-	// Term is the log's part of it: the proof of leadership, and the members.
+	// Term is the part of package replica: the log of the term, the proof of leadership, and the members.
 	Term *replica.Term
-	// Time is when sessions and minimum holds end.
+	// Time times sessions, minimum holds and maximum holds.
 	Time *Timekeeper
-	// HidesIDs: the state has hashes of the ids of sessions and requests. It is set before clients use the leadership,
-	// and stays as it is.
+	// HidesIDs reports that the state has hashes of the ids of sessions and requests. It is set before clients use the
+	// leadership, and never changes.
 	HidesIDs bool
 
 	config   Config
@@ -73,9 +73,9 @@ type Leadership struct {
 	tasks    sync.WaitGroup
 
 	mu       sync.Mutex
-	attached map[machine.SessionID]attachment // the listeners of the sessions' grants and losses
+	attached map[machine.SessionID]attachment // the listeners of sessions
 
-	rise chan uint32 // has the level with which a new leadership is to replace this one: see raiseLevel
+	rise chan uint32 // the level of the leadership that must replace this one; see raiseLevel
 }
 
 // Watch leads whenever this member is elected, until ctx ends.
@@ -93,7 +93,7 @@ func Watch(ctx context.Context, c Config) {
 		if leads && present == nil {
 			present = begin(c, term, level)
 		}
-		var rise chan uint32 // nil while nobody leads here
+		var rise chan uint32 // nil without a leadership
 		if level = 0; present != nil {
 			rise = present.rise
 		}
@@ -107,9 +107,9 @@ func Watch(ctx context.Context, c Config) {
 	}
 }
 
-// begin starts a leadership in term. It serves as soon as everything of earlier terms is applied, the limits are
-// settled and the sessions have their time: before that it could confirm a session whose end is in the log. level, if
-// not zero, is the feature level with which it is to serve.
+// begin starts a leadership in term. It serves once all entries of earlier terms are applied, the limits are in the log
+// and the sessions are timed: earlier, it could confirm a session whose end is in the log. If level is not zero, the
+// leadership raises the feature level to it before it serves.
 func begin(c Config, term uint64, level uint32) *Leadership {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	r := &Leadership{
@@ -128,7 +128,7 @@ func begin(c Config, term uint64, level uint32) *Leadership {
 		if !r.Term.Begin(ctx) {
 			return
 		}
-		r.Time.clock = c.Replica.State.ClusterClock() // before this leader sets it
+		r.Time.clock = c.Replica.State.ClusterClock() // read before this leader sets the clock
 		if !r.settleLimits(ctx) || !r.unrivalled(ctx) || !r.stayClosed(ctx) || !r.Term.PermitTTL(ctx) {
 			return
 		}
@@ -150,12 +150,12 @@ func begin(c Config, term uint64, level uint32) *Leadership {
 	return r
 }
 
-// silentEvery is the interval at which a leader checks whether this member keeps silent.
+// silentEvery is the interval at which a leader checks whether this member has stopped sending to the other members.
 const silentEvery = 100 * time.Millisecond
 
-// serve lets connections use the leadership once it is ready, until ctx ends, except while this member keeps silent
-// towards the others. They elect another leader then, but raft does not notice here before the blocked part goes on,
-// and clients would wait for answers that do not come.
+// serve lets connections use the leadership once it is ready, until ctx ends, except while this member has stopped
+// sending to the other members. They then elect another leader, but raft here notices that only when the blocked part
+// continues. Until then, clients would wait for answers that do not come.
 func (r *Leadership) serve(ctx context.Context, ready <-chan struct{}) {
 	c := &r.config
 	tick := time.NewTicker(silentEvery)
@@ -193,17 +193,17 @@ func (r *Leadership) open() {
 	r.config.Open(r)
 }
 
-// shut ends that.
+// shut ends the effect of open.
 func (r *Leadership) shut() {
 	r.config.Shut()
 	r.Term.Serve(false)
 }
 
-// membersEvery is the interval at which a leader checks the members.
+// membersEvery is the interval of keepMembers.
 const membersEvery = time.Second
 
-// keepMembers gives votes to members that have caught up, learns where clients find each member, raises the level,
-// and hands the leadership over if this member is in maintenance.
+// keepMembers periodically gives votes to members that have caught up, records the addresses of members for clients,
+// lowers the greatest TTL and raises the feature level. If this member is in maintenance, it transfers the leadership.
 func (r *Leadership) keepMembers(ctx context.Context) {
 	c := &r.config
 	tick := time.NewTicker(membersEvery)
@@ -229,8 +229,8 @@ func (r *Leadership) keepMembers(ctx context.Context) {
 	}
 }
 
-// unrivalled waits until this member has checked whether the cluster goes on somewhere else. It reports false if ctx
-// ended before, as it does if this member stops for that reason.
+// unrivalled waits until this member has looked for other generations of its cluster, and may serve. It returns false
+// if ctx ends earlier. If the member must not serve because of another generation, it stops, which ends ctx.
 func (r *Leadership) unrivalled(ctx context.Context) bool {
 	select {
 	case <-r.config.Replica.Unrivalled():
@@ -240,8 +240,9 @@ func (r *Leadership) unrivalled(ctx context.Context) bool {
 	}
 }
 
-// stop ends the term. Commands under way are answered, then clients are told to look elsewhere: immediately if this
-// member keeps silent towards the others, since no answer comes then before the blocked part goes on.
+// stop ends the term. It waits until pending commands are answered, and then dismisses the clients. If this member has
+// stopped sending to the other members, stop dismisses the clients immediately, because no answer comes before the
+// blocked part continues.
 func (r *Leadership) stop() {
 	r.end(replica.ErrNotLeader)
 	ended := make(chan struct{})
@@ -267,7 +268,7 @@ func (r *Leadership) stop() {
 	r.config.Dismiss()
 }
 
-// Standing returns the present counts, for operators.
+// Standing returns the current counts, for operators.
 func (r *Leadership) Standing() Standing {
 	s, m := r.account.standing(), r.config.Replica.State.Machine
 	s.Sessions, s.Limits = m.Total().Sessions, m.Limits()
@@ -277,7 +278,8 @@ func (r *Leadership) Standing() Standing {
 // Submit accepts a command of a client, or refuses it with ErrBusy or with the cause of the term's end.
 func (r *Leadership) Submit(x Proposal) error { return r.proposer.submit(x) }
 
-// Propose sends a command of the server itself through the log and then calls done; or refuses it.
+// Propose sends a command of the server itself through the log and then calls done. If it returns an error, it does not
+// call done.
 func (r *Leadership) Propose(c machine.Command, done func(error)) error {
 	return r.Submit(Proposal{Command: c, Done: func(o Outcome, err error) {
 		done(err)
@@ -285,14 +287,15 @@ func (r *Leadership) Propose(c machine.Command, done func(error)) error {
 	}})
 }
 
-// Attach directs the session's news to l. secret is the id by which the client knows the session.
+// Attach makes l the listener of the session. secret is the id by which the client knows the session.
 func (r *Leadership) Attach(id, secret machine.SessionID, l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.attached[id] = attachment{l, secret}
 }
 
-// Claim is Attach for a session that is about to be opened: the client may use it before it has the answer.
+// Claim makes l the listener of a session that is about to be opened, unless the session has a listener. The client may
+// use the session before it has the answer.
 func (r *Leadership) Claim(id, secret machine.SessionID, l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -313,8 +316,7 @@ func (r *Leadership) AttachedTo(l Listener) (all []machine.SessionID) {
 	return all
 }
 
-// Detach forgets a listener, which gets no more news. Its sessions live on until their time is over: the client may
-// come back on another connection.
+// Detach removes a listener from all of its sessions, which live until their deadlines: the client may reconnect.
 func (r *Leadership) Detach(l Listener) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -325,7 +327,7 @@ func (r *Leadership) Detach(l Listener) {
 	}
 }
 
-// Listener returns the listener of the session, or nil.
+// Listener returns the listener of a session, or nil.
 func (r *Leadership) Listener(id machine.SessionID) Listener { return r.attachment(id).to }
 
 func (r *Leadership) attachment(id machine.SessionID) attachment {
@@ -334,15 +336,15 @@ func (r *Leadership) attachment(id machine.SessionID) attachment {
 	return r.attached[id]
 }
 
-// Forget forgets the listener of a session.
+// Forget removes the listener of a session.
 func (r *Leadership) Forget(id machine.SessionID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.attached, id)
 }
 
-// Deliver notifies listeners of a command's effects on their sessions, and times these. by sent the command, and has
-// the answer to it; nil: the server itself sent it.
+// Deliver notifies the listeners of the effects of a command on their sessions, and times these effects. by is the
+// listener that sent the command and gets its answer; nil if the server itself sent it.
 func (r *Leadership) Deliver(by Listener, notices []machine.Notice) {
 	for i := range notices {
 		n := &notices[i]
@@ -356,7 +358,7 @@ func (r *Leadership) Deliver(by Listener, notices []machine.Notice) {
 		case machine.NoticeSessionEnded:
 			r.Time.Ended(n.Session)
 			r.Forget(n.Session)
-			if hears == by { // it has the answer to its command
+			if hears == by { // it gets the answer to its command
 				hears = nil
 			}
 		case machine.NoticeLingering:

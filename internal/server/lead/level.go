@@ -10,17 +10,18 @@ import (
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
-// A feature level numbers the features that all members know. Members report their levels, in answers outside of
-// raft; the leader raises the cluster's, through the log, once all have reported a higher one; and uses a level only
-// when it is reached. So members of two versions run side by side while one after the other is replaced, in any
-// order, whichever of them leads. A member whose version is below the cluster's level is not admitted, and stops if
-// it is a member already.
+// A feature level is the version of the features that all members support. Members report their levels outside of raft.
+// Once all members have reported a higher level, the leader raises the level of the cluster through the log. It uses a
+// level only once the cluster has reached it. So members of two versions can run together while operators upgrade them
+// one after the other, in any order, whichever member leads. A member that does not support the cluster's level is not
+// admitted, and stops if it is already a member.
 
-// levelTime bounds how long a new leadership asks the members what they know: nobody is served meanwhile.
+// levelTime is the maximum time for which a new leadership asks the members for their levels. It does not serve clients
+// during that time.
 const levelTime = 300 * time.Millisecond
 
-// levelUp raises the level before anybody is served: to the given one, or if that is zero to the highest that all
-// members report in time.
+// levelUp raises the level before the leadership serves clients: to the given level or, if that is zero, to the highest
+// level that all members report within levelTime.
 func (r *Leadership) levelUp(ctx context.Context, level uint32) error {
 	if level == 0 {
 		asking, cancel := context.WithTimeout(ctx, levelTime)
@@ -39,9 +40,10 @@ func (r *Leadership) levelUp(ctx context.Context, level uint32) error {
 	return nil
 }
 
-// raiseLevel raises the level to the highest one known to all members, and uses it. From the level at which the
-// state has no ids any more, a leadership has other names for the sessions: the next leadership begins with it, in
-// the same term, after all commands under way have been answered. Clients then attach anew, as after an election.
+// raiseLevel raises the level to the highest level that all members support, and uses it. From LevelHiddenIDs on, the
+// state has hashes instead of ids, so a leadership has other names for the sessions. A new leadership in the same term
+// then begins with the level, after all pending commands are answered. Clients attach their sessions again, as after an
+// election.
 func (r *Leadership) raiseLevel(ctx context.Context) error {
 	level, err := r.commonLevel(ctx)
 	if err != nil {
@@ -50,7 +52,7 @@ func (r *Leadership) raiseLevel(ctx context.Context) error {
 	if level >= machine.LevelHiddenIDs && !r.HidesIDs {
 		select {
 		case r.rise <- level:
-		default: // it is under way
+		default: // already requested
 		}
 		return nil
 	}
@@ -61,7 +63,7 @@ func (r *Leadership) raiseLevel(ctx context.Context) error {
 	return nil
 }
 
-// commonLevel returns the highest level that all members know.
+// commonLevel returns the highest level that all members support.
 func (r *Leadership) commonLevel(ctx context.Context) (uint32, error) {
 	if r.config.Replica.State.Machine.Level() >= machine.MaxLevel {
 		return machine.MaxLevel, nil
@@ -69,7 +71,7 @@ func (r *Leadership) commonLevel(ctx context.Context) (uint32, error) {
 	return r.Term.CommonLevel(ctx)
 }
 
-// raiseTo raises the level, through the log, unless it is that high already.
+// raiseTo raises the level through the log, unless the level is already that high. Then it sets the first rules.
 func (r *Leadership) raiseTo(ctx context.Context, level uint32) error {
 	c := &r.config
 	present := c.Replica.State.Machine.Level()
@@ -89,7 +91,7 @@ func (r *Leadership) raiseTo(ctx context.Context, level uint32) error {
 	return r.firstRules()
 }
 
-// firstRules gives a cluster its first rules, once all members know rules.
+// firstRules sets the first rules of a cluster, once all members support rules.
 func (r *Leadership) firstRules() error {
 	c := &r.config
 	m := c.Replica.State.Machine
@@ -119,9 +121,9 @@ func (r *Leadership) useLevel(ctx context.Context) {
 	}
 }
 
-// settleLimits puts the limits of this leader into the state, unless they are there. They must be the same for all
-// members, or these would drift apart: so they travel through the log, and the leader's apply. It reports false if
-// ctx ended before.
+// settleLimits writes the limits of this leader to the log, unless the state already has them. All members must apply
+// the same limits, or their states would diverge: so the limits of the leader apply. It returns false if ctx ends
+// earlier.
 func (r *Leadership) settleLimits(ctx context.Context) bool {
 	c := &r.config
 	for ctx.Err() == nil {
@@ -137,7 +139,7 @@ func (r *Leadership) settleLimits(ctx context.Context) bool {
 		}
 		if err == nil {
 			c.Log.Info("limits changed", "limits", fmt.Sprintf("%+v", limits), "before", fmt.Sprintf("%+v", before))
-			continue // to see that it is so
+			continue // check the state again
 		}
 		select {
 		case <-time.After(retryAfter):

@@ -1,6 +1,7 @@
 package lead
 
-// Commands on their way into the log: queued in lanes, gathered into entries, and answered in the order of the log.
+// How commands get into the log: they wait in lanes, are gathered into entries, and are answered in the order of the
+// log.
 
 import (
 	"context"
@@ -14,35 +15,35 @@ import (
 )
 
 const (
-	// entriesInFlight is the number of log entries under way at a time. With one, the disk rests while answers are
-	// written; with more, the commands that could share an entry are spread over several.
+	// entriesInFlight is the maximum number of log entries in progress. With one, the disk would be idle while answers are
+	// written; with more, commands that could share an entry would be spread over several.
 	entriesInFlight = 2
-	// maxBatch bounds the commands of one log entry, and maxBatchBytes their weight. A single command may weigh more.
+	// maxBatch bounds the commands of one log entry, and maxBatchBytes their Weight. A single command may weigh more.
 	maxBatch      = 4096
 	maxBatchBytes = 1 << 20
-	// maxQueued bounds the commands that wait for an entry, where one connection has more than fewQueued of them.
+	// maxQueued bounds the commands that wait for an entry. A connection with fewer than fewQueued commands may exceed it.
 	maxQueued = 64 << 10
 	fewQueued = 16
 )
 
-// ErrBusy means that a command was refused for lack of room.
+// ErrBusy means that too many commands wait for the log.
 var ErrBusy = errors.New("too many requests wait for the log")
 
-// Proposal is one command on its way into the log.
+// Proposal is a command for the log.
 type Proposal struct {
 	Command machine.Command
-	By      Listener // who sent it; nil: the server itself
-	From    string   // whose connection it came on, for people; empty: the server's own, or within the process
-	Address string   // from where that connection came; empty as From is
-	// Obsolete tells, just before the command goes into the log, why it must not. It must not block. nil: it always
-	// may.
+	By      Listener // the sender; nil: the server itself
+	From    string   // the client of the connection, for people; empty without a connection
+	Address string   // the remote address of the connection; empty as From is
+	// Obsolete is called just before the command goes into the log. It returns the reason if the command must no longer do
+	// so. It must not block. Nil: the command is never obsolete.
 	Obsolete func() error
-	// Done is called once: with the Outcome, in the order of the log, from one goroutine for all, so it must not block;
-	// or with an error. replica.ErrUnknown leaves the outcome open; after any other error the command was not carried
-	// out.
+	// Done is called once, with the Outcome or with an error. Calls with an Outcome come in the order of the log, from one
+	// goroutine, so Done must not block. With replica.ErrUnknown the outcome is unknown; after any other error the command
+	// had no effect.
 	Done func(Outcome, error)
 
-	at time.Time // of its receipt
+	at time.Time // the receipt
 }
 
 // Outcome is the result of one command.
@@ -51,19 +52,20 @@ type Outcome struct {
 	Notices []machine.Notice
 }
 
-// proposer puts commands into the log, many per entry: it waits for one of the places in flight first and then takes
-// all commands that have gathered meanwhile. So there is one fsync per batch, and no timer.
+// proposer puts commands into the log, many per entry. It first waits until fewer than entriesInFlight entries are in
+// progress, and then takes all commands that have gathered in the meantime. So there is one fsync per batch, without a
+// timer.
 type proposer struct {
 	log journal
 	now func() time.Time
-	// account gets each entry. Nil: no counting.
+	// account counts each entry. Nil: no counting.
 	account *account
 
 	mu    sync.Mutex
 	queue lanes
-	ended error // set once run is over
+	ended error // set when run ends
 
-	wake   notify.Signal // there is something in the queue
+	wake   notify.Signal // the queue has commands
 	places chan struct{}
 	flying chan flight
 }
@@ -100,8 +102,8 @@ func (p *proposer) submit(x Proposal) error {
 	return nil
 }
 
-// run proposes until ctx ends. Commands that are still in the queue then are answered with its cause. It returns once
-// all have been answered, for which raft must go on: lose the leadership or shut down.
+// run proposes commands until ctx ends. It then answers the commands in the queue with the cause, and returns once all
+// commands are answered. For the entries in progress, raft must first commit them, lose the leadership or shut down.
 func (p *proposer) run(ctx context.Context) {
 	var answering sync.WaitGroup
 	answering.Go(p.land)
@@ -128,7 +130,7 @@ func (p *proposer) run(ctx context.Context) {
 	}
 }
 
-// next waits for commands and takes them out of the queue; nil once ctx has ended.
+// next waits for commands and removes them from the queue. It returns nil once ctx has ended.
 func (p *proposer) next(ctx context.Context) []Proposal {
 	for {
 		p.mu.Lock()
@@ -148,7 +150,7 @@ func (p *proposer) next(ctx context.Context) []Proposal {
 	}
 }
 
-// Weight estimates the bytes of a command: its bounds need no exact number.
+// Weight estimates the size of a command in bytes. The limits that use it need no exact number.
 func Weight(c *machine.Command) int {
 	size := 64 + len(c.Client) + len(c.Name) + len(c.RequestID) + len(c.Reason) + len(c.By)
 	for i := range c.Requests {

@@ -1,7 +1,7 @@
 package lead
 
-// When sessions, minimum holds and maximum holds end. deadlines.go has the heap, checkpoint.go the records in the log
-// for the next leader.
+// The ends of sessions, minimum holds and maximum holds. deadlines.go has the heap, checkpoint.go the records in the
+// log for the next leader.
 
 import (
 	"container/heap"
@@ -16,52 +16,52 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// grace is added to each session's TTL, for timers that are late here and there.
+// grace is added to the TTL of each session, for timers that are late at the leader and at the client.
 const grace = 50 * time.Millisecond
 
-// retryAfter is the pause before the end of a session is proposed again if the log had no room for it.
+// retryAfter is the pause before a failed proposal is retried.
 const retryAfter = 100 * time.Millisecond
 
-// endsAtOnce bounds the ends proposed in one go, so that a crowd of dead clients does not delay the living.
+// endsAtOnce bounds the ends that are proposed at a time, so that many dead clients do not delay live clients.
 const endsAtOnce = 256
 
 const (
 	// keptAtOnce bounds the sessions of one checkpoint.
 	keptAtOnce = 1024
-	// keepPace bounds the sessions kept in the log, in the time in which all of them renew themselves: one each. See
-	// silence.
+	// keepPace bounds the rate of checkpoints: at most one session becomes kept in each keepPace, on average. See silence.
 	keepPace = 10 * time.Millisecond
-	// clockEvery is the interval at which a leader records the time while sessions are kept in the log: a restarted
-	// member knows the time no better.
+	// clockEvery is the interval at which a leader records the time while there are kept sessions: a restarted member
+	// knows the cluster's time only from the log.
 	clockEvery = time.Second
-	// reconnect is the minimum time for which a new leader lets a session live, for its client to find the leader.
+	// reconnect is the minimum time for which a new leader lets a session live, so that its client can find the leader.
 	reconnect = time.Second
 )
 
-// Timekeeper knows, for one term of leadership, when sessions, and minimum and maximum holds end. Nobody else times them. A nil one
-// has no deadlines: it is for a member that does not lead.
+// Timekeeper times sessions, minimum holds and maximum holds during one leadership. Nothing else times them. A nil
+// *Timekeeper has no deadlines: it is for a member that does not lead.
 //
 // A session ends no earlier than TTL + grace after the receipt of the last request that renewed it. Once its end is
-// proposed it is not renewed any more: the end may be in the log already.
+// proposed it can no longer be renewed: the log may already have the end.
 //
-// A session is free, or kept. A free one is renewed in memory. A session that has been silent for a while, and each
-// that a new leader finds free, becomes kept: its deadline goes into the log, and from then on only what goes through
-// the log renews it, and makes it free again. So a new leader knows until when kept sessions live, and gives the others
-// their full TTL, once. See docs/decisions/2026-11-22-what-is-left-of-a-lease.md. It gives a hold its full minimum and
-// maximum.
+// A session is free or kept. A free session is renewed in memory. A session without a renewal for some time becomes
+// kept, as does each free session that a new leader finds: its deadline goes into the log. From then on only a request
+// through the log renews the session, and makes it free again. So a new leader knows the deadlines of kept sessions,
+// and gives each other session its full TTL once. See docs/decisions/2026-11-22-what-is-left-of-a-lease.md. A new
+// leader gives each hold its full minimum and maximum.
 //
-// It has one heap and one timer. Renewals only move a deadline; the heap is updated when the old deadline is reached.
+// Timekeeper has one heap and one timer. A renewal only changes a deadline; the heap is updated when the old deadline
+// is reached.
 type Timekeeper struct {
 	now func() time.Time
-	// propose sends a command through the log and then calls done; or refuses it.
+	// propose sends a command through the log and then calls done. If it returns an error, it does not call done.
 	propose func(c machine.Command, done func(error)) error
 
-	clock replica.Clock // of the cluster; set before anything is timed
-	alone atomic.Bool   // there is no other member that could lead
+	clock replica.Clock // the cluster's clock; set before inherit
+	alone atomic.Bool   // no other member can lead
 
 	mu       sync.Mutex
-	keeps    bool // all members know deadlines
-	kept     int  // how many sessions are
+	keeps    bool // all members support deadlines
+	kept     int  // the number of kept sessions
 	sessions map[machine.SessionID]*deadline
 	minimums map[fencing.Token]*deadline
 	maximums map[fencing.Token]*deadline
@@ -78,8 +78,8 @@ func newTimekeeper(now func() time.Time, propose func(machine.Command, func(erro
 	}
 }
 
-// inherit gives the sessions that a new leader finds their remaining time, or their full TTL; and the minimum and
-// maximum holds their full time.
+// inherit times the sessions and holds of earlier leaders. Sessions get their remaining time or their full TTL, see
+// found; minimum and maximum holds get their full time.
 func (k *Timekeeper) inherit(m *machine.Machine) {
 	now := k.now()
 	for _, s := range m.Sessions() {
@@ -94,9 +94,9 @@ func (k *Timekeeper) inherit(m *machine.Machine) {
 	}
 }
 
-// found times a session of an earlier leader. If the log has its deadline, the session gets the remaining time, but
-// enough for its client to find this leader. If not, it may have been renewed in the earlier leader's memory until
-// just now, and gets its full TTL.
+// found times a session of an earlier leader. If the log has its deadline, the session gets the remaining time, but at
+// least enough for its client to find this leader. Otherwise the earlier leader may have renewed it in memory until
+// just now, so it gets its full TTL.
 func (k *Timekeeper) found(s machine.SessionTTL, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -116,8 +116,8 @@ func (k *Timekeeper) found(s machine.SessionTTL, now time.Time) {
 	k.push(d)
 }
 
-// Opened times a session that the log has opened; receipt is when the request for it came.
-// It reports whether the session lives on: an already open session may be about to end.
+// Opened times a session that the log has opened. receipt is the time at which the leader received the request. If the
+// session was already open, Opened renews it as Logged does; it returns false if that is impossible.
 func (k *Timekeeper) Opened(id machine.SessionID, ttl time.Duration, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -131,7 +131,7 @@ func (k *Timekeeper) Opened(id machine.SessionID, ttl time.Duration, receipt tim
 	return true
 }
 
-// Renew prolongs a free session by a request that came at receipt. It reports whether it did.
+// Renew renews a free session with a request that the leader received at receipt. It reports whether it did.
 func (k *Timekeeper) Renew(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -143,8 +143,8 @@ func (k *Timekeeper) Renew(id machine.SessionID, receipt time.Time) bool {
 	return true
 }
 
-// Logged is Renew for a request that has gone through the log, which makes a kept session free. It must be called in
-// the order of the log.
+// Logged renews a session with a request that has gone through the log, which makes a kept session free. It reports
+// whether it did. It must be called in the order of the log.
 func (k *Timekeeper) Logged(id machine.SessionID, receipt time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -152,8 +152,8 @@ func (k *Timekeeper) Logged(id machine.SessionID, receipt time.Time) bool {
 	return d != nil && k.free(d, receipt)
 }
 
-// free prolongs d, which may be kept. A request through the log makes it free, unless a checkpoint that keeps it may
-// come later. The caller holds k.mu.
+// free renews d and makes it free, unless its end has been proposed, or a checkpoint in progress may follow in the log.
+// The caller holds k.mu.
 func (k *Timekeeper) free(d *deadline, receipt time.Time) bool {
 	if d.ending || d.writing {
 		return false
@@ -202,7 +202,7 @@ func (k *Timekeeper) Ended(id machine.SessionID) {
 	}
 }
 
-// ending reports whether the end of the session is proposed.
+// ending reports whether the end of the session has been proposed.
 func (k *Timekeeper) ending(id machine.SessionID) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -223,7 +223,7 @@ func (k *Timekeeper) Left(id machine.SessionID) time.Duration {
 	return 0
 }
 
-// Granted notes a hold that the log has just granted.
+// Granted times the minimum of a hold that the log has just granted.
 func (k *Timekeeper) Granted(name string, token fencing.Token, minimum time.Duration) {
 	if minimum <= 0 {
 		return
@@ -237,9 +237,9 @@ func (k *Timekeeper) Granted(name string, token fencing.Token, minimum time.Dura
 	}
 }
 
-// Bounded notes that a hold lasts no longer than maximum from now on, unless that is known or maximum is zero. For a
-// grant it is called after the client's message is on its way: the proof before that message came, from which the
-// client counts the maximum, was sent earlier.
+// Bounded times the maximum of a hold, from now on. It does nothing if the hold already has a maximum, or if maximum is
+// zero. For a grant it is called after the message to the client was sent. The client counts the maximum from a proof
+// that the server sent before that message, so from an earlier time.
 func (k *Timekeeper) Bounded(name string, token fencing.Token, maximum time.Duration) {
 	if maximum <= 0 {
 		return
@@ -253,7 +253,7 @@ func (k *Timekeeper) Bounded(name string, token fencing.Token, maximum time.Dura
 	}
 }
 
-// Last is how long a hold with a maximum lasts at most; maximum itself if the hold is not noted yet.
+// Last returns the remaining maximum of a hold; maximum itself if the hold is not timed yet; 0 without a maximum.
 func (k *Timekeeper) Last(token fencing.Token, maximum time.Duration) time.Duration {
 	if maximum <= 0 {
 		return 0
@@ -266,7 +266,7 @@ func (k *Timekeeper) Last(token fencing.Token, maximum time.Duration) time.Durat
 	return maximum
 }
 
-// untimed forgets the maximum of a hold that has ended.
+// untimed removes the deadline of the maximum of a hold that has ended.
 func (k *Timekeeper) untimed(token fencing.Token) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -276,7 +276,7 @@ func (k *Timekeeper) untimed(token fencing.Token) {
 	}
 }
 
-// Closed is how long a hold's minimum goes on.
+// Closed returns the remaining minimum of a hold; 0 if there is none.
 func (k *Timekeeper) Closed(token fencing.Token) time.Duration {
 	if k == nil {
 		return 0
@@ -289,19 +289,19 @@ func (k *Timekeeper) Closed(token fencing.Token) time.Duration {
 	return 0
 }
 
-// AnyClosed reports whether any minimum goes on.
+// AnyClosed reports whether any hold has a remaining minimum.
 func (k *Timekeeper) AnyClosed() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.minimums) > 0
 }
 
-// linger notes that the name has no holder any more and that only its minimum keeps it closed.
+// linger records that a hold has ended, and that only its minimum keeps the name closed.
 func (k *Timekeeper) linger(name string, token fencing.Token) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d := k.minimums[token]
-	if d == nil { // over already
+	if d == nil { // the minimum is already over
 		d = &deadline{token: token, name: name, at: k.now()}
 		k.minimums[token] = d
 		k.push(d)
@@ -309,7 +309,7 @@ func (k *Timekeeper) linger(name string, token fencing.Token) {
 	d.lingering = true
 }
 
-// run proposes due ends, until ctx ends.
+// run proposes due ends and checkpoints until ctx ends.
 func (k *Timekeeper) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -345,8 +345,8 @@ func (k *Timekeeper) anyKept() bool {
 	return k.kept > 0
 }
 
-// due returns the deadlines to end now, and those to keep. Sessions among them are not renewed, or not in memory,
-// from now on.
+// due returns the deadlines to end now, and the sessions to keep. From now on, the ending sessions cannot be renewed,
+// and the kept sessions cannot be renewed in memory.
 func (k *Timekeeper) due() (over, silent []*deadline) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -354,7 +354,7 @@ func (k *Timekeeper) due() (over, silent []*deadline) {
 	for len(k.heap) > 0 && len(over) < endsAtOnce && len(silent) < keptAtOnce && !k.heap[0].seen.After(now) {
 		d := k.heap[0]
 		switch next := k.next(d); {
-		case next.After(now): // renewed since
+		case next.After(now): // renewed in the meantime
 			d.seen = next
 			heap.Fix(&k.heap, d.index)
 			continue
@@ -369,7 +369,7 @@ func (k *Timekeeper) due() (over, silent []*deadline) {
 		}
 		heap.Pop(&k.heap)
 		if d.token != 0 && !d.maximum && !d.lingering {
-			delete(k.minimums, d.token) // the hold outlasted its minimum
+			delete(k.minimums, d.token) // the hold outlived its minimum
 			continue
 		}
 		d.ending = true
@@ -378,8 +378,8 @@ func (k *Timekeeper) due() (over, silent []*deadline) {
 	return over, silent
 }
 
-// end proposes the end of d, repeatedly until the log has it: a leader may be unable to write for a while, and stay
-// leader.
+// end proposes the end of d. hasEnded retries until the log has it: a leader may be unable to write for some time, and
+// stay leader.
 func (k *Timekeeper) end(d *deadline) {
 	c := machine.Command{Op: machine.OpFree, Name: d.name, Token: d.token, Linger: d.maximum && k.Closed(d.token) > 0}
 	if d.token == 0 {
@@ -390,12 +390,12 @@ func (k *Timekeeper) end(d *deadline) {
 	}
 }
 
-// hasEnded handles the result of the proposed end. After an error it is proposed again, after retryAfter.
+// hasEnded handles the result of the proposed end. After an error, the end is proposed again after retryAfter.
 func (k *Timekeeper) hasEnded(d *deadline, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
-	case err != nil && d.maximum && k.maximums[d.token] != d: // it has ended
+	case err != nil && d.maximum && k.maximums[d.token] != d: // the hold has ended
 	case err != nil:
 		d.at = k.now().Add(retryAfter)
 		k.push(d)

@@ -13,12 +13,12 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// ends records what a timekeeper proposes, and when.
+// ends records the proposals of a timekeeper, and their times.
 type ends struct {
 	began    time.Time
 	sessions map[machine.SessionID]time.Duration
 	freed    map[fencing.Token]time.Duration
-	refuse   int  // how many proposals fail: they find no room, or the log does not take them
+	refuse   int  // the number of proposals to fail, for lack of room or in the log
 	slow     bool // the log has not answered yet
 }
 
@@ -92,7 +92,7 @@ func TestSessionEndsAfterItsTTL(t *testing.T) {
 	})
 }
 
-// What was received early and is counted late must not shorten what was granted meanwhile.
+// A request with an earlier receipt that is handled later must not shorten the deadline.
 func TestRenewalCountsFromItsReceipt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, e := keepTime(t)
@@ -156,7 +156,7 @@ func TestMinimumHold(t *testing.T) {
 	})
 }
 
-// The Timekeeper ends all sessions of a crowd that expires at once.
+// The Timekeeper ends all of many sessions that expire at the same time.
 func TestManySessionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 5*endsAtOnce + 7
@@ -172,7 +172,7 @@ func TestManySessionsEnd(t *testing.T) {
 	})
 }
 
-// A new leader gives everything its full time, because it does not know what its predecessor has promised.
+// A new leader gives all sessions and holds their full time, because it does not know the promises of its predecessor.
 func TestNewLeaderGivesFullTime(t *testing.T) {
 	m := machine.New(1)
 	apply := func(c machine.Command) machine.Result {
@@ -214,7 +214,7 @@ func TestNewLeaderGivesFullTime(t *testing.T) {
 
 func TestProposerRefuses(t *testing.T) {
 	t.Parallel()
-	p := newProposer(nil, time.Now) // nobody runs it: the queue fills
+	p := newProposer(nil, time.Now) // it does not run, so the queue fills
 	ignore := Proposal{Done: func(Outcome, error) {}}
 	for range maxQueued {
 		if err := p.submit(ignore); err != nil {
@@ -232,7 +232,8 @@ func TestProposerRefuses(t *testing.T) {
 	}
 }
 
-// A hold is ended after its maximum and a grace, unless it has ended before, and again if the log does not take it.
+// The Timekeeper ends a hold after its maximum and the grace, unless the hold has ended before. It retries if the
+// proposal fails.
 func TestMaximumHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, e := keepTime(t)

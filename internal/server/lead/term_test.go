@@ -13,16 +13,16 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// sharedLog is one log of two members, in simulated time: an entry commits in the present term when it arrives,
-// whatever term decided it.
+// sharedLog is one log of two members, in simulated time: an entry commits in the current term when it arrives, even if
+// an earlier term decided it.
 type sharedLog struct {
 	term     uint64
 	index    uint64
 	replicas []*replica.FSM
-	forge    bool // the mutant: an entry says that it was decided in the term in which it lands
+	forge    bool // the mutant: an entry claims the term in which it commits
 }
 
-// sharedTerm is the log as the leader of one term has it. stall, if not nil, keeps each entry until it is closed.
+// sharedTerm is the log for the leader of one term. If stall is not nil, each entry waits until stall is closed.
 type sharedTerm struct {
 	log   *sharedLog
 	term  uint64
@@ -57,8 +57,8 @@ func landed(response any) func() (*replica.Applied, error) {
 	}
 }
 
-// lead begins the next term: what times and proposes in it, and how to end it. stall, if not nil, keeps each entry
-// until it is closed.
+// lead begins the next term. It returns the term's timekeeper and proposer, and a function that ends the term. If stall
+// is not nil, each entry waits until stall is closed.
 func (l *sharedLog) lead(stall <-chan struct{}) (k *Timekeeper, p *proposer, end func()) {
 	l.term++
 	p = newProposer(sharedTerm{l, l.term, stall}, time.Now)
@@ -73,8 +73,8 @@ func (l *sharedLog) lead(stall <-chan struct{}) (k *Timekeeper, p *proposer, end
 	return k, p, func() { cancel(replica.ErrNotLeader); <-ended; <-ended }
 }
 
-// The leadership goes from A to B and back to A while A's proposer stalls with the end of a session. Meanwhile B has
-// renewed the session, and A, which leads again, knows that: the end must not take effect.
+// The leadership moves from A to B and back to A while A's proposer stalls with the end of a session. In the meantime B
+// renews the session, and A, which leads again, has applied that: the end must not take effect.
 func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 	for name, forge := range map[string]bool{"as it is": false, "mutant: entries of every term count": true} {
 		t.Run(name, func(t *testing.T) {
@@ -109,12 +109,12 @@ func TestEndOfASessionFromAnEarlierTerm(t *testing.T) {
 				k.Opened(id, ttl, time.Now())
 				end()
 
-				// A leads, finds that the session is over, and stands still just before it proposes that.
+				// A leads, finds that the session is over, and stalls just before it proposes the end.
 				goesOn := make(chan struct{})
 				_, stalled, endOfA := l.lead(goesOn)
 				time.Sleep(ttl + 2*grace)
 				synctest.Wait()
-				// A command of a client is behind it.
+				// A command of a client follows it.
 				late := make(chan error, 1)
 				release := machine.Command{Op: machine.OpRelease, Name: "x", RequestID: "0123456789abcdef", Session: id}
 				if err := stalled.submit(Proposal{

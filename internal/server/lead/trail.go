@@ -9,7 +9,7 @@ import (
 // EventSetRules is the audit event of new rules.
 const EventSetRules = "set-rules"
 
-// trail writes audit events about the entries of a term, which only the leader that proposed them does. Denials are
+// trail writes audit events about the entries of a term. Only the leader that proposed the entries does so. Denials are
 // written where they are answered.
 type trail struct {
 	log     *audit.Log
@@ -23,7 +23,7 @@ func (t trail) landed(batch []Proposal, out *replica.Applied) {
 	if t.log == nil || len(out.Events) == 0 {
 		return
 	}
-	var from map[uint64]string // addresses, by the order of the token; nil unless acquires and releases are written
+	var from map[uint64]string // addresses by the order of the token; nil unless the log includes acquires and releases
 	if t.log.Locks() {
 		from = senders(batch, out)
 	}
@@ -52,7 +52,8 @@ func (t trail) landed(batch []Proposal, out *replica.Applied) {
 	}
 }
 
-// senders returns from where the holds were acquired and released that an entry granted without a wait, or ended.
+// senders returns the client addresses of the acquires that an entry granted without a wait, and of its releases, by
+// the order of the token.
 func senders(batch []Proposal, out *replica.Applied) map[uint64]string {
 	from := map[uint64]string{}
 	for i := range batch {

@@ -7,20 +7,20 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// addressed is a transport that names the member it wants. Raft dials a member's address and trusts whoever answers.
-// A member that lost its data and restarted would pass for its former self: its vote would count, although it has
-// forgotten its earlier votes and acknowledgements, and an entry that most members have could be outvoted by members
-// that lack it. So every connection names its member, see readPreface, and others refuse it.
+// addressed is a transport that names the member to reach. Raft dials the address of a member and trusts the server
+// that answers. Without names, a member that lost its data and restarted could act as its former self: its vote would
+// count, although it has forgotten its earlier votes and acknowledgements, and members that lack an entry could outvote
+// the members that have it. So every connection names its member, and any other member refuses it: see readPreface.
 type addressed struct{ transport }
 
-// atSign separates a member from its address where raft knows addresses only.
+// atSign separates a member from its address, since raft passes addresses only.
 const atSign = "@"
 
 func at(id raft.ServerID, address raft.ServerAddress) raft.ServerAddress {
 	return raft.ServerAddress(id) + raft.ServerAddress(atSign) + address
 }
 
-// splitAt undoes at.
+// splitAt is the inverse of at.
 func splitAt(address raft.ServerAddress) (id raft.ServerID, rest string) {
 	name, rest, _ := strings.Cut(string(address), atSign)
 	return raft.ServerID(name), rest

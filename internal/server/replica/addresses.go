@@ -1,9 +1,9 @@
 package replica
 
 // The addresses of members that have moved. Only a leader records a new address in the log, and if most members have
-// moved there can be no leader before they find each other. So while nobody leads, each member asks at the addresses
-// that it knows who is there, and dials members that have the key at the addresses where it found them. A wrong
-// address does no harm: connections name their member.
+// moved, they must find each other before one can be elected. So without a leader, each member asks for the identity of
+// the servers at all addresses that it knows. It then dials a member that has the key at the address where it found the
+// member. A wrong address is harmless, since connections name their member.
 
 import (
 	"context"
@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// lookEvery is the interval at which a member without a leader looks for the others, and lookTimeout the maximum
-	// time for that.
+	// lookEvery is the interval at which a member without a leader looks for the others, and lookTimeout is the maximum
+	// time for one search.
 	lookEvery   = time.Second
 	lookTimeout = time.Second
 )
 
-// moved notes that a member answers at an address.
+// moved records that a member answers at an address.
 func (p *peerNet) moved(id raft.ServerID, address string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -31,14 +31,14 @@ func (p *peerNet) moved(id raft.ServerID, address string) {
 	p.book[id] = address
 }
 
-// whereabouts returns where a member was found; empty if it was not looked for.
+// whereabouts returns the address at which look found a member; empty if it found none.
 func (p *peerNet) whereabouts(id raft.ServerID) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.book[id]
 }
 
-// lookAround looks for the members, whenever nobody leads, until ctx ends.
+// lookAround looks for the members whenever there is no leader, until ctx ends.
 func (r *Replica) lookAround(ctx context.Context) {
 	if r.peers == nil {
 		return
@@ -58,8 +58,9 @@ func (r *Replica) lookAround(ctx context.Context) {
 	}
 }
 
-// look asks at all known addresses who is there. If a member answers elsewhere than the log says, it is dialled there
-// if it has the key; otherwise this server logs that, once for each.
+// look asks for the identity of the servers at all known addresses. If a member that has the key answers at another
+// address than in the log, this server will dial it there. Without the key, this server only logs the address. It logs
+// each new address of a member once.
 func (r *Replica) look(ctx context.Context, told map[raft.ServerID]string) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()

@@ -9,34 +9,35 @@ import (
 	"time"
 )
 
-// A backup is a line with the format, a line of JSON, the snapshot of the state machine, and the SHA-256 of all that.
+// A backup consists of a line with the format, a line of JSON, the snapshot of the state machine, and the SHA-256 of
+// all of these.
 const backupMagic = "fencelock backup 1\n"
 
-// BackupInfo describes a backup. It is the line of JSON.
+// BackupInfo describes a backup. It is the line of JSON in a backup.
 type BackupInfo struct {
 	// Cluster is the token space.
 	Cluster string `json:"cluster"`
-	// Revision is at least that of the last token.
+	// Revision is at least the revision of the last token.
 	Revision uint64 `json:"revision"`
 	// History is the generation of the cluster, as generation.Of reads it; empty in backups of older versions.
 	History string `json:"history,omitempty"`
-	// permitted are the TTLs that the server of the backup permitted. MaxTTL is zero in backups of older versions.
+	// permitted has the TTLs that the cluster permitted. MaxTTL is zero in backups of older versions.
 	permitted
-	// At is when it was made, by the clock of the server that made it, and Server that server's version.
+	// At is the time of the backup, by the clock of the server that made it. Server is the version of that server.
 	At     time.Time `json:"at"`
 	Server string    `json:"server,omitempty"`
 }
 
-// ErrNoBackup is in the chain of errors about a file that is not a backup, or is cut off or damaged.
+// ErrNoBackup is in the chain of errors about a file that is not a backup, or is truncated or damaged.
 var ErrNoBackup = errors.New("it is not a backup, or is truncated or damaged")
 
-// CheckBackup reads a backup to its end, and all of it into memory. The error wraps ErrNoBackup or is r's.
+// CheckBackup reads a whole backup into memory and checks it. The error wraps ErrNoBackup, or is an error of r.
 func CheckBackup(r io.Reader) (BackupInfo, error) {
 	info, _, err := readBackup(r)
 	return info, err
 }
 
-// WriteBackup writes the state as a backup. info has the fields that the state does not have.
+// WriteBackup writes the state as a backup. The caller sets At and Server of info, which the state does not have.
 func (s *Frozen) WriteBackup(w io.Writer, info BackupInfo) error {
 	info.Cluster, info.History, info.Revision = s.facts.Cluster, s.facts.Restored, s.machine.Revision()
 	info.MaxTTL, info.DefaultMaxTTL = s.facts.max(), s.facts.DefaultMaxTTL
@@ -56,7 +57,7 @@ func (s *Frozen) WriteBackup(w io.Writer, info BackupInfo) error {
 	return err
 }
 
-// readBackup returns the parts of a backup, which it reads to its end.
+// readBackup reads and checks a whole backup, and returns its description and its snapshot.
 func readBackup(from io.Reader) (BackupInfo, []byte, error) {
 	all, err := io.ReadAll(from)
 	if err != nil {

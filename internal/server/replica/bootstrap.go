@@ -1,7 +1,7 @@
 package replica
 
-// How a member joins a cluster: it makes one alone, is added to one, or makes one together with all of Join. The
-// other side, a leader's answer to such a request, is Term.admit in members.go.
+// How a member gets into a cluster: it creates a cluster alone, joins a cluster, or creates one together with all
+// members in Join. Term.admit in members.go is the leader's side of a join.
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// retryJoin is the mean time between two attempts to find the cluster.
+// retryJoin is the mean time between two attempts to join or create a cluster.
 const retryJoin = 300 * time.Millisecond
 
-// settle makes a member that belongs to no cluster part of one: alone if it has no others to ask, else by asking
-// them; and tells the others if it has moved. It returns once this member is in a cluster at its address, or with
-// ctx.
+// settle gets this member into a cluster. Without addresses in Join, the member creates a cluster alone; otherwise it
+// asks the others. If the member has moved, settle reports the new address to the others. It returns nil once this
+// member is in a cluster at its address, or the cause when ctx ends.
 func (r *Replica) settle(ctx context.Context) error {
 	if r.fresh() && len(r.config.Join) == 0 {
 		own := raft.Server{ID: r.id, Address: raft.ServerAddress(r.address)}
@@ -45,21 +45,21 @@ func (r *Replica) settle(ctx context.Context) error {
 	return nil
 }
 
-// moved reports whether the others know this member by another address than its present one.
+// moved reports whether the configuration has another address of this member than its current address.
 func (r *Replica) moved() bool {
 	return slices.ContainsFunc(r.servers(), func(server raft.Server) bool {
 		return server.ID == r.id && string(server.Address) != r.address
 	}) && !r.alone()
 }
 
-// outside reports whether this member has data of a cluster without it, such as a removed member, or a member that is
-// being added.
+// outside reports whether this member has data of a cluster that does not include it: it was removed, or it is being
+// added.
 func (r *Replica) outside() bool {
 	servers := r.servers()
 	return len(servers) > 0 && !slices.ContainsFunc(servers, func(server raft.Server) bool { return server.ID == r.id })
 }
 
-// contacts are the addresses at which others may be.
+// contacts returns the addresses at which other members may be.
 func (r *Replica) contacts() []string {
 	all := slices.Clone(r.config.Join)
 	for _, server := range r.servers() {
@@ -71,7 +71,7 @@ func (r *Replica) contacts() []string {
 	return slices.DeleteFunc(slices.Compact(all), func(address string) bool { return address == r.address })
 }
 
-// alone reports whether no other member has a vote.
+// alone reports whether this member is the only voter.
 func (r *Replica) alone() bool {
 	servers := r.servers()
 	return voters(servers) == 1 && slices.ContainsFunc(servers, func(server raft.Server) bool {
@@ -79,9 +79,9 @@ func (r *Replica) alone() bool {
 	})
 }
 
-// joinOrBootstrap asks all the others. Joining comes first: if any of them belongs to a cluster, this member must
-// join it, and a second cluster beside it would be a disaster. Only if all are there and no member belongs to a
-// cluster, it is made. Since every member makes it of the same addresses, all that do so make the same.
+// joinOrBootstrap asks all others to let this member join. If any of them belongs to a cluster, this member must join
+// that cluster and must never create a second one. It creates a cluster only if enough members answer and none belongs
+// to a cluster. All members that create the cluster do so with the same servers, so they create the same cluster.
 func (r *Replica) joinOrBootstrap(ctx context.Context) error {
 	own := r.self()
 	all := []raft.Server{{ID: own.ID, Address: raft.ServerAddress(own.Peer)}}
@@ -111,7 +111,7 @@ func (r *Replica) joinOrBootstrap(ctx context.Context) error {
 	return r.bootstrap(all)
 }
 
-// askToJoin asks the member at address, and then the leader that it names.
+// askToJoin asks the member at address to let this member join, and then the leader that the member names.
 func (r *Replica) askToJoin(ctx context.Context, address string) (answer, error) {
 	own := r.self()
 	a, err := r.peers.ask(ctx, address, question{Join: &own})
@@ -130,7 +130,7 @@ func (r *Replica) self() member {
 	}
 }
 
-// reply answers the questions of other members.
+// reply answers a question of another member.
 func (r *Replica) reply(q question) answer {
 	leader, _ := r.raft.LeaderWithID()
 	a := answer{
@@ -161,7 +161,7 @@ func (r *Replica) reply(q question) answer {
 	return a
 }
 
-// memberAddresses returns the addresses by which members know each other.
+// memberAddresses returns the addresses of the members in the latest configuration.
 func (r *Replica) memberAddresses() (all []string) {
 	for _, server := range r.servers() {
 		all = append(all, string(server.Address))
@@ -184,16 +184,16 @@ func voters(servers []raft.Server) (n int) {
 	return n
 }
 
-// bootstrap makes the servers a cluster. All members that do so do it with the same servers.
+// bootstrap creates a cluster of servers. All members that create it must pass the same servers.
 func (r *Replica) bootstrap(servers []raft.Server) error {
 	err := r.await(r.raft.BootstrapCluster(raft.Configuration{Servers: servers}))
 	if errors.Is(err, raft.ErrCantBootstrap) && !r.fresh() {
-		return nil // another member was faster, and has told us
+		return nil // another member was faster, and has sent us the configuration
 	}
 	return err
 }
 
-// stand makes this member stand for election immediately: a single member need not wait for others.
+// stand makes this member stand for election immediately: a single member does not have to wait for others.
 func (r *Replica) stand() {
 	if r.raft.State() != raft.Follower {
 		return

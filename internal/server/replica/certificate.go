@@ -14,13 +14,12 @@ import (
 	"slices"
 )
 
-// The certificate of a member speaks for members at the hosts that it names, and for no others: that it comes from the
-// right authority says that its owner may ask to be a member, not that it is a member. So a server that dials for raft
-// must show a certificate that names the host of a member, and a dialled server a certificate that names the dialled
-// host.
+// The certificate of a member identifies members at the hosts that it names, and no others. A certificate from the
+// right authority only permits its owner to ask for membership. So a server that dials for raft must have a certificate
+// that names the host of a member, and a dialled server must have a certificate that names the dialled host.
 //
-// A member that was away may not know newer members. It asks the members that it knows, which show their own
-// certificates, and lets the next attempt through.
+// A member that was down may not know newer members. It refuses the first connection of a newer member, asks the
+// members that it knows, whose certificates it checks, and then accepts the next connection.
 
 // certificateOf returns the certificate of the other side; nil without TLS.
 func certificateOf(conn net.Conn) *x509.Certificate {
@@ -40,7 +39,7 @@ func certifiedFor(c *x509.Certificate, host string) bool {
 	return c != nil && c.VerifyHostname(host) == nil
 }
 
-// hostOf returns the host that the certificate of a member at that address has to name.
+// hostOf returns the host that the certificate of a member at an address must name.
 func (p *peerNet) hostOf(address string) string {
 	if p.tls != nil && p.tls.ServerName != "" {
 		return p.tls.ServerName
@@ -52,10 +51,11 @@ func (p *peerNet) hostOf(address string) string {
 	return host
 }
 
-// checkCertificate refuses a raft connection that does not come from a member.
+// checkCertificate returns an error for a raft connection from a server that is not a known member. It then asks the
+// known members for further members in the background.
 func (p *peerNet) checkCertificate(c *x509.Certificate) error {
 	known := p.now.Load().members()
-	if p.tls == nil || len(known) == 0 { // no identity without TLS; and a member without a cluster serves any
+	if p.tls == nil || len(known) == 0 { // no identity without TLS, and a member without a cluster accepts any
 		return nil
 	}
 	p.mu.Lock()
@@ -111,20 +111,20 @@ func (p *peerNet) askAround(known []string) {
 // nonceBytes is the minimum length of the nonce of a proof.
 const nonceBytes = 16
 
-// proofOfKey proves that m knows the key to the member that chose the nonce, and only for m at its address: if
-// somebody only passes the request on to m, the proof is useless to it. The key itself is never sent.
+// proofOfKey returns a proof, for the member that chose the nonce, that m knows the key. The proof is valid only for m
+// at its address, so a server that forwards the request to m cannot use it. The key itself is never sent.
 func proofOfKey(key, nonce []byte, m member) []byte {
 	sum := hmac.New(sha256.New, key)
 	fmt.Fprintf(sum, "fencelock join\n%x\n%q\n%q\n", nonce, m.ID, m.Peer)
 	return sum.Sum(nil)
 }
 
-// askForKey asks who is at an address, and whether it knows the key of this cluster.
+// askForKey asks for the identity of the server at an address. proven reports whether it knows the key of this cluster.
 func (r *Replica) askForKey(ctx context.Context, address string) (a answer, proven bool, err error) {
 	return r.askProven(ctx, address, question{})
 }
 
-// askProven asks a member at an address, and whether it knows the key of this cluster.
+// askProven asks q of the server at an address. proven reports whether the server knows the key of this cluster.
 func (r *Replica) askProven(ctx context.Context, address string, q question) (a answer, proven bool, err error) {
 	if len(r.config.JoinKey) > 0 {
 		q.Prove = make([]byte, nonceBytes)

@@ -1,11 +1,11 @@
 package replica
 
-// Damage of the log is noticed here: each entry has a checksum, and a mark says how far the log goes. Snapshots are
-// checked in snapshots.go; disk.go handles writes that the disk refuses.
+// Detection of damage to the log: each entry has a checksum, and a mark records the end of the log. snapshots.go checks
+// snapshots; disk.go handles writes that the disk refuses.
 //
-// The member that stores an entry first makes its checksum. A member checks it when it stores the entry, when it
-// reads it, and before it carries it out. The log below trusts the lengths that it reads, and takes a truncated end
-// for an unwritten one.
+// The member that stores an entry first computes its checksum. Every member checks it when it stores the entry, when it
+// reads the entry, and before it applies the entry. The log store below trusts the lengths that it reads, and treats a
+// truncated end as an end that was never written.
 
 import (
 	"encoding/binary"
@@ -20,11 +20,12 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// CorruptError is the reason why a server does not start, or stopped: its data differs from the written data. Give the
-// member an empty data directory and it gets everything from the others; without others see the documentation.
+// CorruptError is the reason why a server did not start, or stopped: its data differs from the data that it wrote. With
+// an empty data directory, the member gets all data from the other members. Without other members, see the
+// documentation.
 type CorruptError struct {
-	File  string // in which the damage is, or the directory
-	Index uint64 // of the log entry; zero if the damage is elsewhere
+	File  string // the damaged file, or the directory
+	Index uint64 // the damaged log entry; zero if the damage is elsewhere
 	Why   string
 }
 
@@ -35,13 +36,13 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("the data is damaged: %s: log entry %d: %s", e.File, e.Index, e.Why)
 }
 
-// sumVersion is the first byte of an entry's extension; four bytes of its checksum come next.
+// sumVersion is the first byte of an entry's extensions. The four bytes of its checksum follow.
 const sumVersion = 1
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sumOf returns the checksum for the extensions of an entry: these go with it to the other members and to their
-// disks, and members that know no checksums keep them as they are.
+// sumOf returns the extensions of an entry, with its checksum. Raft sends extensions to the other members and stores
+// them with the entry. Versions without checksums leave them unchanged.
 func sumOf(l *raft.Log) []byte {
 	var head [17]byte
 	binary.BigEndian.PutUint64(head[:], l.Index)
@@ -51,38 +52,36 @@ func sumOf(l *raft.Log) []byte {
 	return binary.BigEndian.AppendUint32([]byte{sumVersion}, sum)
 }
 
-// intact reports whether an entry is as it was when its checksum was made. The caller decides about an entry without
-// a checksum.
+// intact reports whether an entry matches its checksum. It returns true for an entry without a checksum.
 func intact(l *raft.Log) bool {
 	return len(l.Extensions) == 0 || slices.Equal(l.Extensions, sumOf(l))
 }
 
-// checkedLog gives entries a checksum when they are stored for the first time, and checks it on every read: the log
-// below does not. It records the end of the log, so that a missing acknowledged end differs from an end that was
-// never written whole.
+// checkedLog adds a checksum to an entry when the entry is first stored, and checks it on every read. It also records
+// the end of the log, to distinguish a missing acknowledged end from an end that was never completely written.
 type checkedLog struct {
 	raft.LogStore
-	path    string // where the entries are
+	path    string // the file or directory of the entries
 	silence *silence
 	disk    *disk
 	mark    *logMark // nil: no data directory
 	commits *commitMark
 	sizes   *logSizes
 
-	members      []raft.Server // of the last configuration that check has read
+	members      []raft.Server // the last configuration that check has read
 	membersIndex uint64
 }
 
 func (l *checkedLog) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft.Log{entry}) }
 
-// StoreLogs refuses an entry that arrived damaged, before it is on the disk. The mark is raised after the entries are
-// written: otherwise a crash in between would look like damage.
+// StoreLogs returns an error for an entry that arrived damaged, before it writes it. It raises the mark after it has
+// written the entries: otherwise a crash in between would look like damage.
 func (l *checkedLog) StoreLogs(entries []*raft.Log) error {
 	for _, x := range entries {
 		if !intact(x) {
 			return fmt.Errorf("log entry %d arrived damaged", x.Index)
 		}
-		if len(x.Extensions) == 0 { // it is made here, or comes from a member that makes no checksums
+		if len(x.Extensions) == 0 { // the entry is new, or comes from a version without checksums
 			x.Extensions = sumOf(x)
 		}
 	}
@@ -98,8 +97,8 @@ func (l *checkedLog) StoreLogs(entries []*raft.Log) error {
 	return l.disk.write("how far the log goes", func() error { return l.mark.raise(entries[len(entries)-1].Index) })
 }
 
-// DeleteRange refuses to remove committed entries from the end of the log: the member stops. It lowers the mark
-// before it removes an end: otherwise a crash in between would look like missing entries.
+// DeleteRange never removes committed entries from the end of the log: it returns an error, and the member stops. It
+// lowers the mark before it removes entries from the end: otherwise a crash in between would look like missing entries.
 func (l *checkedLog) DeleteRange(first, last uint64) error {
 	if l.mark != nil {
 		begin, err := l.FirstIndex()
@@ -125,8 +124,8 @@ func (l *checkedLog) DeleteRange(first, last uint64) error {
 	return nil
 }
 
-// GetLog never returns a damaged entry as if it were whole. Raft ends the program if an entry cannot be read. So it
-// gets an entry that the state machine refuses, and the member stops: from then on it neither sends nor writes.
+// GetLog never returns a damaged entry as if it were intact. Raft panics if it cannot read an entry. So GetLog returns
+// an entry that the state machine refuses, and the member stops: from then on it neither sends nor writes.
 func (l *checkedLog) GetLog(index uint64, entry *raft.Log) error {
 	err := l.read(index, entry)
 	damage := (*CorruptError)(nil)
@@ -134,16 +133,16 @@ func (l *checkedLog) GetLog(index uint64, entry *raft.Log) error {
 		return err
 	}
 	l.silence.damaged.Store(true)
-	_ = l.disk.condemn(damage) // it is damage
+	_ = l.disk.condemn(damage) // the damage is the result
 	*entry = raft.Log{Index: index, Type: raft.LogCommand, Extensions: []byte{0}}
 	return nil
 }
 
-// read is GetLog with a *CorruptError for a damaged entry.
+// read is like GetLog, but returns a *CorruptError for a damaged entry.
 func (l *checkedLog) read(index uint64, entry *raft.Log) (err error) {
 	corrupt := func(why string) error { return &CorruptError{File: l.file(index), Index: index, Why: why} }
 	defer func() {
-		if x := recover(); x != nil { // the log below believes the lengths that it reads
+		if x := recover(); x != nil { // the log store below trusts the lengths that it reads
 			err = corrupt(fmt.Sprint(x))
 		}
 	}()
@@ -164,19 +163,19 @@ func (l *checkedLog) read(index uint64, entry *raft.Log) (err error) {
 
 // file returns the file in which an entry should be.
 func (l *checkedLog) file(index uint64) string {
-	files, _ := os.ReadDir(l.path) // it may be one file
+	files, _ := os.ReadDir(l.path) // the path may be a file
 	name := ""
 	for _, f := range files {
 		var base, id uint64
 		if n, _ := fmt.Sscanf(f.Name(), "%020d-%016x.wal", &base, &id); n == 2 && base <= index {
-			name = f.Name() // they are in order
+			name = f.Name() // the names are in order
 		}
 	}
 	return filepath.Join(l.path, name)
 }
 
-// check reads the whole log. It must go as far as the mark says, and follow without a gap on until, the last entry of
-// the newest snapshot.
+// check reads and checks the whole log. The log must reach the mark, and follow the newest snapshot, whose last entry
+// is until, without a gap. Together they must reach the commit mark.
 func (l *checkedLog) check(until uint64) error {
 	first, err := l.FirstIndex()
 	if err != nil {
@@ -217,7 +216,8 @@ func (l *checkedLog) check(until uint64) error {
 	return nil
 }
 
-// end returns the last index of the log that was checked, or of the newest snapshot, and the members as of there.
+// end returns the last index of the checked log or of the newest snapshot, whichever is greater, and the latest members
+// in them.
 func (l *checkedLog) end(snapshots raft.SnapshotStore, newest uint64) (uint64, []raft.Server, error) {
 	last, err := l.LastIndex()
 	if err != nil || newest == 0 {
@@ -238,24 +238,25 @@ func (l *checkedLog) IsMonotonic() bool {
 
 // logMark is a file that records the end of the log.
 //
-// If a log is cut off within its last write, the machine may have stopped before the entry was written whole, and
-// then nobody got an answer; or the entry was damaged later. The log below assumes the former. The mark is written
-// after the log, without an fsync: it outlives the process immediately, and the machine some seconds later.
+// If the last write of a log is truncated, either the machine stopped during the write, and nobody got an answer, or
+// the entry was damaged later. The log store below assumes the former. The mark is written after the log, without an
+// fsync: it survives the end of the process immediately, and a crash of the machine some seconds later.
 type logMark struct {
 	f *os.File
 
 	mu    sync.Mutex
-	since uint64 // entries from here on have checksums; fixed
+	since uint64 // entries from here on have checksums; never changes
 	last  uint64 // the log goes to here, or further
 }
 
-// markFile is in the data directory: the first entry that has a checksum, the last one, and the checksum of both.
+// markFile is a file in the data directory. It contains the index of the first entry with a checksum, the last index,
+// and the checksum of both.
 const (
 	markFile = "log-mark"
 	markSize = 20
 )
 
-// openMark opens the mark of a log that ends with last, or makes one for a log without a mark.
+// openMark opens the mark of a log that ends with last, or creates it if there is none.
 func openMark(dir string, last uint64) (*logMark, error) {
 	path := filepath.Join(dir, markFile)
 	text, err := os.ReadFile(path)
@@ -282,7 +283,7 @@ func (m *logMark) encode() []byte {
 	return binary.BigEndian.AppendUint32(text, crc32.Checksum(text, castagnoli))
 }
 
-// raise notes that the log goes to index now.
+// raise records that the log now ends with index.
 func (m *logMark) raise(index uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -291,8 +292,8 @@ func (m *logMark) raise(index uint64) error {
 	return err
 }
 
-// lower notes, even for after a loss of power, that entries up to last go, and that the log then ends with end,
-// unless there are later ones.
+// lower records durably, before entries up to last are deleted, that the log then ends with end. It does nothing if the
+// log has later entries.
 func (m *logMark) lower(last, end uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

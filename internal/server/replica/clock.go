@@ -2,7 +2,8 @@ package replica
 
 import "time"
 
-// Clock is the time of the cluster by the clock of this process. It counts the elapsed time, or less.
+// Clock is the time of the cluster, measured with the clock of this process. It never runs faster than the elapsed
+// time.
 type Clock struct {
 	base time.Duration
 	from time.Time

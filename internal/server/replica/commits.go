@@ -1,9 +1,9 @@
 package replica
 
-// The end of the log that is known to be committed: most members have it and it was acknowledged to clients. Raft
-// never deletes that. If a leader wants to, there are two histories of the cluster, because a member forgot its
-// acknowledgements: its disk went back in time, or its data was copied. The member that finds out stops, and keeps
-// its data.
+// The known end of the committed log: most members have it, and clients may have its acknowledgements. Raft never
+// deletes committed entries. If a leader asks for that, there are two histories of the cluster, because a member forgot
+// its acknowledgements: its disk went back in time, or its data was copied. The member that detects this stops, and
+// keeps its data.
 
 import (
 	"context"
@@ -24,7 +24,8 @@ const (
 	commitSize = 12
 )
 
-// commitMark is a file with an index and its checksum. It is written without an fsync and may be behind, never ahead.
+// commitMark is a file with an index and its checksum. It is written without an fsync: it may be behind the committed
+// index, never ahead.
 type commitMark struct {
 	index atomic.Uint64
 
@@ -60,14 +61,14 @@ func commitText(index uint64) []byte {
 	return binary.BigEndian.AppendUint32(text, crc32.Checksum(text, castagnoli))
 }
 
-// raise notes that index is committed. One goroutine calls it at a time.
+// raise records that index is committed. Only one goroutine at a time may call it.
 func (m *commitMark) raise(index uint64) {
 	if index > m.index.Load() {
 		m.index.Store(index)
 	}
 }
 
-// write puts the mark into its file.
+// write writes the mark to its file, if there is one.
 func (m *commitMark) write() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -85,7 +86,7 @@ func (m *commitMark) write() error {
 // Close implements io.Closer.
 func (m *commitMark) Close() error { return errors.Join(m.write(), m.f.Close()) }
 
-// twoHistories returns the error for deleting entries from index on, or replacing them by a snapshot.
+// twoHistories returns the error for an attempt to delete entries from index on, or to replace them with a snapshot.
 func (m *commitMark) twoHistories(file string, index uint64) error {
 	return &CorruptError{File: file, Index: index, Why: fmt.Sprintf("there are two histories of the cluster: the log "+
 		"up to %d was acknowledged, and the leader has another one. A member has lost entries that it acknowledged: its disk "+
@@ -96,7 +97,7 @@ func (m *commitMark) twoHistories(file string, index uint64) error {
 // commitEvery is the interval at which the mark is written.
 const commitEvery = 200 * time.Millisecond
 
-// keepCommits writes the mark, and the known marks of the others, until ctx ends.
+// keepCommits writes the commit mark, and the known indexes of the other members, until ctx ends.
 func (r *Replica) keepCommits(ctx context.Context) {
 	tick := time.NewTicker(commitEvery)
 	defer tick.Stop()
@@ -114,7 +115,7 @@ func (r *Replica) keepCommits(ctx context.Context) {
 	}
 }
 
-// keepCommits writes the mark, if there is one.
+// keepCommits writes the commit mark, if there is a log on disk.
 func (l *checkedLog) keepCommits() error {
 	if l == nil {
 		return nil

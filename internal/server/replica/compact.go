@@ -1,7 +1,7 @@
 package replica
 
-// The size of the log: a snapshot is made when it has grown by that many bytes, and its last entries are kept in
-// memory, up to a bound, for followers that are a little behind.
+// The size of the log: when it exceeds a number of bytes, the member makes a snapshot and truncates the log. A bounded
+// number of its last entries stay in memory, for followers that are a little behind.
 
 import (
 	"context"
@@ -15,16 +15,15 @@ import (
 )
 
 const (
-	// compactBytes is the size of the log at which a snapshot is made, even with fewer than snapshotEntries entries;
-	// larger if the snapshots themselves are larger. trailingBytes of it stay for members that are behind, at least
-	// leastTrailing entries.
+	// compactBytes is the size of the log at which the member makes a snapshot, even with fewer than snapshotEntries
+	// entries. If the last snapshot is larger, its size counts instead. Afterwards trailingBytes of the log, and at least
+	// leastTrailing entries, stay for members that are behind.
 	compactBytes  = 48 << 20
 	trailingBytes = 16 << 20
 	leastTrailing = 64
-	// segmentBytes is the size of the files of the log, which are deleted as a whole.
+	// segmentBytes is the size of a file of the log. Only whole files are deleted.
 	segmentBytes = 16 << 20
-	// cachedEntries and cachedBytes bound the part of the log that is kept in memory for followers that are only a
-	// little behind.
+	// cachedEntries and cachedBytes bound the part of the log in memory, for followers that are a little behind.
 	cachedEntries = 512
 	cachedBytes   = 8 << 20
 )
@@ -32,15 +31,15 @@ const (
 // logSizes records the sizes of the entries of the log.
 type logSizes struct {
 	mu    sync.Mutex
-	first uint64 // entry
-	sizes []int  // of that entry and all later ones
+	first uint64 // the index of the first entry
+	sizes []int  // of the entries from first on
 	total int
-	grown notify.Signal // the log is larger than compactBytes
+	grown notify.Signal // notified when the log is larger than compactBytes
 }
 
 func newLogSizes() *logSizes { return &logSizes{grown: notify.New()} }
 
-// add notes an entry, which follows the last one.
+// add records an entry. An entry that does not follow the last entry begins a new log.
 func (s *logSizes) add(l *raft.Log) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +53,7 @@ func (s *logSizes) add(l *raft.Log) {
 	}
 }
 
-// remove forgets the entries from first to last, which are the beginning of the log or its end.
+// remove removes the entries from first to last, which are at the beginning or at the end of the log.
 func (s *logSizes) remove(first, last uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +80,7 @@ func (s *logSizes) bytes() int {
 	return s.total
 }
 
-// recent returns the number of last entries that fit into that many bytes.
+// recent returns the number of last entries that fit into bytes, but at least leastTrailing if there are so many.
 func (s *logSizes) recent(bytes int) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,9 +93,9 @@ func (s *logSizes) recent(bytes int) (n uint64) {
 	return n
 }
 
-// compact makes snapshots when the log has grown by bytes, until ctx ends: raft counts entries alone, and an entry
-// can have a hundred bytes or a million. It also makes one when the feature level is raised, so that a version that
-// does not know the level refuses the data at its start, and not only when it has read the log up to there.
+// compact makes a snapshot when the log exceeds compactBytes, until ctx ends: raft counts only entries, and an entry
+// can have a hundred bytes or a million. It also makes a snapshot when the feature level is raised. So a version that
+// does not support the level refuses the data when it starts, not when it reaches the entry in the log.
 func (r *Replica) compact(ctx context.Context) {
 	sizes, trailing := r.stores.sizes, r.raft.ReloadableConfig().TrailingLogs
 	for {
@@ -134,12 +133,12 @@ func (s *stores) snapshotSize() int {
 	return int(all[0].Size)
 }
 
-// logCache keeps the last entries of the log in memory, in a bounded number of bytes.
+// logCache keeps the last entries of the log in memory, up to cachedEntries and cachedBytes.
 type logCache struct {
 	raft.LogStore
 
 	mu      sync.Mutex
-	entries []*raft.Log // one after the other
+	entries []*raft.Log // with consecutive indexes
 	bytes   int
 }
 

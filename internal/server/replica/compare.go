@@ -11,39 +11,39 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// Members that carried out the same log have the same state. A fault of memory, or of this code, can silently change
-// that, and each later grant spreads the difference. So from time to time the leader proposes an entry at which every
-// member takes the hash of its state, and then one with its own hash, with which the others compare theirs. A member
-// that differs logs that. It goes on: people have to find out which of the two is wrong, and a cluster whose members
-// stopped because the leader is wrong would be no better.
+// Members that have applied the same log have the same state. A memory fault or a bug can change the state of one
+// member unnoticed, and later grants spread the difference. So the leader periodically proposes an entry at which every
+// member computes the hash of its state, and then an entry with its own hash, with which the other members compare
+// theirs. A member whose hash differs logs the difference and continues: operators have to find out which of the two
+// states is wrong, and if the leader is wrong, stopping all other members would not help.
 
-// compareEvery is the interval at which states are compared. Without writes they are not.
+// compareEvery is the interval at which members compare their states. Without writes they do not compare them.
 const compareEvery = time.Minute
 
-// stateHash is the hash of the state after the log entry with an index.
+// stateHash is the hash of the state after the log entry Index.
 type stateHash struct {
 	Index uint64 `json:"index"`
 	Hash  string `json:"hash"`
-	// Version is the version of the member that made it: another version may encode the same state differently.
+	// Version is the version of the member that computed it: another version may encode the same state differently.
 	Version string `json:"version,omitempty"`
 }
 
-// comparison has the hashes of a member's state and of the leader's.
+// comparison has the hashes of this member's state and of the leader's state.
 type comparison struct {
 	version string
 	log     *slog.Logger // nil: no log
 
 	mu      sync.Mutex
-	busy    bool          // a hash is being made
-	own     stateHash     // the last one
-	leaders stateHash     // the leader's last one
-	agreed  uint64        // the last index at which both were the same; zero: never
+	busy    bool          // a hash is being computed
+	own     stateHash     // the last own hash
+	leaders stateHash     // the last hash of the leader
+	agreed  uint64        // the last index at which both were equal; zero: never
 	differs uint64        // the last index at which they differed; zero: never since the state came from a snapshot
-	made    notify.Signal // a hash was made
+	made    notify.Signal // a hash was computed
 }
 
-// mark takes the hash of the present state, which is the state after the entry with index, in the background. While a
-// hash is being made, for example while a member reads its log at the start, no other begins.
+// mark computes the hash of the current state, which is the state after the entry index, in the background. It does
+// nothing while another hash is being computed, for example while a starting member applies its log.
 func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +66,7 @@ func (c *comparison) mark(index uint64, freeze func() (*Frozen, error)) {
 	}()
 }
 
-// told notes the leader's hash.
+// told records the leader's hash.
 func (c *comparison) told(h stateHash) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,7 +74,7 @@ func (c *comparison) told(h stateHash) {
 	c.compare()
 }
 
-// compare compares, if both are of one entry. The caller holds c.mu.
+// compare compares the hashes if both are of the same entry and version. The caller holds c.mu.
 func (c *comparison) compare() {
 	switch {
 	case c.log == nil || c.own.Index == 0 || c.own.Index != c.leaders.Index || c.own.Version != c.leaders.Version:
@@ -90,7 +90,7 @@ func (c *comparison) compare() {
 	}
 }
 
-// anew resets the comparison: the state has come from a snapshot.
+// anew resets the comparison, because the state now comes from a snapshot.
 func (c *comparison) anew() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +104,8 @@ func (c *comparison) result() (agreed, differs uint64) {
 	return c.agreed, c.differs
 }
 
-// CompareStates makes the members compare their states now and then, unless there is only one voter, until ctx ends.
-// every is the interval; 0: once a minute.
+// CompareStates makes the members compare their states periodically until ctx ends, unless there is only one voter.
+// every is the interval; 0: compareEvery.
 func (t *Term) CompareStates(ctx context.Context, every time.Duration) {
 	r := t.replica
 	c := &r.State.comparison
@@ -122,7 +122,7 @@ func (t *Term) CompareStates(ctx context.Context, every time.Duration) {
 			continue
 		}
 		select {
-		case <-c.made: // of an earlier one
+		case <-c.made: // from an earlier mark
 		default:
 		}
 		before := r.State.Machine.Revision()
@@ -131,7 +131,7 @@ func (t *Term) CompareStates(ctx context.Context, every time.Duration) {
 		}
 		select {
 		case <-c.made:
-		case <-time.After(every): // it was not begun, because another one was being made
+		case <-time.After(every): // this hash was skipped, because another one was in progress
 			continue
 		case <-ctx.Done():
 			return

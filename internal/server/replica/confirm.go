@@ -9,11 +9,11 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// confirmer proves, for one term, that this node led at an instant after each question. One round of heartbeats
-// answers all questions asked before it began.
+// confirmer proves, for one term, that this node led at an instant after a question. One round of heartbeats answers
+// all questions that were asked before the round began.
 //
-// Renewals and reads rest on it and cost no log entry. It uses the order of events alone, no clock: a voter that
-// acknowledges in term T a request that was sent after the question has not voted in a later term before. If that
+// Renewals and reads rely on it, and need no log entry. It relies on the order of events only, not on a clock: a voter
+// that acknowledges, in term T, a request that was sent after the question has not yet voted in a later term. If that
 // holds for most of the voters, no member led in a later term at the time of the question.
 type confirmer struct {
 	raft  *raft.Raft
@@ -24,9 +24,9 @@ type confirmer struct {
 	mu      sync.Mutex
 	waiting []func(error)
 	ended   error         // set once run has returned
-	wake    notify.Signal // somebody waits
-	rounds  uint64        // how many rounds were needed
-	nudges  notify.Signal // requested heartbeats that raft has not been asked for yet
+	wake    notify.Signal // notified when a question waits
+	rounds  uint64        // the number of rounds
+	nudges  notify.Signal // notified when a round needs heartbeats
 }
 
 func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *confirmer {
@@ -35,8 +35,8 @@ func newConfirmer(r *raft.Raft, p *proof, self raft.ServerID, term uint64) *conf
 	}
 }
 
-// ask makes confirmer call then with nil once leadership at an instant after this call is proven, or with the error
-// of run's end. It is called from one goroutine for all, and must not block.
+// ask makes the confirmer call then with nil once it has proven that this node led at an instant after the call of ask,
+// or with the cause of run's end. One goroutine calls the functions of all questions, so then must not block.
 func (c *confirmer) ask(then func(error)) {
 	c.mu.Lock()
 	if c.ended != nil {
@@ -49,7 +49,7 @@ func (c *confirmer) ask(then func(error)) {
 	c.wake.Notify()
 }
 
-// run answers until ctx ends, and answers the remaining questions with its cause.
+// run answers questions until ctx ends. It answers the remaining questions with the cause.
 func (c *confirmer) run(ctx context.Context) {
 	go c.nudge(ctx)
 	for {
@@ -90,8 +90,8 @@ func (c *confirmer) end(err error) {
 	}
 }
 
-// prove returns true once most voters have acknowledged a request that was sent after the call, and false if the term
-// is over or ctx ended.
+// prove returns true once most voters have acknowledged a request that was sent after the call of prove. It returns
+// false if the term is over or ctx ends.
 func (c *confirmer) prove(ctx context.Context) bool {
 	mark := c.proof.mark()
 	c.mu.Lock()
@@ -116,8 +116,8 @@ func (c *confirmer) prove(ctx context.Context) bool {
 	}
 }
 
-// nudge makes raft send heartbeats whenever a round wants some, until ctx ends. It ignores the verdict of
-// VerifyLeader. It waits while raft's main loop does, so it needs a separate goroutine.
+// nudge makes raft send heartbeats whenever a round needs them, until ctx ends. It ignores the result of VerifyLeader.
+// It blocks while raft's main loop blocks, so it needs a goroutine of its own.
 func (c *confirmer) nudge(ctx context.Context) {
 	for {
 		select {

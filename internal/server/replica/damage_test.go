@@ -21,7 +21,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// settings returns the settings of a single replica, which reports to the test what stops it.
+// settings returns the settings of a single replica, which reports a fatal error to the test.
 func settings(t *testing.T) Config {
 	return Config{
 		Store: StoreMemory, Now: time.Now, Changed: func() {}, Fatal: func(err error) { t.Error(err) },
@@ -29,7 +29,7 @@ func settings(t *testing.T) Config {
 	}
 }
 
-// alone starts a replica without others and returns it once it leads, with its term, and how to close it.
+// alone starts a replica without others and returns it once it leads, with its term and a function that closes it.
 func alone(t *testing.T, c Config) (*Replica, *Term, func()) {
 	t.Helper()
 	r, err := Open(c)
@@ -58,7 +58,7 @@ func alone(t *testing.T, c Config) (*Replica, *Term, func()) {
 	}
 }
 
-// carryOut has one command carried out.
+// carryOut applies one command.
 func carryOut(t *testing.T, term *Term, c machine.Command) machine.Result {
 	t.Helper()
 	out, err := term.Propose(&machine.Batch{Commands: []machine.Command{c}})()
@@ -74,7 +74,7 @@ func acquire(session machine.SessionID, name string) machine.Command {
 	}
 }
 
-// written is the data directory of a replica that has snapshots and files of the log, and its state.
+// written returns the settings of a closed replica with snapshots and log files, and the hash of its state.
 func written(t *testing.T) (Config, [32]byte) {
 	t.Helper()
 	config := settings(t)
@@ -98,7 +98,7 @@ func written(t *testing.T) (Config, [32]byte) {
 	return config, hash
 }
 
-// filesOf are the files of the log and the snapshots.
+// filesOf returns the files of the log and the snapshots.
 func filesOf(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	for _, pattern := range []string{"wal/*.wal", "snapshots/*/*", markFile} {
@@ -111,7 +111,8 @@ func filesOf(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// stateOf returns the hash of the state in the directory after a start, without elections, which do not change it.
+// stateOf returns the hash of the state in the directory after a start. There are no elections; they do not change the
+// state.
 func stateOf(config Config) (hash [32]byte, err error) {
 	s, err := openStores(StoreWAL, config.DataDir, newRaftLog(config.Log), config.Rig, func(error) {})
 	if err != nil {
@@ -125,7 +126,7 @@ func stateOf(config Config) (hash [32]byte, err error) {
 	return f.Machine.Hash(), nil
 }
 
-// Replay notices a flipped bit anywhere in the log or in a snapshot, or the bit changes nothing.
+// Replay detects a flipped bit anywhere in the log or in a snapshot, unless the bit has no effect.
 func TestFlippedBits(t *testing.T) {
 	t.Parallel()
 	flips := 60
@@ -175,8 +176,8 @@ func TestFlippedBits(t *testing.T) {
 	}
 }
 
-// The last record of the log ends too early, or in zeros, from any of its bytes on: the replica notices, since
-// log-mark says how far the log went.
+// The last record of the log is truncated, or overwritten with zeros, from any of its bytes on. The replica detects it,
+// since log-mark has the end of the log.
 func TestTornRecords(t *testing.T) {
 	t.Parallel()
 	config, _ := written(t)
@@ -222,7 +223,7 @@ func TestTornRecords(t *testing.T) {
 	}
 }
 
-// What a replica says that does not open.
+// The errors of a replica with damaged data.
 func TestDamagedReplicaDoesNotOpen(t *testing.T) {
 	t.Parallel()
 	config, _ := written(t)
@@ -264,7 +265,7 @@ func TestDamagedReplicaDoesNotOpen(t *testing.T) {
 	end()
 }
 
-// rot is a log that returns an entry damaged when now says so.
+// rot is a log that returns a damaged entry when now returns true.
 type rot struct {
 	raft.LogStore
 	now func(*raft.Log) bool

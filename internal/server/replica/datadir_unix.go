@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockDir reserves the directory for this process until it ends or closes the result. Without it the log stores would
-// silently wait for each other.
+// lockDir locks the directory until this process ends or closes the result. Without the lock, a second server would
+// wait for the log store of the first without an error.
 func lockDir(dir string) (io.Closer, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -32,8 +32,8 @@ func lockDir(dir string) (io.Closer, error) {
 
 type heldDir struct{ *os.File }
 
-// Close implements io.Closer. It unlocks the file explicitly: a child that this process is about to start has the
-// file, too, until it runs its program.
+// Close implements io.Closer. It unlocks the file explicitly: a child process that is being started shares the file
+// until it executes its program.
 func (d heldDir) Close() error {
 	return errors.Join(unix.Flock(int(d.Fd()), unix.LOCK_UN), d.File.Close())
 }

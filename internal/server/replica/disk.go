@@ -1,6 +1,6 @@
 package replica
 
-// A disk that refuses a write: no further writes, and the server stops.
+// Handling of a disk that refuses a write: there are no further writes, and the server stops.
 
 import (
 	"fmt"
@@ -12,10 +12,10 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// DiskError is the reason why a server stopped: its disk refused a write, because it is full, or an fsync failed. See
-// Server.Err.
+// DiskError is the reason why a server stopped: its disk refused a write, for example because the disk is full or an
+// fsync failed. See Server.Err.
 type DiskError struct {
-	What string // was to be written
+	What string // the data that the disk refused
 	Err  error
 }
 
@@ -24,22 +24,22 @@ func (e *DiskError) Error() string { return fmt.Sprintf("the disk refused %s: %v
 // Unwrap returns the error of the operating system.
 func (e *DiskError) Unwrap() error { return e.Err }
 
-// disk makes the first refused write the last one, and calls fatal with its error: the server stops.
+// disk permits no write after the first refused write, and calls fatal with its error: the server stops.
 //
-// It does not retry. After a failed fsync the operating system may take the data for written, and the next fsync
-// succeeds without it; and raft goes on with a log that is shorter, or with a configuration that is newer, than it
-// assumes. After a restart the server reads its data from the disk and checks it. If the disk lies even then, because
-// it dropped data that it could not write, it has to be replaced and the member has to start with an empty directory.
+// disk does not retry. After a failed fsync the operating system may treat the data as written, so that the next fsync
+// succeeds without it. Raft would continue with a log that is shorter, or with a configuration that is newer, than it
+// assumes. After a restart the server reads its data from the disk and checks it. If the disk has dropped data that it
+// could not write, the disk has to be replaced, and the member has to start with an empty directory.
 type disk struct {
 	fatal func(error)
-	// appended gets the time of each append to the log, with its fsync. May be nil.
+	// appended gets the duration of each append to the log, including its fsync. May be nil.
 	appended func(time.Duration)
 
 	mu     sync.Mutex
 	broken error
 }
 
-// write does one write, unless an earlier one was refused.
+// write does one write, or returns the error of an earlier refused write.
 func (d *disk) write(what string, do func() error) error {
 	d.mu.Lock()
 	broken := d.broken
@@ -54,7 +54,7 @@ func (d *disk) write(what string, do func() error) error {
 	return d.condemn(&DiskError{what, err})
 }
 
-// condemn stops all further writes, for the reason err.
+// condemn prevents all further writes, and stops the server with err.
 func (d *disk) condemn(err error) error {
 	d.mu.Lock()
 	d.broken = err
@@ -63,7 +63,7 @@ func (d *disk) condemn(err error) error {
 	return err
 }
 
-// strictLog is a log on such a disk.
+// strictLog is a log on a disk.
 type strictLog struct {
 	raft.LogStore
 	disk *disk
@@ -90,14 +90,14 @@ func (l *strictLog) IsMonotonic() bool {
 	return ok && m.IsMonotonic()
 }
 
-// strictStable keeps the term and the votes on such a disk.
+// strictStable stores the term and the votes on a disk.
 type strictStable struct {
 	raft.StableStore
 	disk *disk
 }
 
-// strictFiles makes the files of the log on such a disk. The log makes them ahead of time and in full, and drops the
-// error if it could not.
+// strictFiles creates the files of the log on a disk. The log creates them in advance with their full size, and ignores
+// an error.
 type strictFiles struct {
 	types.VFS
 	disk *disk
@@ -115,17 +115,17 @@ func (f strictFiles) Create(dir, name string, size uint64) (types.WritableFile, 
 	return file, nil
 }
 
-// currentTerm is the key under which raft keeps its term.
+// currentTerm is the key under which raft stores its term.
 const currentTerm = "CurrentTerm"
 
 func (s *strictStable) Set(key, value []byte) error {
 	return s.disk.write(string(key), func() error { return s.StableStore.Set(key, value) })
 }
 
-// SetUint64 implements raft.StableStore. Raft panics if its term cannot be written, which would end the program
-// around the server. Its main loop, which alone writes the term, ends here instead: this member stops
-// sending. A value that is there already is not written: that is how raft begins, before it has a main loop. The first
-// term is written by the making of a cluster, which takes an error; elections begin with the second.
+// SetUint64 implements raft.StableStore. Raft panics if its term cannot be written, which would end the whole program.
+// So SetUint64 ends raft's main loop, which alone writes the term, and the member stops sending. It does not write a
+// value that is already stored, as raft does before it has a main loop. The creation of a cluster writes the first term
+// and handles an error; elections begin with the second term.
 func (s *strictStable) SetUint64(key []byte, value uint64) error {
 	if old, err := s.GetUint64(key); old == value && (err == nil || value == 0) {
 		return nil

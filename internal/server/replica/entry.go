@@ -5,19 +5,19 @@ import (
 	"errors"
 )
 
-// The first byte of a log entry is its kind. The term in which it was decided follows, then the rest.
+// The first byte of a log entry is its kind. The term in which the leader decided it follows, then the body.
 const (
 	entryBatch byte = 1 // commands of the lock state machine
 	entryFact  byte = 2 // a fact about the cluster
 )
 
-// beginEntry begins a log entry that a leader decides in term.
+// beginEntry returns the beginning of a log entry that a leader decides in term.
 //
-// Raft takes an entry from the member that leads when the entry comes. That may be the same member in a later term,
-// after another one has led: a goroutine that stood still for two hand-overs is enough. The earlier leader's
-// decisions by its clock (a session is over), by its connections (a command comes from the connection to which the
-// session is attached) or by its state (a minimum time goes on) are out of date. So no replica carries out an entry
-// that lands in another term.
+// Raft accepts an entry if the member leads when the entry arrives. That may be a later term of the same member, after
+// another member has led, for example if a goroutine stalled for two leadership changes. The decisions of the earlier
+// term are then outdated: those by its clock (a session is over), by its connections (a command comes from the
+// connection to which the session is attached) and by its state (a minimum hold has not ended). So no replica applies
+// an entry that commits in another term.
 func beginEntry(kind byte, term uint64) []byte {
 	return binary.AppendUvarint([]byte{kind}, term)
 }

@@ -1,8 +1,8 @@
 package replica
 
-// The effect of a log entry: commands for the lock state machine, and facts about the cluster itself. All members
-// carry out the same entries, so the state must not depend on the member: not on its clock, its settings or the time
-// at which the entry comes.
+// The effect of log entries: commands for the lock state machine, and facts about the cluster itself. All members apply
+// the same entries, so the state must not depend on the member: not on its clock, its settings, or the time at which an
+// entry arrives.
 
 import (
 	"cmp"
@@ -22,50 +22,50 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// fact is an agreement of the members about themselves.
+// fact is an entry about the cluster and its members.
 type fact struct {
-	// Cluster names the cluster, if it has no name yet.
+	// Cluster is the name of the cluster, if the cluster has no name yet.
 	Cluster string `json:"cluster,omitempty"`
-	// Member and its address for clients.
+	// Member is a member, and Client its address for clients.
 	Member raft.ServerID `json:"member,omitempty"`
 	Client string        `json:"client,omitempty"`
-	// Approved is a member that may have a vote, by consent of an operator or because it has the key.
+	// Approved is a member that may have a vote, because an operator approved it or because it has the key.
 	Approved raft.ServerID `json:"approved,omitempty"`
-	// Mark: every member takes the hash of its state here. Hash is the leader's hash at an earlier mark.
+	// Mark makes every member compute the hash of its state. Hash is the leader's hash at an earlier mark.
 	Mark bool       `json:"mark,omitempty"`
 	Hash *stateHash `json:"hash,omitempty"`
-	// Opened: the time in which the cluster served nobody after a restore is over.
+	// Opened ends the time after a restore in which the cluster does not serve clients.
 	Opened bool `json:"opened,omitempty"`
-	// MaxTTL replaces permitted.MaxTTL, and DefaultMaxTTL its own with Cluster.
+	// MaxTTL replaces permitted.MaxTTL. DefaultMaxTTL replaces permitted.DefaultMaxTTL, only together with Cluster.
 	MaxTTL        time.Duration `json:"maxTTL,omitempty"`
 	DefaultMaxTTL time.Duration `json:"defaultMaxTTL,omitempty"`
-	// Started is a member, and Start its start that counts from now on, if that is later than the previous one.
+	// Started is a member, and Start the start of it that counts from now on, if it is later than the recorded start.
 	Started raft.ServerID `json:"started,omitempty"`
 	Start   string        `json:"start,omitempty"`
 }
 
-// facts are the sum of all facts.
+// facts is the result of all facts.
 type facts struct {
 	// Cluster is the token space. It survives a restore.
 	Cluster string                   `json:"cluster"`
 	Clients map[raft.ServerID]string `json:"clients"`
-	// Approved members have a vote, or get one when they have caught up. Founders of the cluster are not among them.
+	// Approved members have a vote, or get a vote when they have caught up. The founders of the cluster are not included.
 	Approved map[raft.ServerID]bool `json:"approved,omitempty"`
-	// Starts are the processes of members that count: see processes.go.
+	// Starts has the start that counts for each member: see processes.go.
 	Starts map[raft.ServerID]string `json:"starts,omitempty"`
-	// Restored is the generation of the cluster: see generation.Of. Empty if it comes from no restore. Members from
-	// before the restore belong to another cluster, although it has the same name.
+	// Restored is the generation of the cluster: see generation.Of. It is empty if the cluster was never restored. Members
+	// from before the restore belong to another cluster, although it has the same name.
 	Restored string `json:"restored,omitempty"`
 	// Former are the addresses of the members before the restore.
 	Former []string `json:"former,omitempty"`
-	// ClosedFor is the time for which the first leader serves nobody, until it says Opened, and UsedTTL the longest
-	// TTL in use where the cluster was restored from.
+	// ClosedFor is the time for which a leader must not serve clients after a restore, until a fact has Opened. UsedTTL is
+	// the longest TTL in use in the data that the cluster was restored from.
 	ClosedFor time.Duration `json:"closedFor,omitempty"`
 	UsedTTL   time.Duration `json:"usedTTL,omitempty"`
 	permitted
 }
 
-// home is the name of the cluster among its members.
+// home returns the name of the cluster among its members: the token space and, after a restore, the generation.
 func (x *facts) home() string {
 	if x.Restored == "" {
 		return x.Cluster
@@ -78,44 +78,44 @@ func fromBackup(home string) bool { return strings.Contains(home, "/") }
 
 // Applied is the result of one log entry.
 type Applied struct {
-	Stale   bool // no effect: it was decided in another term
+	Stale   bool // the entry had no effect: it was decided in another term
 	Results []machine.Result
-	Notices [][]machine.Notice // one list per command
-	Events  []machine.Event    // of all commands; nil unless the machine is followed
+	Notices [][]machine.Notice // one list for each command
+	Events  []machine.Event    // of all commands; nil unless the machine records events
 }
 
 // FSM applies the log to the lock state machine.
 type FSM struct {
 	Machine *machine.Machine
-	fatal   func(error) // called once, when this replica cannot go on
-	changed func()      // called after each entry, must not block
+	fatal   func(error) // called once, when this replica cannot continue
+	changed func()      // called after each entry; must not block
 
-	now func() time.Time // of elapsing time
+	now func() time.Time // a clock for elapsed time
 
-	silence *silence // observes entries that take too long. May be nil.
+	silence *silence // observes the duration of commands. May be nil.
 
-	// keep writes the members' name of the cluster beside the data. nil: no data directory.
+	// keep stores home in the data directory. Nil: no data directory.
 	keep func(home string) error
 
-	comparison comparison // with the state of the leader
+	comparison comparison // with the leader's state
 
-	raised notify.Signal // rings when the feature level has changed
+	raised notify.Signal // notified when the feature level has changed
 
-	replaced func(id raft.ServerID, start string) // is called when the start of a member has changed. It must not block.
+	replaced func(id raft.ServerID, start string) // called when the start of a member has changed; must not block
 
-	commits *commitMark // is raised by applied entries; nil: no mark
+	commits *commitMark // raised by applied entries; nil: no mark
 
-	index atomic.Uint64 // of the last entry that was carried out since the start; zero: no entry
+	index atomic.Uint64 // the last entry applied since the start; zero: none
 
 	mu     sync.RWMutex // protects the following fields
-	clock  Clock        // as set by the last checkpoint
+	clock  Clock        // set by the last checkpoint
 	facts  facts
-	kept   string // the home on disk; a starting member knows it before it has read its log
+	kept   string // the stored home; a starting member knows it before it applies its log
 	broken error
 }
 
-// NewFSM makes an FSM of a machine that has carried out no entry yet. changed is called after each entry and must not
-// block, fatal once, when this replica cannot go on.
+// NewFSM returns an FSM for a machine that has not applied any entries. changed is called after each entry and must not
+// block. fatal is called once, when this replica cannot continue.
 func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	return &FSM{
 		Machine: m, changed: changed, fatal: fatal, now: time.Now, clock: Clock{from: time.Now()},
@@ -124,8 +124,8 @@ func NewFSM(m *machine.Machine, changed func(), fatal func(error)) *FSM {
 	}
 }
 
-// Apply implements raft.FSM. It stops at an entry that is damaged, or unknown to this version: a member that skipped
-// it would have another state than the others.
+// Apply implements raft.FSM. It stops the replica at an entry that is damaged, or that this version does not know: a
+// member that skipped the entry would have another state than the others.
 func (f *FSM) Apply(entry *raft.Log) any {
 	if err := f.failure(); err != nil {
 		return err
@@ -164,8 +164,8 @@ func (f *FSM) apply(entry *raft.Log) (*Applied, error) {
 	return f.applyBatch(body)
 }
 
-// applyBatch carries out the commands of one entry. An operation that this version does not know stops the member,
-// unless the command permits members to skip it.
+// applyBatch applies the commands of one entry. An operation that this version does not know stops the member, unless
+// the command is Ignorable.
 func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	batch, err := machine.DecodeBatch(body)
 	if err != nil {
@@ -176,7 +176,7 @@ func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	for i := range batch.Commands {
 		c := &batch.Commands[i]
 		if f.silence != nil {
-			f.silence.applying.begin() // the bound is for one command, not for a long entry on a slow machine
+			f.silence.applying.begin() // the limit is for one command, not for a long entry on a slow machine
 		}
 		level := f.Machine.Level()
 		out.Results[i], out.Notices[i] = f.Machine.Apply(batch.At, c)
@@ -194,8 +194,9 @@ func (f *FSM) applyBatch(body []byte) (*Applied, error) {
 	return out, nil
 }
 
-// setClock adopts the last checkpoint, even if it sets the clock back: everything that was timed by it is timed from
-// there. It was made before it is known here, so the clock is slow rather than fast.
+// setClock sets the clock to the last checkpoint, even if that sets the clock back: the deadlines in the log are
+// relative to checkpoints. A member applies a checkpoint after the leader made it, so the clock may be slow but not
+// fast.
 func (f *FSM) setClock() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -209,14 +210,13 @@ func (f *FSM) ClusterClock() Clock {
 	return f.clock
 }
 
-// learn adds a fact. A leader repeats a fact if it does not know whether it landed (Term.tell), so a repetition of a
-// fact must be harmless.
+// learn applies a fact. A leader retries a fact with an unknown outcome (Term.tell), so facts must be idempotent.
 func (f *FSM) learn(index uint64, body []byte) error {
 	var x fact
 	if err := json.Unmarshal(body, &x); err != nil {
 		return err
 	}
-	if x.Mark { // before f.mu is taken, which freezing takes too
+	if x.Mark { // before f.mu is locked, since Freeze locks it too
 		f.comparison.mark(index, f.Freeze)
 	}
 	if x.Hash != nil {
@@ -227,7 +227,7 @@ func (f *FSM) learn(index uint64, body []byte) error {
 	switch {
 	case f.facts.Cluster == "":
 		f.facts.Cluster, f.facts.permitted = x.Cluster, permitted{x.MaxTTL, x.DefaultMaxTTL}
-	case x.Cluster == "" && x.MaxTTL != 0: // otherwise it is of a leader that did not know the name yet
+	case x.Cluster == "" && x.MaxTTL != 0: // otherwise the leader did not know the name yet
 		f.facts.MaxTTL = x.MaxTTL
 	}
 	if x.Member != "" {
@@ -252,7 +252,8 @@ func (f *FSM) learn(index uint64, body []byte) error {
 	return f.keepHome(f.facts.home())
 }
 
-// keepHome records the cluster of this member. The caller holds f.mu.
+// keepHome stores the cluster of this member, or returns an error if the stored cluster is another one. The caller
+// holds f.mu.
 func (f *FSM) keepHome(home string) error {
 	if home == "" || home == f.kept {
 		return nil
@@ -269,8 +270,8 @@ func (f *FSM) keepHome(home string) error {
 	return nil
 }
 
-// fail stops the replica: a replica that skips an entry drifts apart from the others. It does not panic, since the
-// surrounding program may have better things to do than to end.
+// fail stops the replica: a replica that skips an entry would diverge from the others. It does not panic, since the
+// program may have other work to do.
 func (f *FSM) fail(err error) error {
 	f.mu.Lock()
 	f.broken = err
@@ -285,20 +286,20 @@ func (f *FSM) failure() error {
 	return f.broken
 }
 
-// home returns the members' name of their cluster, empty before its first leader.
+// home returns the name of the cluster among its members; empty before its first leader.
 func (f *FSM) home() string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return cmp.Or(f.facts.home(), f.kept)
 }
 
-// Cluster returns the clients' name of the cluster, the token space; empty before its first leader.
+// Cluster returns the name of the cluster for clients, the token space; empty before its first leader.
 func (f *FSM) Cluster() string {
 	name, _, _ := strings.Cut(f.home(), "/")
 	return name
 }
 
-// History returns the restore from which the cluster comes, or "". See generation.Of.
+// History returns the restore that the cluster comes from, or "". See generation.Of.
 func (f *FSM) History() string { return historyOf(f.home()) }
 
 // historyOf returns the part of a home that names the restore.
@@ -314,15 +315,15 @@ func (f *FSM) former() []string {
 	return f.facts.Former
 }
 
-// Closed returns the time that a leader has to wait before it serves, and the longest TTL in use in the cluster of
-// the backup.
+// Closed returns the time that a leader must wait before it serves clients, and the longest TTL in use in the restored
+// data.
 func (f *FSM) Closed() (wait, used time.Duration) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.facts.ClosedFor, f.facts.UsedTTL
 }
 
-// Client returns where clients find a member; empty if nowhere, or unknown.
+// Client returns the address of a member for clients; empty if there is none, or if it is unknown.
 func (f *FSM) Client(id string) string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -344,14 +345,14 @@ func (f *FSM) approved(id raft.ServerID) bool {
 	return f.facts.Approved[id]
 }
 
-// Started returns the start of a member that counts; empty if it is not recorded.
+// Started returns the start that counts for a member; empty if none is recorded.
 func (f *FSM) Started(id raft.ServerID) string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return f.facts.Starts[id]
 }
 
-// StoreConfiguration implements raft.ConfigurationStore: the members have changed.
+// StoreConfiguration implements raft.ConfigurationStore. It only records the index.
 func (f *FSM) StoreConfiguration(index uint64, _ raft.Configuration) { f.index.Store(index) }
 
 // Snapshot implements raft.FSM.
@@ -363,7 +364,7 @@ func (f *FSM) Snapshot() (raft.FSMSnapshot, error) {
 	return frozen, nil
 }
 
-// Freeze returns the present state, unchanged by later entries.
+// Freeze returns a copy of the current state, which later entries do not change.
 func (f *FSM) Freeze() (*Frozen, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -375,7 +376,7 @@ func (f *FSM) Freeze() (*Frozen, error) {
 	return &Frozen{now, f.Machine.Freeze()}, nil
 }
 
-// Frozen is a snapshot: the facts as one line of JSON, then the machine's own format.
+// Frozen is a snapshot: the facts as one line of JSON, then the state in the machine's own format.
 type Frozen struct {
 	facts   facts
 	machine *machine.Frozen
@@ -414,13 +415,13 @@ func (f *FSM) Restore(snapshot io.ReadCloser) error {
 		return err
 	}
 	f.comparison.anew()
-	f.index.Store(0) // raft's own is right now
+	f.index.Store(0) // use the index of the snapshot; see Applied
 	f.changed()
 	return nil
 }
 
-// become adopts the state of a snapshot. It checks the cluster first: the state of another one must not replace this
-// one.
+// become replaces the state with the state of a snapshot. It first checks the cluster, so that the state of another
+// cluster never replaces this one.
 func (f *FSM) become(x facts, snapshot io.Reader) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -438,7 +439,7 @@ func (f *FSM) become(x facts, snapshot io.Reader) error {
 	return nil
 }
 
-// readLine reads up to a line feed and not further.
+// readLine reads up to a line feed, and no further.
 func readLine(r io.Reader) ([]byte, error) {
 	var line []byte
 	for one := make([]byte, 1); len(line) < maxFacts; line = append(line, one[0]) {

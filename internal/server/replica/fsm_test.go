@@ -23,7 +23,7 @@ func TestContentsOfAnotherClusterAreRefused(t *testing.T) {
 	}
 }
 
-// What a later version has written stops the replica; it does not guess.
+// An entry of a later version stops the replica.
 func TestUnknownEntryStopsTheReplica(t *testing.T) {
 	t.Parallel()
 	for name, entry := range map[string]func(term uint64) []byte{

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// bytesConn is a connection on which something has arrived.
+// bytesConn is a connection with received bytes.
 type bytesConn struct {
 	net.Conn
 	r *bytes.Reader
@@ -21,7 +21,7 @@ type bytesConn struct {
 
 func (c bytesConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
-// The port for members admits a connection only if its bytes are those of a member.
+// The port for members admits a connection only with the preface of a member.
 func FuzzPreface(f *testing.F) {
 	const home = "cluster/restored"
 	for _, kind := range []byte{forRaft, forProcess, forQuestions, 'x'} {
@@ -63,8 +63,8 @@ func FuzzPreface(f *testing.F) {
 	})
 }
 
-// A backup with damage anywhere is an error. An intact backup without sense is an error or restores, and breaks
-// nothing.
+// A damaged backup is an error. A backup with a correct checksum but meaningless content either is an error or
+// restores; it never panics.
 func FuzzBackup(f *testing.F) {
 	m := NewFSM(newMachine(), func() {}, func(err error) { f.Error(err) })
 	m.facts.Cluster = "c"

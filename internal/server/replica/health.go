@@ -1,7 +1,7 @@
 package replica
 
-// Whether the cluster works, as its leader sees it: each member with a vote answers, and is close to the leader's log.
-// A problem in two consecutive readings is logged, and shown in metrics.
+// The health of the cluster, as its leader sees it: each voter answers, and is close to the end of the leader's log. A
+// problem in two consecutive readings is logged, and shown in metrics.
 
 import (
 	"cmp"
@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// healthEvery is the time between two readings, within which a member that lacks more than maxBehind entries has
-	// to reach the leader's earlier index.
+	// healthEvery is the interval of readings. A member that lacks more than maxBehind entries has a problem if it does
+	// not reach the leader's index of one reading by the next reading.
 	healthEvery = 5 * time.Second
 	maxBehind   = 10_000
 )
@@ -23,11 +23,11 @@ const (
 // Health is a leader's view of its voters.
 type Health struct {
 	Voters int
-	// Problems has one sentence for each member with a vote that does not keep up.
+	// Problems has one sentence for each voter that does not answer or does not keep up.
 	Problems []string
 }
 
-// Health returns the health of the cluster, if this member leads and has seen enough of it; nil otherwise.
+// Health returns the health of the cluster; nil if this member does not lead, or has not made enough readings.
 func (r *Replica) Health() *Health { return r.health.Load() }
 
 // glance is one reading.
@@ -58,7 +58,7 @@ func (t *Term) KeepHealth(ctx context.Context) {
 	}
 }
 
-// look reads the state of the voters. A voter that has reached the leader's index of the last reading is not behind.
+// look makes a reading. A voter that has reached the leader's index of the previous reading is not behind.
 func (t *Term) look(ctx context.Context, before *glance) (*glance, error) {
 	r := t.replica
 	alive, err := t.alive(ctx)
@@ -79,13 +79,13 @@ func (t *Term) look(ctx context.Context, before *glance) (*glance, error) {
 	return now, nil
 }
 
-// judge reports the problems of both readings.
+// judge reports and logs the problems that are in both readings.
 func (t *Term) judge(before, now *glance, told map[raft.ServerID]bool) {
 	r := t.replica
 	h := &Health{Voters: r.Voters()}
 	for id, problem := range now.problems {
 		if before == nil {
-			return // it may pass
+			return // it may be temporary
 		}
 		if before.problems[id] == "" {
 			continue

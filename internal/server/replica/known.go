@@ -1,7 +1,7 @@
 package replica
 
-// The acknowledgements of the other members that this member knows. They show a member whose disk went back in time
-// that it has forgotten entries: see starts.go.
+// The acknowledgements of the other members that this member knows. With them, a member whose disk went back in time
+// can detect that it has forgotten entries: see starts.go.
 
 import (
 	"encoding/json"
@@ -16,24 +16,24 @@ import (
 
 const knownFile = "known"
 
-// known has, for each other member, an index up to which its log goes: of committed entries that it has acknowledged.
-// A leader that lacks other entries may delete them.
+// known has, for each other member, an index that its log is known to reach. Only committed entries count, since a
+// later leader may delete others.
 type known struct {
-	path string // empty: not kept on disk
+	path string // empty: not stored on disk
 
 	mu      sync.Mutex
-	runs    map[raft.ServerID]run // of the processes that this one knows; not kept
+	runs    map[raft.ServerID]run // of processes that this one knows; not stored
 	index   map[raft.ServerID]uint64
 	changed bool
 }
 
-// run is an index up to which the log of one process of a member goes.
+// run is the known end of the log of one process of a member.
 type run struct {
 	start string
 	index uint64
 }
 
-// openKnown reads the file that was written last. It ignores a damaged file, as after a loss of power.
+// openKnown reads the file. It ignores a missing or damaged file: a loss of power may damage it.
 func openKnown(dir string) *known {
 	k := &known{path: filepath.Join(dir, knownFile), index: map[raft.ServerID]uint64{}}
 	if text, err := os.ReadFile(k.path); err == nil && json.Unmarshal(text, &k.index) != nil || k.index == nil {
@@ -42,7 +42,7 @@ func openKnown(dir string) *known {
 	return k
 }
 
-// note records that the log of a member goes to index.
+// note records that the log of a member reaches index.
 func (k *known) note(id raft.ServerID, index uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -51,7 +51,8 @@ func (k *known) note(id raft.ServerID, index uint64) {
 	}
 }
 
-// noteRun records that the log of a process goes to index.
+// noteRun records that the log of a process reaches an index. A process with another start replaces the recorded
+// process.
 func (k *known) noteRun(id raft.ServerID, x run) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -77,8 +78,8 @@ func (k *known) of(id raft.ServerID) uint64 {
 	return k.index[id]
 }
 
-// write keeps the indexes of members, and drops all others. It makes no fsync: a file that is some seconds old has
-// lower indexes, but no wrong ones.
+// write stores the indexes of members, and drops all others. It makes no fsync: an older file has lower indexes, but
+// they are still correct.
 func (k *known) write(members []raft.Server) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -99,10 +100,11 @@ func (k *known) write(members []raft.Server) error {
 	return err
 }
 
-// noteKnown updates the known indexes. A leader knows its followers' acknowledgements. A follower knows that the
-// leader has all committed entries: it was elected with those of earlier terms, and has committed the others itself.
+// noteKnown updates the known indexes. A leader knows the acknowledgements of its followers. A follower knows that the
+// leader has all committed entries: those of earlier terms when it was elected, and those of its term because it wrote
+// them.
 func (r *Replica) noteKnown() {
-	k, commit := r.stores.known, r.raft.CommitIndex() // before the leader is asked for
+	k, commit := r.stores.known, r.raft.CommitIndex() // before the check for the leader
 	if term, leads := r.LeadingTerm(); leads {
 		for id, index := range r.proof.indexes(term) {
 			k.note(id, min(index, commit))
@@ -116,7 +118,7 @@ func (r *Replica) noteKnown() {
 	}
 }
 
-// startOf returns the start of a member's process that this one speaks with; empty if unknown.
+// startOf returns the start of the process of a member that has connections with this process; empty if unknown.
 func (r *Replica) startOf(id raft.ServerID) string {
 	if r.peers == nil {
 		return ""

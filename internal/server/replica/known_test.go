@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// Known indexes survive a restart, for members only; a damaged file yields none.
+// Known indexes of members survive a restart. A damaged file has none.
 func TestKnownIsKept(t *testing.T) {
 	dir := t.TempDir()
 	k := openKnown(dir)
@@ -34,7 +34,7 @@ func TestKnownIsKept(t *testing.T) {
 	}
 }
 
-// answering answers AppendEntries, as a follower with a log that ends with last.
+// answering answers AppendEntries like a follower whose log ends with last.
 type answering struct {
 	transport
 	last uint64
@@ -47,8 +47,8 @@ func (x answering) AppendEntries(
 	return nil
 }
 
-// If a follower's log ends before what it has acknowledged, it gets no more entries, and the log says so once. A
-// follower that is merely behind gets entries.
+// A follower whose log ends before its acknowledgements gets no more entries, and this is logged once. A follower that
+// is only behind gets entries.
 func TestFollowerThatForgetsGetsNoEntries(t *testing.T) {
 	var log bytes.Buffer
 	p := newProof(answering{last: 10}, newSilence())
@@ -73,7 +73,7 @@ func TestFollowerThatForgetsGetsNoEntries(t *testing.T) {
 	}
 }
 
-// A data directory that was being set aside when the process ended is set aside by the next start.
+// The next start completes an interrupted setAside.
 func TestSetAsideIsFinished(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{nodeIDFile, knownFile} {

@@ -11,8 +11,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// raftLog lets raft write to a slog.Logger, one level lower than raft's own: its errors are often only a member that
-// is away, and its news interest people who know raft. The handler filters.
+// raftLog makes raft write to a slog.Logger, one level lower than in raft: its errors often mean only that a member is
+// down, and its other messages are for readers who know raft. The handler filters.
 type raftLog struct {
 	to      *slog.Logger
 	name    string

@@ -16,7 +16,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// patience is how long a test waits for an expected event: the machine may be slow.
+// patience is the maximum time that a test waits for an expected event: the machine may be slow.
 const patience = 30 * time.Second
 
 // quiet is a logger for tests: the test reports failures.

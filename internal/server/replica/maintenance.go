@@ -11,18 +11,19 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// A member in maintenance leads only if nobody else does: it asks for no votes while it hears of a leader, or has
-// heard of one a short while ago, and if it leads anyway it hands the leadership over as soon as another member can
-// take it. It follows and votes as before. It must not refrain from elections altogether: it may be the only one left
-// with all acknowledged entries, and then the others cannot be elected.
+// A member in maintenance leads only if no other member does. It does not ask for votes while it has contact with a
+// leader, or had contact recently. If it leads anyway, it transfers the leadership as soon as another member can take
+// it. It follows and votes as before. It must not stop taking part in elections completely: it may be the only
+// remaining member with all acknowledged entries, and then no other member can be elected.
 
-// errMaintenance is raft's answer instead of a vote.
+// errMaintenance is the error of a vote request that is not sent.
 var errMaintenance = errors.New("this member is in maintenance: it leads only if no other member does")
 
-// refrainTimes is the number of elections without a leader that a member in maintenance leaves to the others.
+// refrainTimes is the number of election times for which a member in maintenance waits without a leader before it asks
+// for votes.
 const refrainTimes = 3
 
-// maintain begins maintenance, or ends it.
+// maintain begins or ends maintenance.
 func (r *Replica) maintain(on bool) {
 	if !on {
 		r.proof.refrains.Store(nil)
@@ -36,11 +37,11 @@ func (r *Replica) maintain(on bool) {
 	r.proof.refrains.Store(&refrains)
 }
 
-// InMaintenance reports whether this member leads only if nobody else does.
+// InMaintenance reports whether this member is in maintenance: it leads only if no other member does.
 func (r *Replica) InMaintenance() bool { return r.proof.refrains.Load() != nil }
 
-// Maintain begins maintenance, or ends it. A leader then hands the leadership over; if no other member can lead, the
-// error is a *RefusedError and the state is unchanged.
+// Maintain begins or ends maintenance. When maintenance begins, a leader transfers the leadership; if no other member
+// can lead, the error is a *RefusedError and nothing changes.
 func (r *Replica) Maintain(ctx context.Context, on bool) error {
 	leads := on && r.serving.Load() != nil
 	if leads {
@@ -51,15 +52,15 @@ func (r *Replica) Maintain(ctx context.Context, on bool) error {
 	r.maintain(on)
 	r.config.Log.Info("maintenance", "on", on)
 	if leads {
-		if err := r.HandOver(ctx); err != nil { // the leadership retries it
+		if err := r.HandOver(ctx); err != nil { // lead.Leadership retries it
 			r.config.Log.Info("in maintenance, and still leading", "error", err)
 		}
 	}
 	return nil
 }
 
-// StepDown hands the leadership over, if this member serves, and refuses to lead from then on. The error says why
-// nobody took it.
+// StepDown begins maintenance, and transfers the leadership if this member serves. The error is the reason why no
+// member took it.
 func (r *Replica) StepDown(ctx context.Context) error {
 	r.maintain(true)
 	if r.serving.Load() == nil || r.Voters() < 2 {
@@ -68,8 +69,8 @@ func (r *Replica) StepDown(ctx context.Context) error {
 	return r.HandOver(ctx)
 }
 
-// successor returns the member that is to lead after this leader: id, or, if that is empty, the member with the most
-// of the log. It must have a vote, answer, and not be in maintenance.
+// successor returns the member to which this leader can transfer the leadership: id or, if that is empty, the member
+// that has the most entries. The member must have a vote, answer, and not be in maintenance.
 func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server, error) {
 	refuse := func(format string, args ...any) (raft.Server, error) {
 		return raft.Server{}, refusal(format, args...)
@@ -87,7 +88,7 @@ func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server,
 	best, away, has := -1, 0, uint64(0)
 	for i, m := range servers {
 		switch index := r.proof.indexOf(m.ID); {
-		case answers[i].ID != m.ID: // no answer, or another member's
+		case answers[i].ID != m.ID: // no answer, or the answer of another member
 		case answers[i].Maintenance:
 			away++
 		case best < 0 || index > has:
@@ -107,7 +108,8 @@ func (r *Replica) successor(ctx context.Context, id raft.ServerID) (raft.Server,
 	return refuse("no other member with a vote answers the leader")
 }
 
-// askEach asks all concurrently, for as long as a leader may be silent. A member without an answer has no id.
+// askEach asks all servers concurrently, with Timing.Heartbeat as the timeout. The answer of a member that does not
+// answer has no id.
 func (r *Replica) askEach(ctx context.Context, servers []raft.Server) []answer {
 	ctx, cancel := context.WithTimeout(ctx, r.config.Timing.WithDefaults().Heartbeat)
 	defer cancel()
@@ -120,7 +122,7 @@ func (r *Replica) askEach(ctx context.Context, servers []raft.Server) []answer {
 	return answers
 }
 
-// HandOver makes another member lead.
+// HandOver transfers the leadership to the member that has the most entries.
 func (r *Replica) HandOver(ctx context.Context) error {
 	to, err := r.successor(ctx, "")
 	if err != nil {
@@ -129,7 +131,7 @@ func (r *Replica) HandOver(ctx context.Context) error {
 	return r.transfer(ctx, to)
 }
 
-// Transfer makes the member id lead. The error is a *RefusedError if it cannot.
+// Transfer transfers the leadership to the member id. The error is a *RefusedError if that member cannot lead.
 func (r *Replica) Transfer(ctx context.Context, id string) error {
 	to, err := r.successor(ctx, raft.ServerID(id))
 	if err != nil {
@@ -138,7 +140,7 @@ func (r *Replica) Transfer(ctx context.Context, id string) error {
 	return r.transfer(ctx, to)
 }
 
-// transfer waits for raft, but no longer than ctx. A hand-over under way then goes on.
+// transfer starts a transfer and waits for it. If ctx ends earlier, the transfer continues.
 func (r *Replica) transfer(ctx context.Context, to raft.Server) error {
 	var err error
 	select {

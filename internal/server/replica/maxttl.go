@@ -1,9 +1,9 @@
 package replica
 
-// The greatest TTL that a session may have, and the time for which a cluster that is made of a backup or of one disk
-// serves nobody. A client that got a lock when the old cluster was lost relies on it for its TTL, and may have got it
-// after the backup was made. So the greatest permitted TTL counts, and not those in use. It is in the log before a
-// session may have it.
+// The greatest TTL that a session may have. It also determines the time for which a cluster that was restored from a
+// backup or from one disk does not serve clients. A client that got a lock shortly before the old cluster was lost
+// relies on it for its TTL, and may have got it after the backup was made. So the greatest permitted TTL counts, not
+// the TTLs in use in the backup. It is in the log before any session may have it.
 
 import (
 	"cmp"
@@ -12,15 +12,16 @@ import (
 )
 
 const (
-	// DefaultMaxTTL is the greatest TTL of a session in a cluster that this version made, unless configured.
+	// DefaultMaxTTL is the greatest TTL of a session in a cluster that this version created, unless configured.
 	DefaultMaxTTL = time.Hour
-	// earlierMaxTTL is the default of clusters that an earlier version made.
+	// earlierMaxTTL is the default of clusters that an earlier version created.
 	earlierMaxTTL = 24 * time.Hour
 )
 
-// permitted are the facts about TTLs. Zeros are of a cluster of an earlier version, which did not record them.
+// permitted are the facts about TTLs. They are zero in a cluster that an earlier version created, which did not record
+// them.
 type permitted struct {
-	// MaxTTL is at least the greatest TTL that a leader permits, and has permitted within that time.
+	// MaxTTL is at least the greatest TTL that a leader permits now, or has permitted within the last MaxTTL.
 	MaxTTL time.Duration `json:"maxTTL,omitempty"`
 	// DefaultMaxTTL is the MaxTTL of a leader without a configured one.
 	DefaultMaxTTL time.Duration `json:"defaultMaxTTL,omitempty"`
@@ -28,7 +29,7 @@ type permitted struct {
 
 func (p permitted) max() time.Duration { return cmp.Or(p.MaxTTL, earlierMaxTTL) }
 
-// MaxTTL is the greatest TTL of a session that this member grants when it leads.
+// MaxTTL returns the greatest TTL of a session that this member grants when it leads.
 func (r *Replica) MaxTTL() time.Duration {
 	f := r.State
 	f.mu.RLock()
@@ -36,7 +37,7 @@ func (r *Replica) MaxTTL() time.Duration {
 	return r.maxTTL(&f.facts)
 }
 
-// maxTTL is MaxTTL for facts that the caller may read.
+// maxTTL is like MaxTTL, for the facts x. The caller holds their lock.
 func (r *Replica) maxTTL(x *facts) time.Duration {
 	byDefault := DefaultMaxTTL
 	if x.Cluster != "" {
@@ -45,7 +46,8 @@ func (r *Replica) maxTTL(x *facts) time.Duration {
 	return cmp.Or(r.config.MaxTTL, byDefault)
 }
 
-// PermitTTL notes that sessions may have a TTL up to MaxTTL, before any has. It reports false if ctx ended before.
+// PermitTTL records that sessions may have a TTL of up to MaxTTL, before any session has. It returns false if ctx ends
+// earlier.
 func (t *Term) PermitTTL(ctx context.Context) bool {
 	r := t.replica
 	r.State.mu.RLock()
@@ -57,9 +59,9 @@ func (t *Term) PermitTTL(ctx context.Context) bool {
 	return t.tell(ctx, fact{MaxTTL: want})
 }
 
-// LowerTTL lowers the recorded TTL of PermitTTL to MaxTTL, once no client relies on a longer TTL any more: for as
-// long as the former value, from begin on, this member has led and granted no longer one, no session has one, and no
-// other member would grant one.
+// LowerTTL lowers the TTL that PermitTTL recorded to MaxTTL, once no client can rely on a longer TTL. Until then it
+// does nothing. The conditions: this member has led since begin, and for at least the recorded TTL; no session has a
+// TTL longer than MaxTTL; and no other member would grant such a TTL.
 func (t *Term) LowerTTL(ctx context.Context, begin time.Time) error {
 	r := t.replica
 	r.State.mu.RLock()

@@ -2,9 +2,9 @@ package replica
 
 // The membership. Only the leader changes it, and every change is an entry of the log.
 //
-// A server is admitted without a vote. It gets one when it is approved (by an operator, or because it knows the key)
-// and has caught up: without approval a stranger could outvote the members, and with a vote a lagging server could
-// stop them.
+// A server is admitted without a vote. It gets a vote when it is approved (by an operator, or because it knows the key)
+// and has caught up. Without approval a stranger could outvote the members, and a server that votes before it has
+// caught up could block them.
 
 import (
 	"cmp"
@@ -19,11 +19,11 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// memberTimeout bounds one change of the configuration.
+// memberTimeout is the maximum time for one change of the configuration.
 const memberTimeout = 5 * time.Second
 
-// RefusedError is the reason why the members, or the leader among them, were not changed as an operator wanted: it is
-// not possible now or would do harm.
+// RefusedError is the reason why an operator's change of the members, or of the leader, was refused: it is impossible
+// now, or it would do harm.
 type RefusedError struct{ why string }
 
 func (e *RefusedError) Error() string { return e.why }
@@ -38,10 +38,10 @@ func noMember(id raft.ServerID) error { return fmt.Errorf("%w %q", ErrNoMember, 
 // Member is a member of the cluster.
 type Member struct {
 	ID, Address string
-	Client      string // where clients find it; empty: nowhere, or unknown
+	Client      string // its address for clients; empty: none, or unknown
 	Voter       bool
-	Waits       bool // it has neither a vote nor the approval to get one
-	Alive       bool // it follows; see Term.Members
+	Waits       bool // it waits for approval: it has neither a vote nor approval
+	Alive       bool // it follows the leader; see Term.Members
 }
 
 // Members returns the members of the latest configuration, committed or not. Alive is not set.
@@ -59,13 +59,13 @@ func (r *Replica) Members() []Member {
 // Voters returns the number of members with a vote.
 func (r *Replica) Voters() int { return voters(r.servers()) }
 
-// CaughtUp reports whether a follower of this member has all committed entries.
+// CaughtUp reports whether a follower of this member has all committed entries. Only a leader knows that.
 func (r *Replica) CaughtUp(id string) bool {
 	return r.proof.caughtUp(raft.ServerID(id), r.raft.CommitIndex())
 }
 
-// Members returns the members of the cluster, and which of them are alive. The error is ErrNotLeader once this term
-// serves nobody any more.
+// Members returns the members of the cluster, and sets Alive. The error is ErrNotLeader if this term no longer serves
+// clients.
 func (t *Term) Members(ctx context.Context) ([]Member, error) {
 	alive, err := t.alive(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (t *Term) Members(ctx context.Context) ([]Member, error) {
 	return all, nil
 }
 
-// Add adds, by consent of an operator, the server that answers at an address, and returns its name.
+// Add adds the server that answers at an address, with the approval of an operator, and returns its id.
 func (t *Term) Add(ctx context.Context, address string) (id string, err error) {
 	other, err := t.replica.peers.ask(ctx, address, question{})
 	if err != nil {
@@ -93,8 +93,8 @@ func (t *Term) Add(ctx context.Context, address string) (id string, err error) {
 	return string(other.ID), nil
 }
 
-// Remove removes a member. If it is this one, the leadership is handed over instead, which is an error: the next
-// leader can remove it.
+// Remove removes a member. If it is this member, Remove transfers the leadership instead and returns an error: the next
+// leader can remove the member.
 func (t *Term) Remove(ctx context.Context, id string) error {
 	r := t.replica
 	configuration := r.raft.GetConfiguration()
@@ -118,11 +118,11 @@ func (t *Term) Remove(ctx context.Context, id string) error {
 		}
 		return errors.New("this member has handed leadership over: ask the next leader")
 	}
-	// The index proves that the members have not changed since they were counted.
+	// With the index, raft refuses the removal if the members have changed since they were counted.
 	return changeError(r.await(r.raft.RemoveServer(raft.ServerID(id), configuration.Index(), memberTimeout)))
 }
 
-// changeError returns the error of a failed change of the members. It wraps ErrUnknown if they may change yet.
+// changeError returns the error of a failed change of the members. It wraps ErrUnknown if the change may still happen.
 func changeError(err error) error {
 	if errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrRaftShutdown) {
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -130,8 +130,8 @@ func changeError(err error) error {
 	return err
 }
 
-// checkQuorumWithout refuses a removal after which the cluster could not go on: most of the remaining voters must be
-// there.
+// checkQuorumWithout refuses a removal after which the cluster could not work: most of the remaining voters must be
+// alive.
 func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.ServerID]bool) error {
 	voters, there := 0, 0
 	for _, m := range servers {
@@ -153,15 +153,14 @@ func checkQuorumWithout(servers []raft.Server, id raft.ServerID, alive map[raft.
 	return nil
 }
 
-// aliveEvery is the interval at which alive checks for answers, and aliveTimes the number of election timeouts that
-// it waits for them.
+// aliveEvery is the interval at which alive checks for answers. It waits for aliveTimes heartbeat timeouts.
 const (
 	aliveEvery = 10 * time.Millisecond
 	aliveTimes = 2
 )
 
-// alive returns the followers of this leader: members that acknowledge a request that was sent after the call.
-// Heartbeats come often enough for that.
+// alive returns this member and its followers: members that acknowledge a request that was sent after the call of
+// alive. Raft sends heartbeats often enough for that.
 func (t *Term) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
 	r := t.replica
 	ctx, cancel := context.WithTimeout(ctx, aliveTimes*r.config.Timing.WithDefaults().Heartbeat)
@@ -191,18 +190,18 @@ func (t *Term) alive(ctx context.Context) (map[raft.ServerID]bool, error) {
 	}
 }
 
-// errNotFresh is the reason not to admit a server with data. It has voted and acknowledged elsewhere, and may have
-// been one of the majority that the cluster has gone on without: its data does not fit.
+// errNotFresh is the reason not to admit a server with data. The server has voted and acknowledged entries elsewhere.
+// It may have been one of a majority that the cluster has continued without: its data does not match.
 var errNotFresh = errors.New(
 	"it has data of a former member or of another cluster: start it with an empty data directory")
 
-// maxUnapproved bounds the members without approval: each gets all that the cluster keeps.
+// maxUnapproved bounds the members without approval: each of them receives all data of the cluster.
 const maxUnapproved = 8
 
-// admit adds a member, as leader: a server without data, or a moved member of this cluster. It begins without a vote:
-// keepMembers gives it one when it has caught up, so that it cannot stop the others, and is approved. Any server that
-// reaches this member may ask, so without approval (of an operator, if consent is given, or by the key) no server
-// replaces a member or counts as a moved one.
+// admit adds a member on the leader: a server without data, or a moved member of this cluster. A new member has no
+// vote: KeepMembers gives it a vote when it is approved and has caught up. Any server that reaches this member may ask
+// to join. So a server needs approval (by an operator, if consent is set, or by the key) to take the place of another
+// member. A moved member needs approval, or a certificate that names its old host.
 func (t *Term) admit(m member, consent bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), memberTimeout)
 	defer cancel()
@@ -210,7 +209,7 @@ func (t *Term) admit(m member, consent bool) error {
 	if r.isMember(m) {
 		return t.approve(ctx, m.ID, consent)
 	}
-	// The configuration stays unchanged until the server at that address has named itself.
+	// Do not change the configuration before the server at that address has given its id.
 	a, proven, err := r.askForKey(ctx, m.Peer)
 	if err != nil {
 		return fmt.Errorf("cannot reach you at %s: %w", m.Peer, err)
@@ -221,8 +220,8 @@ func (t *Term) admit(m member, consent bool) error {
 	if err := r.checkLevel(a.Level); err != nil {
 		return err
 	}
-	// One at a time, and by the present members: while we asked, another request may have admitted this server, or
-	// the last unapproved one.
+	// Admit one server at a time, and check the current members again: another request may have admitted this server, or
+	// the last possible unapproved server, in the meantime.
 	r.admitting.Lock()
 	defer r.admitting.Unlock()
 	if r.isMember(m) {
@@ -259,7 +258,7 @@ func (t *Term) admit(m member, consent bool) error {
 		return err
 	}
 	if before >= 0 {
-		// The new member replaces the old one, which lost its data and will not come back under its name.
+		// The new member replaces the member at its address, which lost its data and will not return under its old id.
 		if err := r.await(r.raft.RemoveServer(servers[before].ID, 0, memberTimeout)); err != nil {
 			return err
 		}
@@ -269,7 +268,7 @@ func (t *Term) admit(m member, consent bool) error {
 			"id", m.ID, "address", m.Peer,
 			"approve", "fencelock member add "+m.Peer, "refuse", "fencelock member remove "+string(m.ID))
 	}
-	// A moved member keeps its vote.
+	// AddNonvoter leaves the vote of a moved member unchanged.
 	err = r.await(r.raft.AddNonvoter(m.ID, raft.ServerAddress(m.Peer), 0, memberTimeout))
 	if err == nil && known >= 0 && r.State.Client(string(m.ID)) != a.Client {
 		err = t.tryTell(fact{Member: m.ID, Client: a.Client})
@@ -284,20 +283,20 @@ func (t *Term) admit(m member, consent bool) error {
 	return err
 }
 
-// isMember reports whether a server is a member under its name and at its address.
+// isMember reports whether a server is a member with its id and its address.
 func (r *Replica) isMember(m member) bool {
 	return slices.ContainsFunc(r.servers(), func(server raft.Server) bool {
 		return server.ID == m.ID && string(server.Address) == m.Peer
 	})
 }
 
-// consentNeeded is the reason not to admit a server without an approval.
+// consentNeeded returns the reason not to admit a server without approval.
 func consentNeeded(address, why string) error {
 	return fmt.Errorf("%s: this needs approval, by \"fencelock member add %s\" or the join key of the others",
 		why, address)
 }
 
-// approve records that a member may have a vote, if there is consent.
+// approve records that a member may have a vote, if consent is set and the member waits for approval.
 func (t *Term) approve(ctx context.Context, id raft.ServerID, consent bool) error {
 	if !consent || !t.replica.waits(id) {
 		return nil
@@ -308,7 +307,7 @@ func (t *Term) approve(ctx context.Context, id raft.ServerID, consent bool) erro
 	return nil
 }
 
-// waits reports whether a server has neither a vote nor the approval to get one.
+// waits reports whether a server has neither a vote nor approval.
 func (r *Replica) waits(id raft.ServerID) bool {
 	return !r.State.approved(id) && !slices.ContainsFunc(r.servers(), func(server raft.Server) bool {
 		return server.ID == id && server.Suffrage == raft.Voter
@@ -324,7 +323,8 @@ func (r *Replica) unapproved(servers []raft.Server) (n int) {
 	return n
 }
 
-// addVoter gives a member a vote, unless it has been removed since the caller looked: it would be a member again.
+// addVoter gives a member a vote. It fails if the member has been removed in the meantime: AddVoter would make it a
+// member again.
 func (r *Replica) addVoter(id raft.ServerID, address raft.ServerAddress) error {
 	configuration := r.raft.GetConfiguration()
 	servers := configuration.Configuration().Servers
@@ -334,7 +334,7 @@ func (r *Replica) addVoter(id raft.ServerID, address raft.ServerAddress) error {
 	return r.await(r.raft.AddVoter(id, address, configuration.Index(), memberTimeout))
 }
 
-// KeepMembers gives votes to members that have caught up, and learns where clients find each member.
+// KeepMembers gives votes to approved members that have caught up, and records the address of each member for clients.
 func (t *Term) KeepMembers(ctx context.Context) {
 	for _, server := range t.replica.servers() {
 		if err := t.keepMember(ctx, server); err != nil && ctx.Err() == nil {
@@ -343,15 +343,15 @@ func (t *Term) KeepMembers(ctx context.Context) {
 	}
 }
 
-// keepMember takes the next step with one member: its new address if it is this one, approval by the key, its vote, and
-// where clients find it. The next round retries failures.
+// keepMember takes the next step for one member: it records a new address of this member, approves a member that has
+// the key, gives a member a vote, or records its address for clients. The next call of KeepMembers retries failures.
 func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 	r := t.replica
 	if server.ID == r.id {
 		if string(server.Address) == r.address {
 			return nil
 		}
-		// We moved.
+		// This member has moved.
 		return r.addVoter(server.ID, raft.ServerAddress(r.address))
 	}
 	if r.waits(server.ID) && len(r.config.JoinKey) > 0 {
@@ -382,13 +382,13 @@ func (t *Term) keepMember(ctx context.Context, server raft.Server) error {
 	return t.tryTell(fact{Member: a.ID, Client: a.Client})
 }
 
-// levelOf returns a member's reported level. Versions that report no level know the first one.
+// levelOf returns the feature level of a member from its report. Versions that do not report a level support level 1.
 func levelOf(told uint32) uint32 { return max(told, 1) }
 
-// level is the highest feature level that this member knows.
+// level returns the highest feature level that this member supports.
 func (r *Replica) level() uint32 { return cmp.Or(r.config.Rig.Level, machine.MaxLevel) }
 
-// CommonLevel returns the highest feature level that all approved members know.
+// CommonLevel returns the highest feature level that all approved members support.
 func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
 	r := t.replica
 	common := r.level()
@@ -408,7 +408,7 @@ func (t *Term) CommonLevel(ctx context.Context) (uint32, error) {
 	return common, nil
 }
 
-// checkLevel returns the error for a member whose version is below the cluster's level.
+// checkLevel returns an error for a member whose version does not support the cluster's level.
 func (r *Replica) checkLevel(told uint32) error {
 	if level := r.State.Machine.Level(); levelOf(told) < level {
 		return fmt.Errorf("your version supports feature level %d, but the cluster uses %d: install a newer version",

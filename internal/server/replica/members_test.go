@@ -51,7 +51,7 @@ func TestQuorumWithout(t *testing.T) {
 	}
 }
 
-// A member that was away knows few of the others, and learns of the newer ones from these.
+// A member that was down knows few of the others, and gets the newer members from them.
 func TestNewerMembersAreAskedAbout(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)

@@ -21,13 +21,13 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// Members talk to each other on one port. With TLS each shows a certificate that names the host of the address at
-// which the others know it: see certificate.go. Every connection begins with a preface: its purpose, the dialer's
-// cluster and, if it is for raft, the member it is for. Connections from another cluster or for another member are
-// closed before raft sees them; such questions outside of raft are answered with the reason.
+// Members communicate on one port. With TLS each member has a certificate that names the host of its address: see
+// certificate.go. Every connection begins with a preface: its purpose, the dialer's cluster and, for raft, the id of
+// the member to reach. Connections from another cluster or for another member are closed before raft sees them.
+// Questions outside of raft from another cluster are answered with the reason for the refusal.
 const (
 	prefaceMagic   = "FLP1"
-	forRaft        = 'r' // from a member of a feature level that names no starts
+	forRaft        = 'r' // for raft, from a member at a feature level without starts
 	forProcess     = 'p' // for raft, with a claim: see processes.go
 	forQuestions   = 'q'
 	prefaceTimeout = 5 * time.Second
@@ -35,37 +35,37 @@ const (
 	maxQuestion    = 64 << 10 // bytes
 )
 
-// peerNet is the network between the members: raft's stream layer, and questions beside it.
+// peerNet is the network between the members: raft's stream layer, and questions outside of raft.
 type peerNet struct {
 	listener  net.Listener
 	advertise string
-	tls       *tls.Config // nil: in the clear
+	tls       *tls.Config // nil: unencrypted
 	open      func(ctx context.Context, address string) (net.Conn, error)
-	home      func() string // the present cluster, empty without one
+	home      func() string // the current cluster; empty if there is none
 	log       *slog.Logger
 
 	now atomic.Pointer[speaker] // set before serve
 
-	met notify.Signal // a member of another generation of the cluster asked
+	met notify.Signal // notified when a member of another generation connects
 
 	forRaft chan net.Conn
 	done    chan struct{}
 	serving sync.WaitGroup
-	asking  chan struct{} // has room for one: others are asked about a certificate
+	asking  chan struct{} // capacity 1; held while askAround runs
 
-	came notify.Signal // a process waits to count
+	came notify.Signal // notified when a process waits to count
 
 	mu        sync.Mutex
-	conns     map[*trackedConn]struct{} // all that are open
+	conns     map[*trackedConn]struct{} // all open connections
 	newcomers map[raft.ServerID]*newcomer
 	book      map[raft.ServerID]string
-	told      []string // addresses of members that this one may not know yet, from the members that it knows
+	told      []string // addresses of further members, from the known members
 }
 
-// speaker answers for this member: one during the start, and another one from then on.
+// speaker answers for this member. There is one for the time of the start, and another from then on.
 type speaker struct {
-	self    *Replica        // nil during the start: no connection is for raft then
-	members func() []string // the addresses of the members; empty if there is no cluster yet
+	self    *Replica        // nil during the start, without connections for raft
+	members func() []string // their addresses; nil or empty if there is no cluster yet
 	answer  func(question) answer
 }
 
@@ -73,57 +73,56 @@ type speaker struct {
 type question struct {
 	// Join asks the leader to add this member.
 	Join *member `json:"join,omitempty"`
-	// Index asks the leader for the end of the log that was acknowledged to anybody.
+	// Index asks the leader for the end of the log that it has acknowledged to anybody.
 	Index bool `json:"index,omitempty"`
-	// Prove asks for a proof that the member knows the key, over these bytes.
+	// Prove is a nonce. It asks for a proof that the member knows the key.
 	Prove []byte `json:"prove,omitempty"`
-	// Starting asks for objections to a start, and Who for the answering member, even while that one starts.
+	// Starting asks for objections to a start. Who asks for the identity of the answering member, even while it starts.
 	Starting *starting `json:"starting,omitempty"`
 	Who      bool      `json:"who,omitempty"`
 }
 
-// member is a member's description for the others.
+// member describes a member to the others.
 type member struct {
 	ID     raft.ServerID `json:"id"`
 	Peer   string        `json:"peer"`
 	Client string        `json:"client"`
-	// Level is the highest feature level of its version; zero: the first.
+	// Level is the highest feature level that it supports; zero means level 1.
 	Level uint32 `json:"level,omitempty"`
-	// MaxTTL is the greatest TTL of a session that it grants when it leads; zero from versions that do not report it.
+	// MaxTTL is the greatest TTL of a session that it grants when it leads; zero in versions that do not report it.
 	MaxTTL time.Duration `json:"maxTTL,omitempty"`
-	// Start names the process; empty from versions that do not report it.
+	// Start identifies the process; empty in versions that do not report it.
 	Start string `json:"start,omitempty"`
 }
 
-// answer has the answering member, and the result of the question.
+// answer describes the answering member, and has the result of the question.
 type answer struct {
 	member
-	// Fresh: this member belongs to no cluster yet.
+	// Fresh reports that the answering member belongs to no cluster yet.
 	Fresh bool `json:"fresh"`
-	// Leader is the leader's address among the members, if known.
+	// Leader is the leader's address for other members, if known.
 	Leader string `json:"leader,omitempty"`
-	// Members are the addresses of all known members, including this one.
+	// Members are the addresses of all known members, including the answering member.
 	Members []string `json:"members,omitempty"`
 	// Index answers question.Index; zero from a member that does not lead.
 	Index uint64 `json:"index,omitempty"`
 	// Proof answers question.Prove.
 	Proof []byte `json:"proof,omitempty"`
-	// Maintenance: it leads only if nobody else does.
+	// Maintenance reports that the answering member leads only if no other member does.
 	Maintenance bool `json:"maintenance,omitempty"`
-	// Relative is the cluster of the answering member, even if it is another one.
+	// Relative is the cluster of the answering member, even if it refuses the question.
 	Relative *relative `json:"relative,omitempty"`
-	// Known is the end of the log of the starting member, as far as this one knows, and Runs the address of another
-	// process of that member.
+	// Known is the known end of the log of the starting member, and Runs is the address of another process of it.
 	Known uint64 `json:"known,omitempty"`
 	Runs  string `json:"runs,omitempty"`
-	// Recorded is the start of that member that counts.
+	// Recorded is the start that counts for the starting member.
 	Recorded string `json:"recorded,omitempty"`
-	// Joined: the member that asked to join is a member now.
+	// Joined reports that the server that asked to join is now a member.
 	Joined bool `json:"joined,omitempty"`
-	// Error says why not.
+	// Error is the reason for a refusal.
 	Error string `json:"error,omitempty"`
 
-	certificate *x509.Certificate // with which it was given; nil without TLS
+	certificate *x509.Certificate // of the answering member; nil without TLS
 }
 
 func newPeerNet(c *Config, home func() string) *peerNet {
@@ -144,7 +143,7 @@ func (p *peerNet) serve() {
 					return
 				}
 				p.log.Warn("accepting a member failed", "error", err)
-				time.Sleep(50 * time.Millisecond) // out of file descriptors, most likely
+				time.Sleep(50 * time.Millisecond) // most likely there are no more file descriptors
 				continue
 			}
 			p.serving.Go(func() { p.welcome(conn) })
@@ -161,10 +160,10 @@ func (p *peerNet) closed() bool {
 	}
 }
 
-// welcome reads the preface and forwards the connection.
+// welcome reads the preface of a connection, and answers the question or passes the connection to raft.
 func (p *peerNet) welcome(conn net.Conn) {
 	if p.tls != nil {
-		conn = tls.Server(conn, p.tls) // which asks GetConfigForClient itself
+		conn = tls.Server(conn, p.tls) // tls calls GetConfigForClient
 	}
 	conn, ok := p.track(conn)
 	if !ok {
@@ -197,7 +196,7 @@ func (p *peerNet) welcome(conn net.Conn) {
 	}
 }
 
-// reply answers a question, or returns the reason for a refusal.
+// reply answers a question, with foreign as the reason for a refusal if it is not nil.
 func (p *peerNet) reply(conn net.Conn, foreign error) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(answerTimeout))
@@ -215,10 +214,11 @@ func (p *peerNet) reply(conn net.Conn, foreign error) {
 	if now.self != nil {
 		now.self.relate(&a, q)
 	}
-	_ = json.NewEncoder(conn).Encode(a) // the other side repeats the question
+	_ = json.NewEncoder(conn).Encode(a) // an error makes the other side retry
 }
 
-// readPreface returns the purpose of the connection, even with an error if it is known.
+// readPreface reads and checks the preface of a connection. With an error it returns the kind only if the connection
+// may be answered.
 func (p *peerNet) readPreface(conn net.Conn) (kind byte, who *claim, err error) {
 	head := make([]byte, len(prefaceMagic)+3)
 	if _, err := io.ReadFull(conn, head); err != nil {
@@ -247,8 +247,8 @@ func (p *peerNet) readPreface(conn net.Conn) (kind byte, who *claim, err error) 
 		}
 		return kind, nil, fmt.Errorf("who asks is a member of cluster %q, who answers of cluster %q", theirs, ours)
 	case fromBackup(ours) && len(theirs) == 0 && kind != forQuestions:
-		// Members of a restored cluster know its name from the beginning. A member without the name is of the cluster
-		// before it.
+		// Members of a restored cluster know its name from the beginning. A member without the name belongs to the cluster
+		// before the restore.
 		return kind, nil, fmt.Errorf("who asks does not know its cluster, who answers is of cluster %q", ours)
 	case kind == forQuestions:
 	case self == nil:
@@ -259,15 +259,15 @@ func (p *peerNet) readPreface(conn net.Conn) (kind byte, who *claim, err error) 
 	return kind, who, nil
 }
 
-// preface is the beginning of a connection: kind, the dialer's cluster or "", and for raft the member that it is for,
-// or a claim.
+// preface returns the beginning of a connection: kind, the dialer's cluster or "", and for raft the member to reach or
+// a claim.
 func preface(kind byte, home, member string) []byte {
 	p := append([]byte(prefaceMagic), kind, byte(len(home)), byte(len(member)))
 	return append(append(p, home...), member...)
 }
 
-// dialling returns the configuration of TLS for one connection to another member. If it comes from files that may
-// have been replaced, GetConfigForClient returns their present content, for both directions.
+// dialling returns the TLS configuration for one connection to another member. If the configuration comes from files,
+// GetConfigForClient returns their current content, which is also valid for clients.
 func (p *peerNet) dialling() (*tls.Config, error) {
 	config := p.tls
 	if config.GetConfigForClient != nil {
@@ -319,7 +319,7 @@ func (p *peerNet) dial(ctx context.Context, address string, kind byte, member st
 			return nil, errors.Join(err, conn.Close())
 		}
 		if config.ServerName == "" {
-			config.ServerName, _, _ = net.SplitHostPort(address) // it was dialled, so it has a host
+			config.ServerName, _, _ = net.SplitHostPort(address) // no error: open has dialled the address
 		}
 		conn = tls.Client(conn, config)
 	}
@@ -338,7 +338,8 @@ func (p *peerNet) dial(ctx context.Context, address string, kind byte, member st
 	return conn, nil
 }
 
-// ask asks the member at address. The error says that no answer came; an answer can have an error itself.
+// ask asks a question of the member at address. It returns an error if there is no answer, or if a server that does not
+// identify itself refuses the question. An answer can contain another error.
 func (p *peerNet) ask(ctx context.Context, address string, q question) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -372,7 +373,8 @@ func (p *peerNet) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial implements raft.StreamLayer for addresses of addressed. Names are resolved anew each time: members may move.
+// Dial implements raft.StreamLayer for the addresses of type addressed. It first tries the address at which look found
+// the member. It resolves host names each time: members may move.
 func (p *peerNet) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -387,7 +389,7 @@ func (p *peerNet) Dial(address raft.ServerAddress, timeout time.Duration) (net.C
 	return p.dialMember(ctx, there, member)
 }
 
-// Addr implements raft.StreamLayer with the address at which the others find this member.
+// Addr implements raft.StreamLayer. It returns the address of this member for other members.
 func (p *peerNet) Addr() net.Addr { return peerAddr(p.advertise) }
 
 type peerAddr string
@@ -395,7 +397,7 @@ type peerAddr string
 func (peerAddr) Network() string  { return "tcp" }
 func (a peerAddr) String() string { return string(a) }
 
-// Close implements raft.StreamLayer. It also ends the connections that raft holds, which raft itself forgets.
+// Close implements raft.StreamLayer. It also closes the connections that raft has, since raft does not close them.
 func (p *peerNet) Close() error {
 	p.mu.Lock()
 	if p.closed() {
@@ -407,12 +409,12 @@ func (p *peerNet) Close() error {
 	p.mu.Unlock()
 	err := p.listener.Close()
 	for _, conn := range open {
-		_ = conn.Close() // it is over
+		_ = conn.Close() // the connection is not used any longer
 	}
 	return err
 }
 
-// track remembers conn until it is closed, and refuses it after Close.
+// track records conn until it is closed. After Close it closes conn and returns false.
 func (p *peerNet) track(conn net.Conn) (net.Conn, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -429,7 +431,8 @@ type trackedConn struct {
 	net.Conn
 	net *peerNet
 
-	// For raft: the member at the other end, and its start, empty if it did not say. The fields are protected by net.mu.
+	// For raft: the member at the other end, and its start, which is empty at feature levels without starts. net.mu
+	// protects the fields.
 	member  raft.ServerID
 	start   string
 	dialled bool // by this member

@@ -1,8 +1,8 @@
 package replica
 
-// Detection of a copied data directory without other members: node-id-place identifies the file node-id. A copy of
-// the directory has another one, since a file keeps its inode and its birth time wherever its directory is moved
-// within the file system, and no copy gets both.
+// Detection of a copied data directory without other members: node-id-place has the inode and the birth time of the
+// file node-id. A file keeps both when its directory is moved within the file system, and a copy of the file never has
+// both.
 
 import (
 	"encoding/json"
@@ -22,10 +22,10 @@ const (
 
 // place identifies a file.
 type place struct {
-	// Device alone is no evidence: a volume gets another number when it is attached anew.
+	// Device alone is not evidence: a volume may get another number when it is attached again.
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
-	Born   int64  `json:"born,omitempty"` // Unix nanoseconds; zero where the file system does not have it
+	Born   int64  `json:"born,omitempty"` // Unix nanoseconds; zero if the file system does not have it
 }
 
 func (p place) String() string {
@@ -36,7 +36,7 @@ func (p place) String() string {
 	return fmt.Sprintf("device %d, inode %d, born %s", p.Device, p.Inode, born)
 }
 
-// CopiedError is the reason why a server does not start: its data directory is a copy of another one, whose member
+// CopiedError is the reason why a server does not start: its data directory is a copy, and the server of the original
 // may run.
 type CopiedError struct {
 	Dir      string
@@ -49,8 +49,8 @@ func (e *CopiedError) Error() string {
 		"again, and with an empty directory otherwise", e.Dir, e.was, e.now)
 }
 
-// checkPlace refuses a data directory that is a copy, unless moved permits it. The caller has the
-// lock of the directory, in which node-id is.
+// checkPlace returns a *CopiedError for a data directory that is a copy, unless moved is set, and records the place
+// otherwise. The caller has the lock of the directory, which has a node-id.
 func checkPlace(dir string, moved bool, log *slog.Logger) error {
 	now, err := placeOf(filepath.Join(dir, nodeIDFile))
 	if err != nil {

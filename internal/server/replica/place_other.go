@@ -2,5 +2,5 @@
 
 package replica
 
-// placeOf returns a place that does not distinguish a copy from its original: the other members can.
+// placeOf returns an empty place: on this system only other members can detect a copy.
 func placeOf(string) (place, error) { return place{}, nil }

@@ -2,8 +2,8 @@ package replica
 
 import "testing"
 
-// A follower applies everything that the leader has acknowledged, although an election follows the last command: raft
-// counts the first entry of a leader, which the state machine does not get. A backup of the follower waits for that.
+// A follower reaches the end of the acknowledged log, even if an election follows the last command: raft counts the
+// first entry of a leader, which the state machine does not get. A backup of a follower waits for that end.
 func TestFollowerComesToWhatWasAcknowledgedBeforeAnElection(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 3, onlyOnDemand)

@@ -1,21 +1,21 @@
 package replica
 
-// Which process of a member counts. A copied data directory, or a name that comes to mean another machine, makes two
-// processes of one member, and neither has all entries that the two acknowledge between them. So each start of a
-// member has a number, one more than the last start in its data directory, and a random name. Connections for raft
-// name the starts at both ends, and the log has, for each member, the start that counts.
+// The process of a member that counts. With a copied data directory, or a host name that moves to another machine,
+// there can be two processes of one member, and neither has all entries that the two have acknowledged. So each start
+// of a member has a number, one more than the previous start in its data directory, and a random name. Connections for
+// raft name the starts at both ends, and the log records, for each member, the start that counts.
 //
 //	an earlier start than the recorded one     is turned away wherever it dials or is dialled, and stops
 //	a later one, while there is a leader       counts once a majority has committed its record without it, which the
 //	                                           leader proposes if the process of before does not answer
-//	a later one, while there is no leader      may vote and acknowledge, so that a cluster always restarts; who leads
-//	                                           then records it
+//	a later one, while there is no leader      may vote and acknowledge, so that a cluster always restarts; the next
+//	                                           leader records it
 //
-// The record is committed twice before the leader admits the process: a member that stores the second has carried out
-// the first. So no member can be elected that might still count the vote of the earlier process.
+// The record is committed twice before the leader admits the process: a member that stores the second record has
+// applied the first. So a member that might still count the vote of the earlier process cannot be elected.
 //
-// Connections also carry the index up to which each side knows the other's log. A member with less went back in time
-// while it ran, as a virtual machine that is reverted live does, and stops.
+// On a connection, each side also sends the known end of the other's log. A member with a shorter log went back in time
+// while it ran, like a virtual machine that is reverted to a snapshot, and stops.
 
 import (
 	"cmp"
@@ -39,13 +39,13 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// levelStarts is the feature level from which connections for raft name starts.
+// levelStarts is the lowest feature level at which connections for raft name starts.
 const levelStarts = machine.LevelHiddenIDs
 
-// startsFile has the number of the last start.
+// startsFile is the file with the number of the last start.
 const startsFile = "starts"
 
-// nextStart names this process, and keeps its number in dir, unless that is empty.
+// nextStart returns the start of this process, and stores its number in dir, unless dir is empty.
 func nextStart(dir string) (string, error) {
 	number := uint64(1)
 	if dir != "" {
@@ -69,7 +69,8 @@ func nextStart(dir string) (string, error) {
 	return fmt.Sprintf("%d-%s", number, newStart()), nil
 }
 
-// keepNumber notes the number of the last start. A refused start does not count: the next one has its number.
+// keepNumber stores the number of the last start. After a refused start the caller stores the previous number, so that
+// the next start has the same number.
 func keepNumber(dir string, number uint64) error {
 	if dir == "" {
 		return nil
@@ -77,19 +78,19 @@ func keepNumber(dir string, number uint64) error {
 	return writeFile(filepath.Join(dir, startsFile), fmt.Appendln(nil, number))
 }
 
-// numberOf returns the number of a start; zero for "" and for an earlier version's start.
+// numberOf returns the number of a start; zero for "" and for the start of an earlier version.
 func numberOf(start string) uint64 {
 	digits, _, _ := strings.Cut(start, "-")
 	number, _ := strconv.ParseUint(digits, 10, 63) // zero on an error
 	return number
 }
 
-// mayCount reports whether a start is the recorded one, or a later one. Every start is later than no record.
+// mayCount reports whether a start is the recorded start or a later start. Without a record every start may count.
 func mayCount(start, recorded string) bool {
 	return recorded == "" || start == recorded || numberOf(start) > numberOf(recorded)
 }
 
-// ReplacedError is the reason why a server stops: the members go on with another process of the same member.
+// ReplacedError is the reason why a server stops: another process of the same member counts for the other members.
 type ReplacedError struct {
 	ID         string
 	Own, Other string // the starts
@@ -100,7 +101,7 @@ func (e *ReplacedError) Error() string {
 		"the two has a copy of the data of the other, or older data: start this server with an empty data directory", e.ID, e.Other, e.Own)
 }
 
-// RevertedError is the reason why a server stops: it has forgotten acknowledged entries while it ran.
+// RevertedError is the reason why a server stops: it lost acknowledged entries while it ran.
 type RevertedError struct{ Last, Acknowledged uint64 }
 
 func (e *RevertedError) Error() string {
@@ -111,8 +112,8 @@ func (e *RevertedError) Error() string {
 // claim is the first message of a process that dials for raft.
 type claim struct {
 	to, from raft.ServerID
-	start    string // of the process that dials
-	run      run    // its knowledge of the dialled member
+	start    string // the start of the process that dials
+	run      run    // the dialled member's process, as the dialler knows it
 }
 
 const claimParts = 5
@@ -135,8 +136,9 @@ func readClaim(text string) (c *claim, err error) {
 	return c, err
 }
 
-// verdict is the answer to a claim: its first byte, before the start of the answering process, or the start that
-// counts in place of the dialler's; and the known end of the log of the dialler's process.
+// A verdict is the first byte of the answer to a claim. The start of the answering process follows or, for
+// verdictReplaced, the start that counts instead of the dialler's start; then the known end of the log of the dialler's
+// process.
 const (
 	verdictWelcome  = 0
 	verdictReplaced = 1
@@ -160,7 +162,7 @@ func readVerdict(r io.Reader) (verdict byte, start string, known uint64, err err
 	return head[0], string(rest[:head[1]]), binary.BigEndian.Uint64(rest[head[1]:]), nil
 }
 
-// namesStarts reports whether connections for raft name starts: all members support that.
+// namesStarts reports whether connections for raft name starts, which all members then support.
 func (r *Replica) namesStarts() bool { return r.State.Machine.Level() >= levelStarts }
 
 // claimTo returns this member's claim to a member that it dials.
@@ -168,7 +170,7 @@ func (r *Replica) claimTo(id raft.ServerID) *claim {
 	return &claim{to: id, from: r.id, start: r.start, run: r.stores.known.runOf(id)}
 }
 
-// meet answers a member that dials for raft.
+// meet checks the claim of a member that dials for raft, and answers it.
 func (r *Replica) meet(conn net.Conn, c *claim) error {
 	if c.run.start == r.start {
 		if err := r.reverted(c.run.index); err != nil {
@@ -182,7 +184,7 @@ func (r *Replica) meet(conn net.Conn, c *claim) error {
 	} else if other := r.peers.refused(c.from, c.start); other != "" {
 		verdict, start = verdictReplaced, other
 	} else if _, leads := r.LeadingTerm(); leads {
-		_ = r.peers.judge(c.from, c.start, recorded, r.proof.mark()) // it may ask for votes meanwhile, and gets no votes
+		_ = r.peers.judge(c.from, c.start, recorded, r.proof.mark()) // until it counts, it may ask for votes but gets none
 	}
 	index := uint64(0)
 	if run := r.stores.known.runOf(c.from); run.start == c.start {
@@ -196,8 +198,8 @@ func (r *Replica) meet(conn net.Conn, c *claim) error {
 	return err
 }
 
-// greet reads the answer of a member that was dialled for raft, and returns the reason why its process does not
-// count.
+// greet reads the answer of a member that this member has dialled for raft. It returns an error if its process does not
+// count. If this process does not count, or has lost entries, this member stops.
 func (r *Replica) greet(conn net.Conn, id raft.ServerID) error {
 	verdict, start, known, err := readVerdict(conn)
 	if err != nil {
@@ -225,7 +227,7 @@ func (r *Replica) greet(conn net.Conn, id raft.ServerID) error {
 	return nil
 }
 
-// reverted stops this member if its log ends before its known acknowledgements.
+// reverted stops this member and returns an error if its log ends before known, an entry that it has acknowledged.
 func (r *Replica) reverted(known uint64) error {
 	last := r.raft.LastIndex()
 	if known <= last {
@@ -236,7 +238,8 @@ func (r *Replica) reverted(known uint64) error {
 	return err
 }
 
-// reconnect restarts the connections with a member, which then learns the records that it has forgotten.
+// reconnect closes the connections that this member has dialled to another member. The next connection sends the known
+// end of the log to that member, which has lost entries.
 func (r *Replica) reconnect(id raft.ServerID) {
 	if r.peers != nil {
 		r.noteKnown()
@@ -249,7 +252,7 @@ func (r *Replica) replaced(id raft.ServerID, recorded string) {
 	if r.peers == nil {
 		return
 	}
-	r.peers.serving.Go(func() { // closing a connection may take a while
+	r.peers.serving.Go(func() { // closing a connection may take some time
 		r.peers.drop(id, func(t *trackedConn) bool { return t.start != "" && !mayCount(t.start, recorded) })
 	})
 	if id == r.id && !mayCount(r.start, recorded) {
@@ -257,25 +260,25 @@ func (r *Replica) replaced(id raft.ServerID, recorded string) {
 	}
 }
 
-// newcomer is a process that is to count once its record is committed, or is refused because another one answers.
+// newcomer is a process that waits until its record is committed, or that is refused because another process answers.
 type newcomer struct {
 	start   string
-	mark    uint64 // of the requests: the earlier process answers if it acknowledges a later one
+	mark    uint64 // the earlier process lives if it acknowledges a request after the mark
 	since   time.Time
-	refused string // the start that answers instead; empty: it waits
-	writing bool   // its record is being committed
+	refused string // the start that counts instead; empty: it waits
+	writing bool   // its record is being written
 }
 
 // name records the process at the other end of a connection for raft.
 func (p *peerNet) name(conn net.Conn, id raft.ServerID, start string, dialled bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if t, ok := conn.(*trackedConn); ok { // it is
+	if t, ok := conn.(*trackedConn); ok { // always
 		t.member, t.start, t.dialled = id, start, dialled
 	}
 }
 
-// drop closes the connections for raft with a member that match which.
+// drop closes the connections for raft with a member for which the function which returns true.
 func (p *peerNet) drop(id raft.ServerID, which func(*trackedConn) bool) {
 	var over []*trackedConn
 	p.mu.Lock()
@@ -290,8 +293,8 @@ func (p *peerNet) drop(id raft.ServerID, which func(*trackedConn) bool) {
 	}
 }
 
-// speaksTo returns the start of a member's process to which connections for raft were dialled, or "". The caller
-// holds p.mu.
+// speaksTo returns the start of the process of a member to which this member has dialled connections for raft, or "".
+// The caller holds p.mu.
 func (p *peerNet) speaksTo(id raft.ServerID) string {
 	for t := range p.conns {
 		if t.dialled && t.member == id && t.start != "" {
@@ -301,7 +304,7 @@ func (p *peerNet) speaksTo(id raft.ServerID) string {
 	return ""
 }
 
-// startOf returns the start of a member's process that has connections for raft with this one, or "".
+// startOf returns the start of the process of a member that has connections for raft with this process, or "".
 func (p *peerNet) startOf(id raft.ServerID) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -313,7 +316,8 @@ func (p *peerNet) startOf(id raft.ServerID) string {
 	return ""
 }
 
-// judge returns the reason why a process of a member does not count yet for this leader.
+// judge returns nil if a process of a member counts for this leader. Otherwise it makes the process a newcomer and
+// returns an error.
 func (p *peerNet) judge(id raft.ServerID, start, recorded string, mark uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -331,7 +335,7 @@ func (p *peerNet) judge(id raft.ServerID, start, recorded string, mark uint64) e
 	return fmt.Errorf("start %s of member %s has not been recorded yet", start, id)
 }
 
-// refused returns the start that counts in place of a refused one; empty: it was not refused.
+// refused returns the start that counts instead of a refused start; empty if start was not refused.
 func (p *peerNet) refused(id raft.ServerID, start string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -341,7 +345,7 @@ func (p *peerNet) refused(id raft.ServerID, start string) string {
 	return ""
 }
 
-// recordEvery is the maximum interval at which a leader looks for processes to record.
+// recordEvery is the maximum interval at which a leader checks for starts to record.
 const recordEvery = 100 * time.Millisecond
 
 // recordStarts records the starts of the members until ctx ends.
@@ -367,7 +371,7 @@ func (t *Term) recordStarts(ctx context.Context) {
 			if m.ID == r.id {
 				continue
 			}
-			r.peers.drop(m.ID, func(c *trackedConn) bool { return c.dialled && c.start == "" }) // of the level before
+			r.peers.drop(m.ID, func(c *trackedConn) bool { return c.dialled && c.start == "" }) // from before levelStarts
 			if err := t.recordStart(m.ID); err != nil && ctx.Err() == nil {
 				r.config.Log.Debug("a start was not recorded", "id", m.ID, "error", err)
 			}
@@ -375,7 +379,7 @@ func (t *Term) recordStarts(ctx context.Context) {
 	}
 }
 
-// recordStart records the start of a member that counts, or admits a waiting process.
+// recordStart records the start of a member, or decides about a waiting process of it.
 func (t *Term) recordStart(id raft.ServerID) error {
 	r, p := t.replica, t.replica.peers
 	p.mu.Lock()
@@ -396,13 +400,14 @@ func (t *Term) recordStart(id raft.ServerID) error {
 				"id", id, "counts", speaks, "turned away", n.start)
 			return nil
 		case !gone && time.Since(n.since) < r.config.Timing.WithDefaults().Heartbeat:
-			return nil // it may answer yet
+			return nil // the earlier process may still answer
 		}
 	}
 	return t.letIn(id, n)
 }
 
-// answersAs checks, where the connections with a member go, whether its process answers there, or certainly does not.
+// answersAs asks at the addresses of the connections with a member. lives reports that the process with the start
+// answers; gone, that it certainly does not run there.
 func (r *Replica) answersAs(id raft.ServerID, start string) (lives, gone bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(r.config.AskTime, startTimeout)/2)
 	defer cancel()
@@ -419,7 +424,7 @@ func (r *Replica) answersAs(id raft.ServerID, start string) (lives, gone bool) {
 	return false, gone
 }
 
-// letIn makes a process count, in place of a silent one.
+// letIn makes a process count, instead of a process that does not answer.
 func (t *Term) letIn(id raft.ServerID, n *newcomer) error {
 	r, p := t.replica, t.replica.peers
 	p.mu.Lock()
@@ -429,7 +434,7 @@ func (t *Term) letIn(id raft.ServerID, n *newcomer) error {
 	f := fact{Started: id, Start: n.start}
 	err := t.tryTell(f)
 	if err == nil {
-		err = t.tryTell(f) // a member that stores this has carried out the first
+		err = t.tryTell(f) // a member that stores this record has applied the first
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -443,7 +448,8 @@ func (t *Term) letIn(id raft.ServerID, n *newcomer) error {
 	return err
 }
 
-// turnAway refuses a process because another one answers, and makes it dial again to learn that.
+// turnAway refuses a process because another one answers, and closes its connections: it gets the refusal when it dials
+// again.
 func (p *peerNet) turnAway(id raft.ServerID, n *newcomer, counts string) {
 	p.mu.Lock()
 	n.refused = counts
@@ -451,14 +457,14 @@ func (p *peerNet) turnAway(id raft.ServerID, n *newcomer, counts string) {
 	p.drop(id, func(c *trackedConn) bool { return c.start == n.start })
 }
 
-// expectNewcomers begins a term in which this member leads: it forgets the newcomers of an earlier one.
+// expectNewcomers removes the newcomers of an earlier term, at the beginning of a term in which this member leads.
 func (p *peerNet) expectNewcomers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.newcomers)
 }
 
-// placesOf returns the addresses to which connections for raft with a member go.
+// placesOf returns the remote addresses of the connections for raft that this member has dialled to a member.
 func (p *peerNet) placesOf(id raft.ServerID) (all []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,33 +19,33 @@ type transport interface {
 	raft.WithClose
 }
 
-// proof is a transport that remembers which of its requests the others have acknowledged. Confirm relies on it.
+// proof is a transport that records the acknowledgements of its requests. Confirm relies on it.
 //
-// raft.VerifyLeader does not serve: it takes any acknowledgement that arrives after the call for an answer, even one
-// to a heartbeat that was sent before it. A leader that was deposed meanwhile then believes that it still leads.
+// raft.VerifyLeader is not a proof: it accepts any acknowledgement that arrives after the call, even of a heartbeat
+// that was sent before the call. A leader that was deposed in the meantime could then assume that it still leads.
 type proof struct {
 	transport
 	silence  *silence
-	known    *known                                      // nil: not used
-	last     atomic.Pointer[func() (index, term uint64)] // the last index of this member's log, then its term; nil: unknown yet
-	forgot   func(raft.ServerID)                         // is called for a member that has lost entries
-	fatal    func(error)                                 // is called when this member cannot go on
+	known    *known                                      // may be nil
+	last     atomic.Pointer[func() (index, term uint64)] // the last index of this log, and the term; nil at first
+	forgot   func(raft.ServerID)                         // called for a member that has lost entries
+	fatal    func(error)                                 // called when this member cannot continue
 	log      *slog.Logger
-	refrains atomic.Pointer[func() bool] // whether this member asks for no votes; nil: it asks
+	refrains atomic.Pointer[func() bool] // reports that this member does not ask for votes; nil: it asks
 
 	mu    sync.Mutex
 	sent  uint64 // requests are numbered from 1 in the order in which they were sent
-	term  uint64 // of what follows
+	term  uint64 // the term of peers
 	peers map[raft.ServerID]progress
-	told  map[raft.ServerID]bool // members that have lost entries, as logged
+	told  map[raft.ServerID]bool // members whose lost entries were logged
 
-	changed notify.Signal // something was acknowledged
+	changed notify.Signal // notified when a request was acknowledged
 }
 
-// progress is a follower's acknowledgements in the present term.
+// progress is a follower's acknowledgements in the current term.
 type progress struct {
 	request uint64 // the highest number among its acknowledged requests
-	index   uint64 // its log is the same as ours up to here
+	index   uint64 // its log matches ours up to here
 	own     bool   // it has an entry of this term, so its log is no longer than ours
 }
 
@@ -64,7 +64,7 @@ func (p *proof) AppendEntries(
 	if err := p.transport.AppendEntries(id, to, req, resp); err != nil {
 		return err
 	}
-	// The follower had this term when it answered, whether or not its log fits. So no member of a later term had its
+	// The follower had this term when it answered, even if its log does not match. So no member of a later term had its
 	// vote.
 	if resp.Term == req.Term {
 		if err := p.ahead(id, req.Term, resp.LastLog); err != nil {
@@ -82,9 +82,9 @@ func (p *proof) AppendEntries(
 	return nil
 }
 
-// ahead is the error of a leader that cannot go on: a follower has entries of this term that only this member can
-// have written, and has forgotten. Its memory and its disk went back in time together, as those of a virtual machine
-// that is reverted live. Raft compares terms and indexes alone, and would mistake other entries for the same.
+// ahead returns an error, and stops this leader, if a follower has entries of this term that only this leader can have
+// written, and that it has lost. Memory and disk of this leader went back in time together, as in a virtual machine
+// that is reverted to a snapshot. Raft compares only terms and indexes, and would treat different entries as the same.
 func (p *proof) ahead(id raft.ServerID, term, follower uint64) error {
 	last := p.last.Load()
 	p.mu.Lock()
@@ -94,7 +94,7 @@ func (p *proof) ahead(id raft.ServerID, term, follower uint64) error {
 		return nil
 	}
 	here, now := (*last)()
-	if follower <= here || now != term { // in a later term its end may have been replaced
+	if follower <= here || now != term { // in a later term its end may differ
 		return nil
 	}
 	err := fmt.Errorf("member %s has entries of this term up to %d, which this member, the leader, wrote and has only up "+
@@ -103,8 +103,9 @@ func (p *proof) ahead(id raft.ServerID, term, follower uint64) error {
 	return err
 }
 
-// forgetful is the error of a follower that gets no more entries because its log ends before its acknowledgements:
-// its disk went back in time while it ran, or it started when nobody objected. When it restarts, this member objects.
+// forgetful logs and returns the error for a follower whose log ends before its acknowledgements. The follower gets no
+// further entries. Its disk went back in time while it ran, or it started when no member objected. When it restarts,
+// this member objects.
 func (p *proof) forgetful(id raft.ServerID, last uint64) error {
 	p.mu.Lock()
 	told := p.told[id]
@@ -121,8 +122,8 @@ func (p *proof) forgetful(id raft.ServerID, last uint64) error {
 	return fmt.Errorf("member %s has lost entries that it had acknowledged", id)
 }
 
-// InstallSnapshot implements raft.Transport. A silent leader sends no snapshots either: they would count as a sign of
-// life.
+// InstallSnapshot implements raft.Transport. A leader that has stopped sending sends no snapshots either: followers
+// would count them as contact.
 func (p *proof) InstallSnapshot(
 	id raft.ServerID, to raft.ServerAddress, req *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse,
 	r io.Reader,
@@ -133,7 +134,7 @@ func (p *proof) InstallSnapshot(
 	return p.transport.InstallSnapshot(id, to, req, resp, r)
 }
 
-// mayStand returns the reason why this member asks for no votes, or nil.
+// mayStand returns the reason why this member must not ask for votes, or nil.
 func (p *proof) mayStand() error {
 	if err := p.silence.reason(); err != nil {
 		return err
@@ -164,15 +165,15 @@ func (p *proof) RequestPreVote(
 	return p.transport.RequestPreVote(id, to, req, resp)
 }
 
-// AppendEntriesPipeline implements raft.Transport. It is unsupported, so raft does not pipeline: with pipelines,
-// entries can be left lying until the next write, and replication to a follower can stop for good. Batches keep the
-// throughput.
+// AppendEntriesPipeline implements raft.Transport. It returns an error, so that raft does not use pipelines. With
+// pipelines, entries can stay unsent until the next write, and replication to a follower can stop permanently. Batches
+// provide the throughput.
 func (p *proof) AppendEntriesPipeline(raft.ServerID, raft.ServerAddress) (raft.AppendPipeline, error) {
 	return nil, raft.ErrPipelineReplicationNotSupported
 }
 
-// SetHeartbeatHandler implements raft.Transport, by ignoring it: heartbeats go through raft's main loop like all
-// messages, and no member acknowledges a leader while it is about to vote for another.
+// SetHeartbeatHandler implements raft.Transport. It ignores the handler, so that heartbeats go through raft's main loop
+// like all messages: a member never acknowledges a leader while it is about to vote for another.
 func (p *proof) SetHeartbeatHandler(func(raft.RPC)) {}
 
 func (p *proof) next() uint64 {
@@ -182,7 +183,7 @@ func (p *proof) next() uint64 {
 	return p.sent
 }
 
-// acknowledge keeps only the latest term: acknowledgements of an earlier one do not count for it.
+// acknowledge records an acknowledgement. It keeps only the latest term, and ignores earlier terms.
 func (p *proof) acknowledge(id raft.ServerID, term uint64, ack progress) {
 	p.mu.Lock()
 	if term > p.term {
@@ -196,14 +197,15 @@ func (p *proof) acknowledge(id raft.ServerID, term uint64, ack progress) {
 	p.changed.Notify()
 }
 
-// mark returns the number of the last request that was sent. Later ones have greater numbers.
+// mark returns the number of the last request that was sent. Later requests have greater numbers.
 func (p *proof) mark() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.sent
 }
 
-// quorum reports whether, with self, most of the voters acknowledged in this term a request that was sent after mark.
+// quorum reports whether most of the voters, including self, acknowledged a request in this term that was sent after
+// mark.
 func (p *proof) quorum(servers []raft.Server, self raft.ServerID, term, mark uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -220,7 +222,7 @@ func (p *proof) quorum(servers []raft.Server, self raft.ServerID, term, mark uin
 	return acks > voters/2
 }
 
-// heardOf reports whether a follower acknowledged in this term a request that was sent after mark.
+// heardOf reports whether a follower acknowledged a request in this term that was sent after mark.
 func (p *proof) heardOf(id raft.ServerID, term, mark uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -234,7 +236,7 @@ func (p *proof) indexOf(id raft.ServerID) uint64 {
 	return p.peers[id].index
 }
 
-// indexes returns the indexes of all followers, in a term.
+// indexes returns the known matching indexes of all followers in a term.
 func (p *proof) indexes(term uint64) map[raft.ServerID]uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// follower answers a leader: its log ends with last, and fits.
+// follower answers a leader. Its log ends with last, and matches.
 type follower struct {
 	transport
 	last uint64
@@ -24,8 +24,9 @@ func (f *follower) AppendEntries(
 	return nil
 }
 
-// If its memory and disk go back in time, a leader stops before it counts a follower that has more of the leader's
-// term. If the follower has more of an earlier term, the leader goes on: the follower is about to drop those entries.
+// A leader whose memory and disk went back in time stops before it counts a follower that has more entries of the
+// leader's term. If the follower has more entries of an earlier term, the leader continues: the follower is about to
+// delete those entries.
 func TestLeaderThatWentBackStops(t *testing.T) {
 	t.Parallel()
 	var failed error

@@ -1,7 +1,7 @@
 package replica
 
-// Recovery from the disk of one member. The new directory is made beside the old one and replaces it at the end, by
-// two renames: until then an error leaves the old one where it was.
+// Recovery from the disk of one member. The new directory is created beside the old one. At the end two renames replace
+// the old directory: before that, an error leaves the old directory in place.
 
 import (
 	"bytes"
@@ -16,19 +16,19 @@ import (
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
-// Suffixes of the directories beside a data directory that is recovered.
+// Suffixes of the directories beside a recovered data directory.
 const (
 	recoveredSuffix = ".recovered"
 	lostSuffix      = ".lost"
 )
 
-// Recover turns the data directory of one member, of a cluster that has lost most of its members, into one of a new
-// cluster with one member, which has all the state on this disk. It is Restore with a disk in place of a backup:
-// tokens go on far above all issued tokens, even those that this disk does not know, every session is ended, and the
-// server serves nobody at first, because the disk may lack the last acknowledgements of other members. Damage is a
-// *CorruptError. The old directory is kept, with ".lost" after its name.
+// Recover is for a cluster that has lost most of its members. It converts the data directory of one member to that of a
+// new cluster with one member, which has all state on this disk. It is like Restore with a disk instead of a backup:
+// tokens continue far above all issued tokens, even those that are not on this disk, and every session ends. The server
+// does not serve clients at first, because the disk may lack the last acknowledged entries. The error is a
+// *CorruptError if the data is damaged. Recover keeps the old directory, with ".lost" appended to its name.
 //
-// No other member of the old cluster must run, now or later. If one answers, the error is a *RivalError, unless
+// No other member of the old cluster may run, now or later. If one answers, the error is a *RivalError, unless
 // Supersede is set.
 func Recover(dir string, o RestoreOptions) (Restored, error) {
 	r, err := recoverDir(filepath.Clean(dir), o)
@@ -68,11 +68,11 @@ func recoverDir(dir string, o RestoreOptions) (Restored, error) {
 	return r, syncDir(filepath.Dir(dir))
 }
 
-// rescue returns the state of a data directory, as if it were a backup made when the log was last written, and where
-// others may be.
+// rescue returns the state of a data directory, like a backup from the time of the last write to the log, and the
+// addresses of other members.
 func rescue(kind Store, dir string) (info BackupInfo, snapshot []byte, others []string, err error) {
 	written, err := os.Stat(filepath.Join(dir, markFile))
-	if errors.Is(err, os.ErrNotExist) { // it is of an older version
+	if errors.Is(err, os.ErrNotExist) { // the data is from an older version
 		written, err = os.Stat(filepath.Join(dir, string(kind)))
 	}
 	if err != nil {

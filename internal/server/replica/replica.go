@@ -1,9 +1,9 @@
 package replica
 
-// A replica as a whole: raft and its parts. From the network upwards these are peerNet, addressed and proof;
-// from the disk upwards the stores; on top the FSM.
+// A replica as a whole: raft and its parts. The network side, from the bottom, has peerNet, addressed and proof. The
+// disk side has the stores. The FSM is on top.
 //
-// From Open on the member takes part in elections. Run then finds a cluster for a member without one.
+// From Open on, the member takes part in elections. Run then gets a member without a cluster into a cluster.
 
 import (
 	"cmp"
@@ -26,10 +26,11 @@ import (
 )
 
 const (
-	// peerTimeout bounds one message between members, in which a disk may hang for a while.
+	// peerTimeout is the maximum time for one message between members and its answer, for which a disk may have to write.
 	peerTimeout = 3 * time.Second
-	// snapshotEntries is the number of entries between snapshots, and trailingEntries the number that stay after one
-	// for members that are behind. Entries are batches: a snapshot is made of some 100,000 commands under load.
+	// snapshotEntries is the number of entries between snapshots. trailingEntries is the number of entries that stay in
+	// the log after a snapshot, for members that are behind. Entries are batches: under load, snapshotEntries entries have
+	// some 100,000 commands.
 	snapshotEntries  = 8192
 	trailingEntries  = 10240
 	snapshotInterval = 30 * time.Second
@@ -37,51 +38,51 @@ const (
 	eventsKept = 16 << 10
 )
 
-// ErrNotLeader means that a request was certainly not carried out: this member does not lead.
+// ErrNotLeader means that a request certainly had no effect, because this member does not lead.
 var ErrNotLeader = errors.New("this member does not lead")
 
-// Config configures a replica. Required fields are so marked.
+// Config configures a replica. The comments mark required fields.
 type Config struct {
 	DataDir string // empty with StoreMemory
 	Store   Store  // required
-	// Moved permits a data directory that is a copy: the original is gone for good.
+	// Moved permits a data directory that is a copy, if the original never starts again.
 	Moved bool
 
-	// Listener takes connections of the other members, which find it at Advertise. Nil: there are no others.
+	// Listener accepts connections of other members, which dial Advertise. Nil: there are no other members.
 	Listener  net.Listener
 	Advertise string
-	// Client is where clients find this member; empty: nowhere. The others learn it.
+	// Client is the address of this member for clients; empty: none. The leader records it in the log.
 	Client string
-	// Dial opens connections to the others, which use TLS if that is not nil. Required with Listener.
+	// Dial opens connections to the other members, which use TLS if TLS is not nil. Dial is required with Listener.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	TLS  *tls.Config
 
-	// Join are the addresses of the members, JoinKey approves new ones, and BootstrapExpect members make a new
-	// cluster.
+	// Join are the addresses of the members. JoinKey approves new members. BootstrapExpect is the number of members that
+	// together create a new cluster; 0: never.
 	Join            []string
 	JoinKey         []byte
 	BootstrapExpect int
 
-	// MaxTTL is the greatest TTL of a session that this member grants as leader; 0: the cluster's.
+	// MaxTTL is the greatest TTL of a session that this member grants as leader; 0: the default of the cluster.
 	MaxTTL time.Duration
 
 	Timing Timing
-	Now    func() time.Time // of elapsing time; required
+	Now    func() time.Time // a clock for elapsed time; required
 
-	// Changed is called after each entry that was carried out. It must not block. Required.
+	// Changed is called after each applied entry. It must not block. Required.
 	Changed func()
-	// Fatal is called when this member cannot go on. It must not block. Required.
+	// Fatal is called when this member cannot continue. It must not block. Required.
 	Fatal func(error)
-	// Appended gets the time of each append to the log, with its fsync. May be nil.
+	// Appended gets the duration of each append to the log, including its fsync. May be nil.
 	Appended func(time.Duration)
-	// Admitted is called when this member, as the leader, has taken in a new or a moved member. approved says
-	// that it gets a vote; replaced is the member that it took the place of, if there is one. Nil: nobody asks.
+	// Admitted is called when this member, as the leader, has admitted a new or moved member. approved reports that the
+	// member is approved, or was already a member; replaced is the member that it replaced, or "". May be nil.
 	Admitted func(id, address string, approved bool, replaced string)
 
 	Version string
 	Log     *slog.Logger // required
 
-	// Rig, and HangAfter, which replaces the constant, are for tests.
+	// Rig and HangAfter, which replaces hangAfter, are for tests.
 	Rig       *serverfault.Rig // required
 	HangAfter time.Duration
 	// HealthEvery replaces healthEvery, for tests.
@@ -90,16 +91,16 @@ type Config struct {
 	RivalsEvery, AskTime time.Duration
 }
 
-// Replica is one member's copy of the cluster's state, and its place among the members: raft with all its parts. All
-// methods are safe for concurrent use.
+// Replica is one member: its copy of the cluster's state, and raft with all its parts. All methods are safe for
+// concurrent use.
 type Replica struct {
-	// State is the state after the log so far.
+	// State is the state after all applied entries.
 	State *FSM
 
 	config  Config
-	address string // by which the others know this member
+	address string // of this member, for the others
 	id      raft.ServerID
-	start   string // names this process, among all past ones of this member
+	start   string // identifies this process among all starts of this member
 	raft    *raft.Raft
 	proof   *proof
 	stores  *stores
@@ -110,11 +111,11 @@ type Replica struct {
 
 	unrivalled chan struct{} // see Unrivalled
 
-	admitting sync.Mutex // held from counting the members until one more is added
+	admitting sync.Mutex // held while a member is admitted
 }
 
-// Open starts a replica, which from now on takes part in elections and talks with the others. The replica owns the
-// listener; Open closes it on an error.
+// Open starts a replica, which from now on takes part in elections and communicates with the other members. The replica
+// owns the listener; Open closes it on an error.
 func Open(c Config) (*Replica, error) {
 	f := NewFSM(newMachine(), c.Changed, c.Fatal)
 	f.comparison.version, f.comparison.log = c.Version, c.Log
@@ -142,7 +143,7 @@ func Open(c Config) (*Replica, error) {
 	return r, nil
 }
 
-// openStores opens the data directory, and adopts its identity and state.
+// openStores opens the data directory, and takes the id of the member and its state from it.
 func (r *Replica) openStores() error {
 	c, f := &r.config, r.State
 	s, err := openStores(c.Store, c.DataDir, newRaftLog(c.Log), c.Rig, c.Fatal)
@@ -173,8 +174,8 @@ func (r *Replica) openStores() error {
 	return nil
 }
 
-// begin answers members that start at the same time, and asks the others whether this member may start. It closes no
-// part of the replica.
+// begin answers members that start at the same time, and asks the others whether this member may start. On an error the
+// caller closes the parts of the replica.
 func (r *Replica) begin() error {
 	r.peers.now.Store(&speaker{answer: r.early(r.self(), r.stores.known, r.stores.members)})
 	r.peers.serve()
@@ -191,7 +192,7 @@ func (r *Replica) begin() error {
 	return nil
 }
 
-// openTransport opens the network to the other members, or one without others.
+// openTransport opens the network to the other members, or a transport without others if there is no listener.
 func openTransport(c *Config, f *FSM) (address string, peers *peerNet, t transport) {
 	if c.Listener == nil {
 		address, t := raft.NewInmemTransport("local")
@@ -204,8 +205,8 @@ func openTransport(c *Config, f *FSM) (address string, peers *peerNet, t transpo
 	})}
 }
 
-// openRaft starts raft over the stores and the transport, which raft closes. On an error openRaft closes the
-// transport.
+// openRaft starts raft with the stores and the transport, which raft closes later. On an error openRaft closes the
+// transport and the stores.
 func (r *Replica) openRaft(t transport, c *raft.Config) (err error) {
 	s := r.stores
 	r.proof = newProof(t, s.silence)
@@ -236,8 +237,8 @@ func raftConfig(id raft.ServerID, of *Config) *raft.Config {
 // newMachine returns the state machine of a replica.
 func newMachine() *machine.Machine { return machine.New(eventsKept) }
 
-// Run makes this member part of a cluster if it is in no cluster, and keeps its log short, until ctx ends. The error
-// says why no cluster could be made.
+// Run gets this member into a cluster if it is not in one, and runs the background tasks of the replica, until ctx
+// ends. The error is the reason why no cluster could be created.
 func (r *Replica) Run(ctx context.Context) error {
 	var compacting sync.WaitGroup
 	defer compacting.Wait()
@@ -254,7 +255,7 @@ func (r *Replica) Run(ctx context.Context) error {
 // Close stops raft, then closes its parts.
 func (r *Replica) Close() error {
 	stopping := r.raft.Shutdown()
-	err := r.proof.Close() // before the wait: otherwise messages to members that are gone have to time out
+	err := r.proof.Close() // close first: otherwise messages to members that are down have to time out
 	err = errors.Join(err, stopping.Error())
 	close(r.dead)
 	err = errors.Join(err, r.stores.close())
@@ -264,26 +265,27 @@ func (r *Replica) Close() error {
 	return err
 }
 
-// ID names this member.
+// ID returns the id of this member.
 func (r *Replica) ID() string { return string(r.id) }
 
-// Silent returns the reason why this member keeps silent towards the others; nil while it speaks. A member that is to
-// serve asks too: the others elect another leader, but raft does not notice here before the blocked part goes on.
+// Silent returns the reason why this member has stopped sending to the others; nil while it sends. A leader must check
+// it before it serves clients: the others elect another leader, but raft here notices that only when the blocked part
+// continues.
 func (r *Replica) Silent() error { return r.stores.silence.reason() }
 
-// Leader returns the leader, as far as this member knows: its id and its address among the members, or "".
+// Leader returns the leader that this member knows: its id and its address for other members; empty if unknown.
 func (r *Replica) Leader() (id, address string) {
 	a, name := r.raft.LeaderWithID()
 	return string(name), string(a)
 }
 
-// Elections reports that the leadership may have come to this member, or gone. It keeps the last change only: losing
-// and regaining it looks like gaining it.
+// Elections returns a channel that reports that this member may have gained or lost the leadership. It keeps only the
+// last change: if the member loses and regains the leadership, the channel may report only the gain.
 func (r *Replica) Elections() <-chan bool { return r.raft.LeaderCh() }
 
-// LeadingTerm returns the term in which this member leads, and false if it does not.
+// LeadingTerm returns the term in which this member leads. It returns false if this member does not lead.
 func (r *Replica) LeadingTerm() (uint64, bool) {
-	// Raft leaves the state of a leader before it takes the next term, and enters it after.
+	// Raft leaves the leader state before it increments the term, and enters it afterwards.
 	term := r.raft.CurrentTerm()
 	leads := r.raft.State() == raft.Leader
 	return term, leads && r.raft.CurrentTerm() == term
@@ -295,8 +297,8 @@ func (r *Replica) LastContact() time.Time { return r.raft.LastContact() }
 // Status is the progress of this member.
 type Status struct {
 	Term, LastIndex, CommitIndex uint64
-	// Agreed is the index after which this state last matched the leader's, Differs the index after which it did not;
-	// zero: never.
+	// Agreed is the last index at which this state matched the leader's state. Differs is the last index at which it did
+	// not. Zero: never.
 	Agreed, Differs uint64
 	// LogBytes is the size of the log.
 	LogBytes int
@@ -312,32 +314,32 @@ func (r *Replica) Status() Status {
 	return s
 }
 
-// LastSnapshot returns when the last snapshot was made and its size in bytes; zero without a snapshot.
+// LastSnapshot returns the time of the last snapshot and its size in bytes; zero without a snapshot.
 func (r *Replica) LastSnapshot() (at time.Time, size int) {
 	all, err := r.stores.snapshots.List()
 	if err != nil || len(all) == 0 {
 		return time.Time{}, 0
 	}
-	// Raft names a snapshot by its term, its index and the time, in milliseconds.
+	// Raft names a snapshot after its term, its index and the time in milliseconds.
 	if ms, err := strconv.ParseInt(all[0].ID[strings.LastIndexByte(all[0].ID, '-')+1:], 10, 64); err == nil {
 		at = time.UnixMilli(ms)
 	}
 	return at, int(all[0].Size)
 }
 
-// Applied returns the index of the last entry that the state machine has carried out; before the first one, the index
-// of the state's snapshot. Raft's own number runs ahead of it, and counts entries that the state machine
-// does not get.
+// Applied returns the index of the last entry that the state machine has applied. Before the first entry after a start
+// or a restored snapshot, it returns the index of the last snapshot. Raft's own applied index may be ahead, and counts
+// entries that the state machine does not get.
 func (r *Replica) Applied() uint64 {
 	if index := r.State.index.Load(); index > 0 {
 		return index
 	}
-	index, _ := strconv.ParseUint(r.raft.Stats()["last_snapshot_index"], 10, 64) // raft writes a number there
+	index, _ := strconv.ParseUint(r.raft.Stats()["last_snapshot_index"], 10, 64) // no error: raft writes a number
 	return index
 }
 
-// Acknowledged returns the end of the log that was acknowledged to anybody before the call. A member that does not
-// lead asks the leader.
+// Acknowledged returns the end of the log that a leader has acknowledged to anybody before the call. A member that does
+// not lead asks the leader.
 func (r *Replica) Acknowledged(ctx context.Context) (uint64, error) {
 	if t := r.serving.Load(); t != nil {
 		return t.acknowledged(ctx)
@@ -356,18 +358,18 @@ func (r *Replica) Acknowledged(ctx context.Context) (uint64, error) {
 	return a.Index, nil
 }
 
-// Snapshot makes a snapshot of the state, and truncates the log.
+// Snapshot makes a snapshot of the state, and then truncates the log.
 func (r *Replica) Snapshot() error { return r.await(r.raft.Snapshot()) }
 
-// landing returns a channel for the future's error: raft forgets entries that were on their way to the state machine
-// when it shut down, so nobody may wait for a future alone.
+// landing returns a channel for the error of a future. When raft shuts down, it drops entries that the state machine
+// has not applied and never completes their futures. So callers must not wait for a future alone.
 func landing(f raft.Future) <-chan error {
 	landed := make(chan error, 1)
 	go func() { landed <- f.Error() }()
 	return landed
 }
 
-// await waits for a future, or for the end of raft.
+// await waits for a future, or for the shutdown of raft.
 func (r *Replica) await(f raft.Future) error { return r.awaitLanding(landing(f)) }
 
 func (r *Replica) awaitLanding(landed <-chan error) error {

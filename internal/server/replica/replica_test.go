@@ -14,15 +14,15 @@ import (
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
-// gate is a replica's way out to the others. It can cut the way to some, and keep answers on their way.
+// gate is a replica's transport to the others. It can cut connections to some of them, and hold answers.
 type gate struct {
 	*raft.InmemTransport
 
 	mu      sync.Mutex
 	cut     map[raft.ServerAddress]bool
 	holding bool
-	held    int           // answers that are on their way
-	release chan struct{} // closed to let them arrive
+	held    int           // the number of held answers
+	release chan struct{} // closed to release them
 }
 
 func (g *gate) toward(to raft.ServerAddress) error {
@@ -83,7 +83,7 @@ func (g *gate) heldAnswers() int {
 	return g.held
 }
 
-// letGo lets the held answers arrive; if again is set, it holds later answers.
+// letGo releases the held answers. If again is set, it holds later answers.
 func (g *gate) letGo(again bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -99,7 +99,7 @@ func (g *gate) cutTo(to raft.ServerAddress) {
 	g.cut[to] = true
 }
 
-// peer is a replica of a test. Its connections to others can be cut.
+// peer is a replica for tests. Its connections to others can be cut.
 type peer struct {
 	*Replica
 	gate *gate
@@ -123,7 +123,7 @@ func group(t *testing.T, n int, configure func(*raft.Config)) []*peer {
 		config := raftConfig(s.nodeID, &Config{Log: quiet(t), Rig: &serverfault.Rig{}})
 		configure(config)
 		if config.CommitTimeout > patience {
-			s.silence.writeAfter = config.CommitTimeout // what is not sent then is not sent again in time
+			s.silence.writeAfter = config.CommitTimeout // raft does not send a refused entry again in time
 		}
 		f := NewFSM(newMachine(), func() {}, func(err error) { t.Errorf("replica %d: %v", i, err) })
 		p.Replica = &Replica{
@@ -158,12 +158,12 @@ func group(t *testing.T, n int, configure func(*raft.Config)) []*peer {
 	return peers
 }
 
-// onlyOnDemand keeps elections from happening by themselves, and heartbeats.
+// onlyOnDemand disables spontaneous elections and heartbeats.
 func onlyOnDemand(c *raft.Config) {
 	c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = time.Hour, time.Hour, time.Hour
 }
 
-// elect makes p stand for election at once, and waits until it leads.
+// elect makes p stand for election immediately, and waits until it leads.
 func (p *peer) elect(t *testing.T, by *peer) uint64 {
 	t.Helper()
 	err := by.gate.TimeoutNow(p.id, p.gate.LocalAddr(), &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
@@ -180,13 +180,13 @@ func (p *peer) elect(t *testing.T, by *peer) uint64 {
 	return term
 }
 
-// expire is a command that every state machine knows.
+// expireEntry returns an entry with a command that every state machine supports.
 func expireEntry() []byte {
 	return EncodeBatch(1,
 		&machine.Batch{Commands: []machine.Command{{Op: machine.OpExpire, Session: machine.SessionID{1}}}})
 }
 
-// confirming runs a confirmer for p's term until p ceases to lead.
+// confirming runs a confirmer for p's term until p no longer leads.
 func confirming(t *testing.T, p *peer, term uint64) *confirmer {
 	c := newConfirmer(p.raft, p.proof, p.id, term)
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -247,8 +247,8 @@ func TestConfirmAnswersALeader(t *testing.T) {
 	}
 }
 
-// The answers to a leader's heartbeats are on their way when another is elected and acknowledges a write. Raft's own
-// check then takes them for a proof that the first one still leads.
+// The answers to a leader's heartbeats are in transit when another leader is elected and acknowledges a write. Raft's
+// own check then accepts them as a proof that the first leader still leads.
 func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 3, onlyOnDemand)
@@ -265,7 +265,7 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 		return next.raft.LastIndex() == old.raft.LastIndex()
 	})
 
-	// Each of the two sends to each of the two others has its answer on the way, so raft sends nothing more.
+	// Each of the two senders to each of the two other members waits for an answer, so raft sends nothing more.
 	old.gate.hold()
 	old.raft.VerifyLeader()
 	eventually(t, "four answers are on their way", func() bool { return old.gate.heldAnswers() == 4 })
@@ -280,7 +280,7 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 
 	ours := c.answer()
 	var theirs []<-chan error
-	for range 70 { // more than raft leaves waiting: the first one is certainly under way
+	for range 70 { // more than raft queues: the first call is certainly in progress
 		theirs = append(theirs, landing(old.raft.VerifyLeader()))
 	}
 	old.gate.letGo(true)
@@ -292,22 +292,22 @@ func TestConfirmIsNotFooledByOldAnswers(t *testing.T) {
 		t.Fatalf("the old leader is confirmed (%v)", err)
 	default:
 	}
-	old.gate.letGo(false) // now it hears of the new term
+	old.gate.letGo(false) // now it gets the new term
 	if err := soon(t, ours); !errors.Is(err, ErrNotLeader) {
 		t.Errorf("the old leader gets %v", err)
 	}
-	for _, answer := range theirs[1:] { // raft cannot be shut down while they are on their way
+	for _, answer := range theirs[1:] { // raft cannot shut down while they are pending
 		_ = soon(t, answer)
 	}
 }
 
-// With raft's pipelines, of a burst with more entries than one message takes, the last ones are left until the next
-// write.
+// With raft's pipelines, if a burst has more entries than fit in one message, the last entries stay unsent until the
+// next write.
 func TestBurstIsNotLeftLying(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 3, func(c *raft.Config) {
 		onlyOnDemand(c)
-		c.CommitTimeout = time.Hour // it would hide the fault
+		c.CommitTimeout = time.Hour // a shorter time would hide the fault
 	})
 	peers[0].elect(t, peers[1])
 	if err := peers[0].applyOne(t); err != nil {
@@ -336,7 +336,7 @@ func TestBurstIsNotLeftLying(t *testing.T) {
 
 func TestStalledDiskOfALeader(t *testing.T) {
 	t.Parallel()
-	peers := group(t, 3, func(c *raft.Config) { // the leader is to stay, also on a busy machine
+	peers := group(t, 3, func(c *raft.Config) { // the leader must stay, even on a busy machine
 		c.HeartbeatTimeout, c.ElectionTimeout, c.LeaderLeaseTimeout = 2*time.Second, 2*time.Second, 2*time.Second
 	})
 	leaderAmong := func(peers []*peer) *peer {

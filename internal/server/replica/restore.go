@@ -1,6 +1,6 @@
 package replica
 
-// The data directory of a new cluster with one member, made of a backup (backup.go) or of a surviving disk
+// Creation of the data directory of a new cluster with one member, from a backup (backup.go) or from a surviving disk
 // (recover.go).
 
 import (
@@ -21,25 +21,28 @@ import (
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
-// RestoreOptions configure the restore of a backup. The zero value is right if the original cluster is gone.
+// RestoreOptions configure the restore of a backup. The zero value is right if the original cluster no longer exists.
 type RestoreOptions struct {
 	// Store is the kind of log, as in Config.
 	Store Store
-	// NewCluster gives the cluster a new name, so that guards and clients that know the old one refuse it. It is for a
-	// copy beside the original cluster, whose tokens would not be comparable.
+	// NewCluster gives the cluster a new name, so that guards and clients that know the old name refuse it. It is for a
+	// copy that runs beside the original cluster: the tokens of the two cannot be compared.
 	NewCluster bool
-	// ClosedFor is the time for which the cluster serves nobody at first. 0: the greatest TTL that the old cluster
-	// permitted, which is in the backup; 24 h if an earlier version made it. Negative: no time. A client that held a
-	// lock when the cluster was lost relies on it for its TTL, and may have acquired it after the backup was made. So
-	// less is right where the TTLs in use were shorter, or where the old cluster has been down for a while.
+	// ClosedFor is the time for which the cluster does not serve clients at first. 0: the greatest TTL that the old
+	// cluster permitted, which is in the backup; 24 h if an earlier version made the backup. Negative: no time. A client
+	// that held a lock when the cluster was lost relies on it for its TTL, and may have acquired it after the backup was
+	// made. So a shorter time is safe if the TTLs in use were shorter, or if the old cluster has already been down for
+	// some time.
 	ClosedFor time.Duration
-	// Members are addresses of members of the old cluster, beside those that Recover finds in the log. They are asked
-	// first: see Supersede. The new server asks them too, while it runs. TLS and JoinKey as in Config.
+	// Members are addresses of members of the old cluster, in addition to those that Recover finds in the log. Restore and
+	// Recover first ask these members: see Supersede. The new server asks them too, while it runs. TLS and JoinKey are as
+	// in Config.
 	Members []string
 	TLS     *tls.Config
 	JoinKey []byte
-	// Supersede makes the new generation although a server of the cluster answers, which is otherwise a *RivalError. Its
-	// number is 1 + the greatest of the answers: these servers stop when they hear of it.
+	// Supersede creates the new generation even if a server of the cluster answers. Without Supersede or NewCluster, that
+	// is a *RivalError. The number of the new generation is 1 + the greatest number in the answers and the data: the other
+	// servers stop when they find the new generation.
 	Supersede bool
 }
 
@@ -47,33 +50,35 @@ type RestoreOptions struct {
 type Restored struct {
 	// Cluster is the token space of the new cluster.
 	Cluster string
-	// BackedUp is when the backup was made, by the clock of the server that made it.
+	// BackedUp is the time of the backup, by the clock of the server that made it.
 	BackedUp time.Time
-	// All future tokens are above Revision, and all earlier ones are not.
+	// Revision is the greatest revision before the first new token: all future tokens are greater, and no earlier token
+	// is.
 	Revision uint64
-	// ClosedFor is the time for which the server will serve nobody after its start.
+	// ClosedFor is the time for which the server will not serve clients after its start.
 	ClosedFor time.Duration
-	// UsedTTL is the longest TTL of a session in the backup: advice for RestoreOptions.ClosedFor, since a longer one may
-	// have been in use after that.
+	// UsedTTL is the longest TTL of a session in the backup. It is only advice for RestoreOptions.ClosedFor, since a
+	// longer TTL may have been in use after the backup.
 	UsedTTL time.Duration
-	// Generation of the new cluster.
+	// Generation is the generation of the new cluster.
 	Generation fencing.Generation
 }
 
-// tokensPerMilli is more than the bundled server issues in a millisecond. The revision is set ahead by that much for
-// the time since the backup was made, besides the state machine's own addition: so tokens increase even over a second
-// restore of one backup, and if the backup is very old.
+// tokensPerMilli is more than the number of tokens that the bundled server issues in a millisecond. A restore increases
+// the revision by this number for each millisecond since the backup, in addition to the state machine's own increase.
+// So tokens increase even if the same backup is restored a second time, or if it is very old.
 const tokensPerMilli = 1 << 10
 
-// Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has
-// the state of the backup. Start starts it; other members are admitted as into any other cluster, and begin with
-// empty directories. It must not be started before every member of the backup's cluster is stopped for good, unless
-// it gets another name. If one of Members answers, the error is a *RivalError, unless Supersede is set.
+// Restore creates the data directory of a new cluster with one member that has the state of the backup. dir must be
+// empty or must not exist. Further members join as in any other cluster, with empty directories. Unless the cluster
+// gets a new name, it must not start before all members of the backup's cluster have stopped permanently. If one of
+// Members answers, the error is a *RivalError, unless Supersede or NewCluster is set.
 //
-// Tokens go on far above all tokens issued before, even after the backup was made. Every session is ended with its
-// holds and waits; the minimum times of holds go on. Earlier events are gone.
+// Tokens continue far above all issued tokens, even those issued after the backup was made. Every session ends, with
+// its holds and waits; the minimum times of holds continue. Earlier events are lost.
 //
-// A truncated or damaged backup is an error; dir is then not made, or cannot be started and has to be emptied.
+// A truncated or damaged backup is an error. After an error, dir does not exist, or it is unusable and has to be
+// emptied.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	r, err := restore(dir, backup, o)
 	if err != nil {
@@ -96,7 +101,7 @@ func restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	return remake(dir, a, snapshot, o)
 }
 
-// remake makes dir the data directory of a new cluster with one member and the state in snapshot, described by a.
+// remake creates the data directory of a new cluster with one member and the state in snapshot, which a describes.
 func remake(dir string, a BackupInfo, snapshot []byte, o RestoreOptions) (Restored, error) {
 	m := machine.New(1)
 	since := uint64(max(0, time.Since(a.At).Milliseconds()))
@@ -129,10 +134,11 @@ func remake(dir string, a BackupInfo, snapshot []byte, o RestoreOptions) (Restor
 	}, nil
 }
 
-// unfinished is the name of a file that marks a data directory while a backup is restored into it.
+// unfinished is the name of the file that marks a data directory during a restore.
 const unfinished = "restoring"
 
-// checkFinished refuses a data directory with an interrupted restore: it would begin without tokens.
+// checkFinished returns an error for a data directory with an interrupted restore: a server would begin without the
+// earlier tokens.
 func checkFinished(dir string) error {
 	_, err := os.Stat(filepath.Join(dir, unfinished))
 	switch {
@@ -145,8 +151,8 @@ func checkFinished(dir string) error {
 	return err
 }
 
-// writeDataDir makes dir the data directory of a single member, with the state f as its first snapshot. The file
-// unfinished is there before any file that a server needs and until all are, so that no server starts with a part.
+// writeDataDir creates the data directory of a single member, with the state f as its first snapshot. The file
+// unfinished exists until all files that a server needs are there, so that no server starts with a part of them.
 func writeDataDir(dir string, kind Store, f *Frozen) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -186,7 +192,7 @@ func writeDataDir(dir string, kind Store, f *Frozen) (err error) {
 	return syncDir(dir)
 }
 
-// firstTerm makes the log, which is empty, and records in it that the term of the snapshot has begun.
+// firstTerm creates an empty log, and records the term of the snapshot in it.
 func firstTerm(kind Store, dir string) error {
 	log, err := openLog(kind, dir, newRaftLog(slog.New(slog.DiscardHandler)), &serverfault.Rig{}, &disk{fatal: func(error) {}})
 	if err != nil {
@@ -195,8 +201,7 @@ func firstTerm(kind Store, dir string) error {
 	return errors.Join(log.SetUint64([]byte(currentTerm), 1), log.Close())
 }
 
-// firstSnapshot replaces the first log entry of a cluster with one member. The member finds out its address when it
-// starts.
+// firstSnapshot writes the first snapshot of a cluster with one member. The member records its address when it starts.
 func firstSnapshot(dir string, id raft.ServerID, f *Frozen) error {
 	store, err := openSnapshots(dir, newRaftLog(slog.New(slog.DiscardHandler)))
 	if err != nil {

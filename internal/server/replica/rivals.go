@@ -1,8 +1,8 @@
 package replica
 
-// Clusters of one name: the result of two recoveries, or of a recovery beside members that run on. The generation
-// decides which goes on: the one with the greatest number. Two with the same number and different ids come of
-// recoveries that did not know of each other, and neither goes on.
+// Clusters with the same name: the result of two recoveries, or of a recovery while old members still run. Only the
+// generation with the greatest number continues. Two generations with the same number and different ids come from
+// recoveries that did not know of each other: neither continues.
 
 import (
 	"cmp"
@@ -24,24 +24,26 @@ import (
 )
 
 const (
-	// rivalTimeout is the maximum time for which a server asks others for their generation, and rivalsEvery how often.
+	// rivalTimeout is the maximum time for which a server asks others for their generation, and rivalsEvery is the
+	// interval.
 	rivalTimeout = time.Second
 	rivalsEvery  = 30 * time.Second
-	// rivalLinger is the time for which a member that must not serve answers others before it stops. rivalPause is
-	// the minimum time between two rounds that others cause.
+	// rivalLinger is the time for which a member that must not serve still answers others before it stops. rivalPause is
+	// the minimum time between two rounds that connections of others cause.
 	rivalLinger = 2 * time.Second
 	rivalPause  = 100 * time.Millisecond
-	// maxAhead bounds how far the number of a trusted generation is ahead.
+	// maxAhead is the maximum difference by which the number of another generation may be ahead. A greater number is not
+	// trusted.
 	maxAhead = 1 << 16
 )
 
-// RivalError is the reason why a server does not serve, or why a generation is not made: members of another
-// generation of the same cluster, or of the cluster to replace, answer.
+// RivalError is the reason why a server does not serve, or why a new generation is not created: a member of another
+// generation of the same cluster, or of the cluster to replace, answers.
 type RivalError struct {
-	Address   string // of the other
+	Address   string // of the other server
 	Own       fencing.Generation
 	Other     fencing.Generation
-	recovered bool // the error is of Restore or Recover
+	recovered bool // the error comes from Restore or Recover
 }
 
 func (e *RivalError) Error() string {
@@ -61,16 +63,16 @@ func (e *RivalError) Error() string {
 	return fmt.Sprintf("the server at %s is of generation %v, before %v", e.Address, e.Other, e.Own)
 }
 
-// relative identifies a member of another home that answers a question.
+// relative identifies the answering member and its cluster, even if it belongs to another cluster.
 type relative struct {
 	Home string `json:"home"`
-	// Member answers, and proves that it knows the key.
+	// Member is the answering member. answer.Proof is about it.
 	Member member `json:"member"`
 }
 
-// askRelatives asks at the addresses for servers of the cluster that home names, and calls found for each trusted
-// answer: if the members share a key, the server must have it. It waits for each answer until ctx ends, for
-// answerTimeout at most.
+// askRelatives asks the servers at the addresses, and calls found for each server of the cluster that home names. If
+// key is not empty, the server must prove that it has the key. It waits for each answer until ctx ends, but at most for
+// answerTimeout.
 func (p *peerNet) askRelatives(
 	ctx context.Context, home string, key []byte, addresses []string, found func(address string, g fencing.Generation),
 ) {
@@ -85,7 +87,7 @@ func (p *peerNet) askRelatives(
 				q.Prove = make([]byte, nonceBytes)
 				rand.Read(q.Prove) // never fails
 			}
-			a, _ := p.ask(ctx, address, q) // a server of another home refuses the question, and returns this
+			a, _ := p.ask(ctx, address, q) // a server of another home refuses the question, but sends Relative
 			who := a.Relative
 			if who == nil { // no answer, or an earlier version
 				return
@@ -102,19 +104,19 @@ func (p *peerNet) askRelatives(
 	all.Wait()
 }
 
-// clusterOf is the part of a home that names the token space.
+// clusterOf returns the part of a home that names the token space.
 func clusterOf(home string) string {
 	name, _, _ := strings.Cut(home, "/")
 	return name
 }
 
-// rivals asks the servers from before a restore for their generation, and returns 1 + the greatest number of them and
-// of own. Without supersede it returns a *RivalError if one answers.
+// rivals asks the servers from before a restore for their generation. It returns 1 + the greatest number of their
+// generations and of own. It returns a *RivalError if a server answers, unless Supersede or NewCluster is set.
 func rivals(own BackupInfo, o *RestoreOptions) (number uint64, err error) {
 	number = generation.Of(own.History).Number
 	home := (&facts{Cluster: own.Cluster, Restored: own.History}).home()
 	p := newPeerNet(&Config{TLS: o.TLS, Dial: dialTCP, Log: slog.New(slog.DiscardHandler)}, func() string { return home })
-	// An operator who makes a generation has time: wait even for slow servers.
+	// There is no hurry when an operator creates a generation: wait for slow servers too.
 	p.askRelatives(context.Background(), home, o.JoinKey, o.Members, func(address string, g fencing.Generation) {
 		if g.Number > number+maxAhead {
 			err = errors.Join(err, fmt.Errorf("the server at %s says that its generation is %v: that cannot be", address, g))
@@ -132,9 +134,9 @@ func dialTCP(ctx context.Context, address string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", address)
 }
 
-// Rival asks the servers that may be of another generation of this cluster: at the addresses of the members, of Join,
-// and of the members from before a restore. It returns a *RivalError if this one must not serve, and nil if no server
-// answers.
+// Rival asks the servers that may belong to another generation of this cluster: at the addresses of the members, in
+// Join, and of the members from before a restore. It returns a *RivalError if this server must not serve. Servers that
+// do not answer are ignored.
 func (r *Replica) Rival(ctx context.Context) error {
 	home := r.State.home()
 	if r.peers == nil || home == "" {
@@ -164,8 +166,8 @@ func (r *Replica) Rival(ctx context.Context) error {
 	return rival
 }
 
-// keepUnrivalled looks for rivals now and then until ctx ends, and stops this member if there is one. No leader serves
-// before it has looked for the first time.
+// keepUnrivalled looks for rivals periodically until ctx ends, and stops this member if it must not serve. No leader
+// serves before its member has looked for the first time.
 func (r *Replica) keepUnrivalled(ctx context.Context) {
 	tick := time.NewTicker(cmp.Or(r.config.RivalsEvery, rivalsEvery))
 	defer tick.Stop()
@@ -175,7 +177,7 @@ func (r *Replica) keepUnrivalled(ctx context.Context) {
 	}
 	for first := true; ; first = false {
 		if err := r.Rival(ctx); err != nil {
-			if first { // it serves nobody, and the rival has to learn of it
+			if first { // it does not serve yet, and the rival must find this server too
 				r.config.Log.Error("another generation of the cluster is running", "error", err)
 				pause(ctx, rivalLinger)
 			}
@@ -204,6 +206,6 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Unrivalled is closed once this member has looked for other generations of its cluster, and found no continuing
-// one.
+// Unrivalled returns a channel that is closed once this member has looked for other generations of its cluster, and may
+// serve.
 func (r *Replica) Unrivalled() <-chan struct{} { return r.unrivalled }

@@ -13,13 +13,13 @@ import (
 	"github.com/hashicorp/raft-wal/types"
 )
 
-// reopenSealed repairs a log after a member was killed between two steps of raft-wal: the last file of the log was
-// full and sealed, and the list of files did not say so yet. raft-wal opens such a log and refuses every later entry
-// ("segment is sealed"), even when it is reopened: the member would never come back.
+// reopenSealed repairs a log after a member was killed between two steps of raft-wal: the last file of the log was full
+// and sealed, but the list of files did not record that yet. raft-wal opens such a log and refuses every later entry
+// ("segment is sealed"), even after a restart: the member would never work again.
 //
-// The entries are copied into an unsealed file, which replaces the other in the list. Entering the seal in the list
-// is not safe: after a loss of power the index that belongs to it may not be on the disk, and raft-wal has gone back
-// to the entries before it.
+// reopenSealed copies the entries to an unsealed file, which replaces the sealed file in the list. Recording the seal
+// in the list would not be safe: after a loss of power the index of the sealed file may be missing on disk, and
+// raft-wal may have dropped entries.
 func reopenSealed(dir string, files types.VFS) (err error) {
 	if _, err := os.Stat(filepath.Join(dir, metadb.FileName)); errors.Is(err, fs.ErrNotExist) {
 		return nil // there is no log yet
@@ -37,7 +37,7 @@ func reopenSealed(dir string, files types.VFS) (err error) {
 	filer := segment.NewFiler(dir, files)
 	from, err := filer.RecoverTail(*last)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // raft-wal makes it
+		return nil // raft-wal creates it
 	}
 	if err != nil {
 		return err
@@ -58,18 +58,18 @@ func reopenSealed(dir string, files types.VFS) (err error) {
 	return list.CommitState(state)
 }
 
-// aroundEntry exceeds the overhead of an entry in a file, in bytes.
+// aroundEntry is greater than the overhead of an entry in a file, in bytes.
 const aroundEntry = 64
 
-// copySegment writes all entries of from, as of the first of into, to a new file. It makes the file large enough for
-// as much more as into had room for.
+// copySegment writes the entries of from, beginning with into.BaseIndex, to a new file. It adds the size of these
+// entries to the size limit of the file.
 func copySegment(filer *segment.Filer, from types.SegmentWriter, into *types.SegmentInfo) (err error) {
-	// An existing file is of an interrupted attempt.
+	// An existing file comes from an interrupted attempt.
 	if err := filer.Delete(into.BaseIndex, into.ID); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if from.LastIndex() < into.BaseIndex {
-		return nil // raft-wal makes it
+		return nil // raft-wal creates it
 	}
 	var entries []types.LogEntry
 	for i := into.BaseIndex; i <= from.LastIndex(); i++ {

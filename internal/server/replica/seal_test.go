@@ -14,8 +14,8 @@ import (
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
-// unlisted is the list of the log's files, which stops changing once it is shut: a kill between the last entry of a
-// file and the next file leaves such a list.
+// unlisted is the list of the log's files, which no longer changes once shut is set, as after a kill between the last
+// entry of a file and the creation of the next file.
 type unlisted struct {
 	metadb.BoltMetaDB
 	shut bool
@@ -34,7 +34,7 @@ func entry(i uint64) *raft.Log {
 	return &raft.Log{Index: i, Term: 1, Data: fmt.Appendf(nil, "entry %d, %0200d", i, i)}
 }
 
-// A member that was killed when a file of its log was full goes on with that log, with all entries that it had.
+// A member that was killed when a file of its log was full continues with that log and all of its entries.
 func TestLogThatWasSealedWhenKilled(t *testing.T) {
 	t.Parallel()
 	for _, trimmed := range []bool{false, true} {
@@ -80,7 +80,7 @@ func TestLogThatWasSealedWhenKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			for range 2 { // and it stays well
+			for range 2 { // the log stays usable
 				after, err := openLog(StoreWAL, dir, newRaftLog(quiet(t)), &serverfault.Rig{SegmentBytes: 4 << 10}, &disk{})
 				if err != nil {
 					t.Fatal(err)

@@ -11,37 +11,37 @@ import (
 )
 
 const (
-	// stallAfter bounds a write to the local log before this member keeps silent towards the others.
+	// stallAfter is the maximum time of a write to the local log, after which this member stops sending to the others.
 	stallAfter = 500 * time.Millisecond
-	// hangAfter bounds the time of a command in the state machine, of an entry on its way into the log and through
-	// it, and the time for which raft may refuse entries because it hands the leadership over. It is far beyond a
-	// slow disk, a slow follower or a hand-over: raft abandons a hand-over after an election timeout and one message.
+	// hangAfter is the maximum time of a command in the state machine, of an entry from its proposal to its result, and of
+	// a leadership transfer, during which raft refuses entries. It is much longer than the delays of a slow disk or a slow
+	// follower, and than a transfer: raft abandons a transfer after an election timeout and one message.
 	hangAfter = 5 * time.Second
 )
 
-// silence alone decides whether this member keeps silent towards the others. Parts that find a reason report it here;
-// senders of heartbeats, entries, snapshots and requests for votes ask reason before.
+// silence decides whether this member must stop sending to the others. Parts that find a reason report it here. Senders
+// of heartbeats, entries, snapshots and vote requests call reason first.
 //
-// A leader with a blocked part (the disk, the main loop of raft, the state machine, a hand-over of the leadership
-// that never ends) commits no entry. But raft sends its heartbeats from other goroutines, so it would stay leader for
-// as long as that lasts, and nobody would be served. A silent leader is replaced, and raft steps down here when it
-// does not hear from the others. A silent member asks for no votes either: elected, it would serve nobody. No session
-// expires meanwhile: renewals and reads are served correctly, and the end of a session is a write.
+// A leader with a blocked part (the disk, the main loop of raft, the state machine, a leadership transfer that never
+// ends) cannot commit entries. But raft sends heartbeats from other goroutines, so the member would stay leader for
+// that time, and no client would be served. If it stops sending, the others elect another leader, and raft here steps
+// down when it gets no answers. Such a member does not ask for votes either: as leader it could not serve clients. No
+// session expires during that time, because the end of a session is a write. Renewals and reads stay correct.
 //
-// A stuck write does not end with an error: it may still happen, after later writes, and leave an inconsistent log.
-// The deletion of old entries is not watched. Raft does that beside its writes, and if it hangs the next write does
-// too.
+// A blocked write does not fail with an error: it could still happen after later writes, and leave an inconsistent log.
+// silence does not watch the deletion of old entries. Raft deletes them concurrently with its writes, and if a deletion
+// blocks, the next write blocks too.
 type silence struct {
-	writing  span        // of the local log: raft writes from one goroutine at a time
-	applying span        // of commands: raft applies in another
-	damaged  atomic.Bool // the log is, and this member stops
+	writing  span        // writes to the local log: raft writes from one goroutine at a time
+	applying span        // commands: raft applies them in another goroutine
+	damaged  atomic.Bool // the log is damaged, and this member stops
 
-	writeAfter time.Duration // how long a write may last
-	hangAfter  time.Duration // how long all else may
+	writeAfter time.Duration // the maximum for a write
+	hangAfter  time.Duration // the maximum for the rest
 
 	mu      sync.Mutex
-	flying  []time.Time // when each pending entry was proposed here, in their order
-	refused time.Time   // since when raft hands the leadership over; zero: no hand-over
+	flying  []time.Time // the times at which the pending entries were proposed, in order
+	refused time.Time   // the begin of a leadership transfer; zero: none
 }
 
 func newSilence() *silence {
@@ -51,7 +51,7 @@ func newSilence() *silence {
 	}
 }
 
-// reason returns the reason why this member keeps silent; nil while it speaks.
+// reason returns the reason why this member must not send; nil if it may.
 func (s *silence) reason() error {
 	if s.damaged.Load() {
 		return errors.New("the log is damaged")
@@ -78,14 +78,14 @@ func (s *silence) reason() error {
 	return nil
 }
 
-// proposed reports that an entry is about to be given to raft.
+// proposed records that an entry is about to be passed to raft.
 func (s *silence) proposed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.flying = append(s.flying, time.Now())
 }
 
-// landed reports that the first of the pending entries has landed, and raft's error.
+// landed records the end of the first pending entry, with raft's error.
 func (s *silence) landed(err error) {
 	s.mu.Lock()
 	s.flying = s.flying[1:]
@@ -93,8 +93,8 @@ func (s *silence) landed(err error) {
 	s.answered(err)
 }
 
-// answered reports raft's result of an entry whose proposal was not reported: an entry that waits until all earlier
-// ones are applied may take any time.
+// answered records raft's result of an entry without a call of proposed: an entry that waits until all earlier entries
+// are applied may take any time.
 func (s *silence) answered(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,19 +106,19 @@ func (s *silence) answered(err error) {
 	}
 }
 
-// deposed reports that this member no longer leads: it does not hand over the leadership.
+// deposed records that this member no longer leads, so that no transfer of the leadership is in progress.
 func (s *silence) deposed() { s.answered(nil) }
 
 // span is a recurring operation of one goroutine, which others observe.
 type span struct {
 	epoch time.Time
-	since atomic.Int64 // start of the present operation, in nanoseconds since epoch; zero between operations
+	since atomic.Int64 // start of the current operation, in nanoseconds since epoch; zero between operations
 }
 
 func (s *span) begin() { s.since.Store(max(1, int64(time.Since(s.epoch)))) }
 func (s *span) end()   { s.since.Store(0) }
 
-// lasts returns the duration of the present operation.
+// lasts returns the duration of the current operation; zero between operations.
 func (s *span) lasts() time.Duration {
 	since := s.since.Load()
 	if since == 0 {
@@ -141,7 +141,8 @@ func (l *watchedLog) StoreLogs(entries []*raft.Log) error {
 	return l.LogStore.StoreLogs(entries)
 }
 
-// IsMonotonic reports whether the store refuses gaps: raft asks, and a wrapper without it corrupts raft-wal.
+// IsMonotonic reports whether the store refuses gaps. Raft calls it if it exists: a wrapper without this method would
+// corrupt raft-wal.
 func (l *watchedLog) IsMonotonic() bool {
 	m, ok := l.LogStore.(raft.MonotonicLogStore)
 	return ok && m.IsMonotonic()

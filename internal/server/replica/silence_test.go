@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// deaf is a transport that counts messages and delivers none.
+// deaf is a transport that counts messages but does not deliver them.
 type deaf struct {
 	transport
 	sent int
@@ -45,7 +45,7 @@ func (d *deaf) RequestPreVote(
 	return nil
 }
 
-// sendAll sends all that a silent member must not, and returns how much of it was sent.
+// sendAll sends each kind of message that reason can prevent, and returns the number of sent messages.
 func sendAll(t *testing.T, s *silence) int {
 	t.Helper()
 	d := &deaf{}
@@ -64,12 +64,12 @@ func sendAll(t *testing.T, s *silence) int {
 	return d.sent
 }
 
-// Every reason for silence, and that all who send ask for it: in simulated time.
+// Every reason to stop sending, in simulated time. All senders check reason.
 func TestSilence(t *testing.T) {
 	transfer := raft.ErrLeadershipTransferInProgress
 	for name, x := range map[string]struct {
 		begin, end func(*silence)
-		after      time.Duration // for so long it speaks
+		after      time.Duration // it sends until then
 		says       string
 	}{
 		"a write is stuck": {
@@ -139,7 +139,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// Answers that each come in time do not hide that the leadership is handed over on and on.
+// A leadership transfer that never ends is detected even if each answer comes in time.
 func TestSilenceOfAHandOverThatGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilence()

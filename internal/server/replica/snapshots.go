@@ -16,15 +16,15 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// checkedSnapshots are snapshots whose description is as safe as their contents: raft keeps a checksum of the state
-// alone, in a separate file that also has the index, the term and the members. These are repeated at the head of the
-// state. The head stays on this disk; other members get the state without it.
+// checkedSnapshots is a snapshot store that also protects the descriptions of snapshots. Raft's checksum covers only
+// the state; the index, the term and the members are in another file without a checksum. checkedSnapshots repeats them
+// in a head before the state. The head stays on this disk; other members get the state without it.
 type checkedSnapshots struct {
 	raft.SnapshotStore
 	dir string
 }
 
-// snapshotHead begins the head, which is one line. The state without it begins with a brace.
+// snapshotHead begins the head, which is one line. A state without a head begins with a brace.
 const snapshotHead = "fencelock snapshot 1 "
 
 func openSnapshots(dir string, logger hclog.Logger) (*checkedSnapshots, error) {
@@ -35,7 +35,7 @@ func openSnapshots(dir string, logger hclog.Logger) (*checkedSnapshots, error) {
 	return &checkedSnapshots{store, filepath.Join(dir, "snapshots")}, nil
 }
 
-// head is the beginning of the state.
+// head returns the head for a description.
 func head(m *raft.SnapshotMeta) ([]byte, error) {
 	text, err := json.Marshal(struct {
 		ID                 string
@@ -92,12 +92,12 @@ func (s *checkedSnapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, e
 	}{in, state}, nil
 }
 
-// check reads all snapshots that raft keeps, even unreadable ones, which raft would skip, and returns the index of
-// the newest; zero without snapshots.
+// check reads all snapshots that raft keeps, and returns the index of the newest; zero without snapshots. An unreadable
+// snapshot, which raft would skip, is an error.
 //
-// raft removes the older snapshots file by file once enough newer ones are whole. A process that is killed in the
-// middle leaves a part (TestSnapshotThatWasBeingRemoved): that is no damage, and check finishes the removal. A
-// partial snapshot among the newest has another cause, and is damage.
+// Raft removes an older snapshot file by file once enough newer snapshots are complete. A process that is killed during
+// the removal leaves a part of the snapshot (TestSnapshotThatWasBeingRemoved). That is not damage, and check completes
+// the removal. A partial snapshot among the newest has another cause, and is damage.
 func (s *checkedSnapshots) check() (newest uint64, err error) {
 	names, err := s.finished()
 	if err != nil {
@@ -134,13 +134,13 @@ func (s *checkedSnapshots) check() (newest uint64, err error) {
 	return newest, nil
 }
 
-// snapshotName is the name of a finished snapshot, which raft gives it.
+// snapshotName is raft's name of a finished snapshot.
 type snapshotName struct {
 	text            string
 	term, index, at uint64
 }
 
-// finished returns the names of the snapshots that are not being written, the newest first, as raft orders them.
+// finished returns the names of the finished snapshots, the newest first, in raft's order.
 func (s *checkedSnapshots) finished() (names []snapshotName, err error) {
 	all, err := os.ReadDir(s.dir)
 	for _, x := range all {

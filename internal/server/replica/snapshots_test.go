@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// A kill while raft removes an old snapshot leaves a part of it, which is no damage; a part of a current snapshot is
+// A kill while raft removes an old snapshot leaves a part of it, which is not damage. A part of a current snapshot is
 // damage.
 func TestSnapshotThatWasBeingRemoved(t *testing.T) {
 	t.Parallel()

@@ -1,15 +1,15 @@
 package replica
 
-// A start counts once the other members had the chance to object. Before it votes and acknowledges anything, a member
-// that starts asks all others that answer in time:
+// A start counts once the other members had the chance to object. Before a starting member votes and acknowledges
+// entries, it asks all other members for objections. It uses the answers that arrive in time:
 //
 //	another process runs with its node id              it does not start: it is a copy, or the other one is
 //	its log ends before an acknowledged entry,         its data is set aside, and it begins as a new member
 //	or a later start of it has been recorded
-//	neither, or silence                                it starts, and counts as processes.go says
+//	neither, or no answer                              it starts, and counts as processes.go says
 //
-// Silence is no objection: otherwise a cluster could not come back after all members were down. A conflict that no
-// answering member knows of is found when histories meet: see commits.go.
+// A member that does not answer does not object: otherwise a cluster could not restart after all members were down. A
+// conflict that no answering member knows is detected when two histories meet: see commits.go.
 
 import (
 	"cmp"
@@ -30,27 +30,27 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// startTimeout is the maximum time for which a member that starts waits for the others. One of them takes at most half of
-// it to look for another process.
+// startTimeout is the maximum time for which a starting member waits for the others. Each of them spends at most half
+// of it to look for another process.
 const startTimeout = time.Second
 
-// newStart names one process of a member.
+// newStart returns a random name for one process of a member.
 func newStart() string {
 	var raw [8]byte
 	rand.Read(raw[:]) // never fails
 	return hex.EncodeToString(raw[:])
 }
 
-// starting is the question of a starting member to the others.
+// starting is the question of a starting member to the other members.
 type starting struct {
 	ID    raft.ServerID `json:"id"`
 	Start string        `json:"start"`
 	Peer  string        `json:"peer"`
 }
 
-// RunningError is the reason why a server does not start: another process with its node id runs.
+// RunningError is the reason why a server does not start, or is not admitted: another process with its node id runs.
 type RunningError struct {
-	ID, Address string // of the other process
+	ID, Address string // the address of the other process
 }
 
 func (e *RunningError) Error() string {
@@ -59,14 +59,15 @@ func (e *RunningError) Error() string {
 		"directory", e.ID, e.Address)
 }
 
-// objections are the others' answers.
+// objections are the combined answers of the other members.
 type objections struct {
-	runs  string // where another process runs
+	runs  string // the address of another process; empty: none
 	known uint64 // the known end of this member's log
-	later string // the recorded start, which this one does not come after
+	later string // the recorded start, if it is later than this start
 }
 
-// askBeforeStart asks all members for objections to this start.
+// askBeforeStart asks all other members for objections to this start, unless this member is the only voter or has no
+// cluster.
 func (r *Replica) askBeforeStart() objections {
 	if voters(r.stores.members) == 1 && slices.ContainsFunc(r.stores.members, func(m raft.Server) bool {
 		return m.ID == r.id && m.Suffrage == raft.Voter
@@ -115,14 +116,14 @@ func (r *Replica) askBeforeStart() objections {
 	return found
 }
 
-// askAbout asks the member at an address for its objections. If the members share a key, it must prove that it has
-// the key.
+// askAbout asks the member at an address for its objections. If there is a key, the member must prove that it has the
+// key.
 func (r *Replica) askAbout(ctx context.Context, address string) (a answer, ok bool) {
 	a, proven, err := r.askProven(ctx, address, question{Starting: &starting{r.id, r.start, r.address}})
 	return a, err == nil && (proven || len(r.config.JoinKey) == 0)
 }
 
-// object answers a member that starts.
+// object adds this member's objections to the start of another member.
 func (r *Replica) object(a *answer, s *starting, k *known, members []raft.Server) {
 	a.Known, a.Recorded = k.of(s.ID), r.State.Started(s.ID)
 	places := r.peers.placesOf(s.ID)
@@ -149,7 +150,7 @@ func (r *Replica) object(a *answer, s *starting, k *known, members []raft.Server
 	}
 }
 
-// runs reports whether another process of the member than start answers at an address.
+// runs reports whether another process of the member, with a start other than start, answers at an address.
 func (r *Replica) runs(address string, id raft.ServerID, start string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(r.config.AskTime, startTimeout)/2)
 	defer cancel()
@@ -159,7 +160,8 @@ func (r *Replica) runs(address string, id raft.ServerID, start string) bool {
 
 var errStarting = errors.New("it is being started")
 
-// early answers questions while this member starts: its identity, and objections to other starts.
+// early returns the function that answers questions while this member starts: it returns the identity of this member,
+// and its objections to other starts.
 func (r *Replica) early(self member, k *known, members []raft.Server) func(question) answer {
 	return func(q question) answer {
 		if q.Starting == nil && !q.Who {
@@ -174,7 +176,7 @@ func (r *Replica) early(self member, k *known, members []raft.Server) func(quest
 	}
 }
 
-// relate adds the cluster of this member.
+// relate adds the cluster of this member to an answer, and a proof that the member knows the key.
 func (r *Replica) relate(a *answer, q question) {
 	self := r.self()
 	a.Relative = &relative{r.State.home(), self}
@@ -183,15 +185,15 @@ func (r *Replica) relate(a *answer, q question) {
 	}
 }
 
-// prove adds the proof that the question asks for.
+// prove adds the proof that the question asks for, if there is a key.
 func (r *Replica) prove(a *answer, q question) {
 	if len(r.config.JoinKey) > 0 && len(q.Prove) >= nonceBytes {
 		a.Proof = proofOfKey(r.config.JoinKey, q.Prove, a.member)
 	}
 }
 
-// forget makes this member a new one, because its log ends before its acknowledgements, here or as another process:
-// its vote could elect a member that lacks these entries, too. Its data is set aside.
+// forget sets the data of this member aside, so that it starts as a new member. Its log ends before entries that this
+// or another process of it has acknowledged, so its vote could elect a member that also lacks these entries.
 func (r *Replica) forget(found objections) error {
 	c, last := &r.config, r.stores.last
 	if len(c.Join) == 0 {
@@ -214,8 +216,8 @@ func (r *Replica) forget(found objections) error {
 	return r.openStores()
 }
 
-// asideName begins the name of a folder in a data directory with the directory's earlier content, and asideFile names
-// the folder during the move.
+// asideName begins the name of a folder in a data directory that contains the earlier content of the directory.
+// asideFile is a file with the name of the folder during the move.
 const (
 	asideName = "set-aside-"
 	asideFile = "setting-aside"

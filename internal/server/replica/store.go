@@ -1,6 +1,6 @@
 package replica
 
-// The content of the data directory, and how it is opened. The log is a pile of stores, each with one concern:
+// The content of the data directory, and how it is opened. The log is a stack of stores, each with one purpose:
 //
 //	logCache (compact.go) ─► checkedLog (checksum.go) ─► watchedLog (silence.go) ─► strictLog (disk.go) ─► wal or bolt
 
@@ -34,37 +34,37 @@ type Store string
 
 // The log stores.
 const (
-	// StoreWAL appends to files: one fsync per append, and old files are deleted. The default.
+	// StoreWAL appends to files, with one fsync per append, and deletes old files. It is the default.
 	StoreWAL Store = "wal"
-	// StoreBolt is a B+tree in one file: older, slower, and longer proven.
+	// StoreBolt is a B+tree in one file. It is slower, but older and longer in use.
 	StoreBolt Store = "bolt"
-	// StoreMemory has no files: for trying out and for tests.
+	// StoreMemory has no files. It is for trials and tests.
 	StoreMemory Store = "memory"
 )
 
-// snapshotsKept is the number of snapshots kept on disk.
+// snapshotsKept is the number of snapshots on disk.
 const snapshotsKept = 2
 
-// stores has all of raft's storage.
+// stores has all storage of raft and of the replica.
 type stores struct {
 	nodeID    raft.ServerID
 	cluster   clusterFile
 	log       raft.LogStore
 	stable    raft.StableStore
 	snapshots raft.SnapshotStore
-	checked   *checkedLog // log without its cache; nil: no data directory
+	checked   *checkedLog // the log without its cache; nil: no data directory
 	commits   *commitMark
 	known     *known
-	members   []raft.Server // when it was opened
-	last      uint64        // index of the log or of a snapshot, when it was opened
+	members   []raft.Server // at the time of opening
+	last      uint64        // the last index of the log or of a snapshot, at the time of opening
 	sizes     *logSizes
 	silence   *silence
 	disk      *disk       // nil: no data directory
 	open      []io.Closer // in the order in which they were opened
 }
 
-// close closes in the reverse order. The lock of the directory comes last, so that no other server opens an open
-// store.
+// close closes all in reverse order. It releases the lock of the directory last, so that no other server opens a store
+// that is still open.
 func (s *stores) close() error {
 	var err error
 	for _, c := range slices.Backward(s.open) {
@@ -81,7 +81,7 @@ type logAndStable interface {
 	io.Closer
 }
 
-// openStores opens the stores in dir, or makes them. fatal is called if the disk refuses a write later.
+// openStores opens or creates the stores in dir. fatal is called later if the disk refuses a write.
 func openStores(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, fatal func(error)) (*stores, error) {
 	if kind == StoreMemory {
 		return memoryStores(), nil
@@ -101,8 +101,8 @@ func openStores(kind Store, dir string, logger hclog.Logger, rig *serverfault.Ri
 	return s, nil
 }
 
-// openIn opens the stores in dir. checkKind comes before the log is opened, which creates a missing log: two kinds
-// would stand beside each other. The whole log and all snapshots are read before raft sees them.
+// openIn opens the stores in dir. It calls checkKind before it opens the log, which creates a missing log: otherwise
+// there could be two kinds of logs. It reads the whole log and all snapshots before raft uses them.
 func (s *stores) openIn(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, disk *disk) (err error) {
 	if err := finishAside(dir); err != nil {
 		return err
@@ -182,7 +182,7 @@ func memoryStores() *stores {
 func openLog(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, disk *disk) (log logAndStable, err error) {
 	path := filepath.Join(dir, string(kind))
 	defer func() {
-		if x := recover(); x != nil { // neither kind expects damaged files
+		if x := recover(); x != nil { // both kinds may panic on damaged files
 			err = &CorruptError{File: path, Why: fmt.Sprint(x)}
 		}
 	}()
@@ -204,7 +204,8 @@ func openLog(kind Store, dir string, logger hclog.Logger, rig *serverfault.Rig, 
 		wal.WithSegmentFiler(segment.NewFiler(path, files)))
 }
 
-// checkKind refuses to open one kind of log beside another: the node would forget its votes and acknowledgements.
+// checkKind returns an error if the directory has a log of another kind: the member would forget its votes and
+// acknowledgements.
 func checkKind(kind Store, dir string) error {
 	for _, other := range []Store{StoreWAL, StoreBolt} {
 		if other == kind {
@@ -217,8 +218,8 @@ func checkKind(kind Store, dir string) error {
 	return nil
 }
 
-// nodeID returns the name of this node, which is made once and kept with the data: an operator could give two nodes
-// the same name, and they would vote twice.
+// nodeID returns the id of this member. It creates a random id once and stores it with the data: operators could give
+// two members the same id, and these would then vote twice.
 func nodeID(dir string) (raft.ServerID, error) {
 	path := filepath.Join(dir, nodeIDFile)
 	text, err := os.ReadFile(path)
@@ -241,8 +242,8 @@ func newNodeID() raft.ServerID {
 	return raft.ServerID(hex.EncodeToString(raw[:]))
 }
 
-// clusterFile records the cluster of a member: it turns members of others away even before it has read its log. The
-// zero value is for a member without a data directory.
+// clusterFile records the cluster of a member, so that the member refuses members of other clusters even before it has
+// read its log. The zero value is for a member without a data directory.
 type clusterFile struct {
 	path string
 	name string // empty if unknown
@@ -267,7 +268,7 @@ func (f clusterFile) write(name string) error {
 	return writeFile(f.path, []byte(name+"\n"))
 }
 
-// writeFile writes a file as a whole or not at all, even after a crash.
+// writeFile writes a file atomically and durably.
 func writeFile(path string, text []byte) error {
 	temporary := path + ".new"
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

@@ -1,7 +1,7 @@
 package replica
 
-// One term of leadership in the log: the leader's entries, and the proof that it led. Package lead decides what to
-// write, and when.
+// One term of leadership in the log: the leader's entries, and the proof that it led. Package lead decides which
+// entries to write, and when.
 
 import (
 	"context"
@@ -18,30 +18,30 @@ import (
 	"github.com/fencelock/fencelock/internal/machine"
 )
 
-// ErrUnknown means that the outcome of a command is open: it may be carried out yet.
+// ErrUnknown means that the outcome of a command is unknown: it may still take effect.
 var ErrUnknown = errors.New("leadership was lost before the outcome was known")
 
-// retryAfter is the pause before a fact that could not be written is proposed again.
+// retryAfter is the pause before a failed fact is proposed again.
 const retryAfter = 100 * time.Millisecond
 
-// Term is one term in which this member leads: its entries in the log as the leader, and the proof that it led. No
-// replica carries out an entry that lands in a later term of the same member.
+// Term is one term in which this member leads: its entries in the log, and the proof that it led. No replica applies an
+// entry of a Term that commits in another term.
 type Term struct {
 	replica   *Replica
 	number    uint64
 	confirmer *confirmer
 }
 
-// Lead begins a term in which this member leads. Run confirms in it, and End ends it.
+// Lead returns the Term for a term in which this member leads. The caller calls Run, and End at the end of the term.
 func (r *Replica) Lead(term uint64) *Term {
 	return &Term{replica: r, number: term, confirmer: newConfirmer(r.raft, r.proof, r.id, term)}
 }
 
-// Number names the term. Every election begins a greater one.
+// Number returns the number of the term. Every election begins a greater term.
 func (t *Term) Number() uint64 { return t.number }
 
-// Run answers Confirm until ctx ends, and the remaining questions with its cause, and admits processes of members
-// that start meanwhile.
+// Run answers Confirm and admits the processes of starting members, until ctx ends. It answers the remaining calls of
+// Confirm with the cause.
 func (t *Term) Run(ctx context.Context) {
 	var recording sync.WaitGroup
 	defer recording.Wait()
@@ -49,14 +49,15 @@ func (t *Term) Run(ctx context.Context) {
 	t.confirmer.run(ctx)
 }
 
-// End ends the term: it stops proposing.
+// End ends the term. The caller no longer proposes entries.
 func (t *Term) End() { t.replica.stores.silence.deposed() }
 
-// Confirm calls then with nil once it is proven that this member led at an instant after the call, or with the cause
-// of the end of Run. It costs no log entry. It is called from one goroutine for all, and must not block.
+// Confirm calls then with nil once it is proven that this member led at an instant after the call of Confirm, or with
+// the cause of the end of Run. It needs no log entry. One goroutine calls the functions of all calls, so then must not
+// block.
 func (t *Term) Confirm(then func(error)) { t.confirmer.ask(then) }
 
-// Serve sets whether this term serves clients: only then it answers other members' questions to the leader.
+// Serve sets whether this term serves clients. Only then does it answer the questions of other members to the leader.
 func (t *Term) Serve(yes bool) {
 	if yes {
 		t.replica.serving.Store(t)
@@ -65,9 +66,10 @@ func (t *Term) Serve(yes bool) {
 	t.replica.serving.Store(nil)
 }
 
-// acknowledged returns the index of the last entry that was acknowledged to anybody before the call. A leader carries
-// an entry out before it acknowledges the entry. The index is of an entry that every state machine gets: other
-// members would never reach the index of a barrier, with which a term begins.
+// acknowledged returns an index that includes all entries that were acknowledged to anybody before the call. It is the
+// applied index, since a leader applies an entry before it acknowledges the entry. Every state machine gets the entry
+// with this index: other members would never reach the index of the entry without a command with which raft begins a
+// term.
 func (t *Term) acknowledged(ctx context.Context) (uint64, error) {
 	index := t.replica.Applied()
 	proven := make(chan error, 1)
@@ -80,9 +82,9 @@ func (t *Term) acknowledged(ctx context.Context) (uint64, error) {
 	}
 }
 
-// Propose gives the commands of one log entry to raft, and returns a function that waits for their outcome. Entries
-// are to be proposed from one goroutine, and waited for in their order. The error wraps ErrNotLeader if no command
-// was carried out, else ErrUnknown.
+// Propose passes the commands of one log entry to raft, and returns a function that waits for their outcome. Only one
+// goroutine may propose entries, and the caller must wait for them in order. The error wraps ErrNotLeader if no command
+// had an effect, otherwise ErrUnknown.
 func (t *Term) Propose(b *machine.Batch) (wait func() (*Applied, error)) {
 	r := t.replica
 	r.stores.silence.proposed()
@@ -96,7 +98,7 @@ func (t *Term) Propose(b *machine.Batch) (wait func() (*Applied, error)) {
 		}
 		out, ok := future.Response().(*Applied)
 		switch {
-		case !ok: // the replica is broken: it does not know the result of the entry at the others
+		case !ok: // this replica has failed: it does not know the result of the entry
 			return nil, ErrUnknown
 		case out.Stale:
 			return nil, ErrNotLeader
@@ -105,12 +107,12 @@ func (t *Term) Propose(b *machine.Batch) (wait func() (*Applied, error)) {
 	}
 }
 
-// EncodeBatch returns a log entry with commands, decided in a term.
+// EncodeBatch returns a log entry with commands that a leader decides in a term.
 func EncodeBatch(term uint64, b *machine.Batch) []byte {
 	return machine.AppendBatch(beginEntry(entryBatch, term), b)
 }
 
-// proposalError wraps err in ErrNotLeader if the entry was certainly not proposed, else in ErrUnknown.
+// proposalError wraps err in ErrNotLeader if the entry was certainly not proposed, otherwise in ErrUnknown.
 func proposalError(err error) error {
 	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
 		return fmt.Errorf("%w: %w", ErrNotLeader, err)
@@ -118,9 +120,9 @@ func proposalError(err error) error {
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
-// Begin returns once all entries of earlier terms are applied: an entry of this term has gone through the log. Among
-// them may be ends of sessions, which must be known before anybody learns that a session lives. It reports false if
-// ctx ended before.
+// Begin returns true once an entry of this term has gone through the log, so that all entries of earlier terms are
+// applied. These may end sessions, so the leader must apply them before it confirms a session. Begin returns false if
+// ctx ends earlier.
 func (t *Term) Begin(ctx context.Context) bool {
 	r := t.replica
 	own := fact{Member: r.id, Client: r.config.Client, Started: r.id, Start: r.start}
@@ -130,11 +132,11 @@ func (t *Term) Begin(ctx context.Context) bool {
 	return t.tell(ctx, own)
 }
 
-// Reopen records the end of the time in which the cluster served nobody after a restore. It reports false if ctx
-// ended before.
+// Reopen records the end of the time in which the cluster did not serve clients after a restore. It returns false if
+// ctx ends earlier.
 func (t *Term) Reopen(ctx context.Context) bool { return t.tell(ctx, fact{Opened: true}) }
 
-// tell puts a fact into the log of this term. It reports false if ctx ended before.
+// tell puts a fact into the log of this term, and retries until it is applied. It returns false if ctx ends earlier.
 func (t *Term) tell(ctx context.Context, x fact) bool {
 	for ctx.Err() == nil {
 		err := t.tryTell(x)
@@ -151,7 +153,7 @@ func (t *Term) tell(ctx context.Context, x fact) bool {
 	return false
 }
 
-// tryTell puts a fact into the log of this term and returns once it is applied here.
+// tryTell proposes a fact in this term once, and returns nil once it is applied here.
 func (t *Term) tryTell(x fact) error {
 	body, err := json.Marshal(x)
 	if err != nil {
@@ -172,7 +174,7 @@ func (t *Term) tryTell(x fact) error {
 	return nil
 }
 
-// newClusterID returns a name for a cluster: tokens of two clusters do not compare.
+// newClusterID returns a random name for a cluster. The name identifies its token space.
 func newClusterID() string {
 	var raw [16]byte
 	rand.Read(raw[:]) // never fails

@@ -1,6 +1,6 @@
 package replica
 
-// The members' timeouts, and their consistency.
+// The timeouts between members, and their checks.
 
 import (
 	"fmt"
@@ -14,19 +14,20 @@ type ConfigError struct {
 
 func (e *ConfigError) Error() string { return fmt.Sprintf("%s %q: %s", e.Setting, e.Value, e.Why) }
 
-// Timing sets the members' timeouts towards each other. Zero values mean the defaults, which suit members within one
-// region.
+// Timing has the timeouts between members. Zero values mean the defaults, which suit members in one region.
 type Timing struct {
-	// Heartbeat is the time without a message of the leader after which a member stands for election. Default 500 ms.
+	// Heartbeat is the time without a message of the leader after which a member stands for election. The default is 500
+	// ms.
 	Heartbeat time.Duration
-	// Lease is the time without contact to most members after which a leader steps down; at most Heartbeat, the
-	// default. A shorter one makes an isolated leader disconnect its clients sooner, and a busy machine change
-	// leaders more often. No promise to clients rests on it.
+	// Lease is the time without contact with most members after which a leader steps down. It is at most Heartbeat, which
+	// is the default. With a shorter lease an isolated leader disconnects its clients sooner, and leaders on busy machines
+	// change more often. No promise to clients depends on it.
 	Lease time.Duration
-	// Election is the time for which a candidate waits for votes before it tries again; at least Heartbeat, the
-	// default.
+	// Election is the time for which a candidate waits for votes before it tries again. It is at least Heartbeat, which is
+	// the default.
 	Election time.Duration
-	// Commit is the maximum time until followers learn the commit index without further writes. Default 50 ms.
+	// Commit is the maximum time until followers get the commit index if there are no further writes. The default is 50
+	// ms.
 	Commit time.Duration
 }
 
@@ -52,7 +53,7 @@ func (t Timing) WithDefaults() Timing {
 	return t
 }
 
-// Check returns the first error in t, which has its defaults.
+// Check returns an error if t is invalid, or too slow for minTTL. All fields of t must be set.
 func (t Timing) Check(minTTL time.Duration) error {
 	const slowest = 10 * time.Second
 	switch {
@@ -65,7 +66,8 @@ func (t Timing) Check(minTTL time.Duration) error {
 	case t.Commit < time.Millisecond || t.Commit > t.Heartbeat:
 		return &ConfigError{"Timing.Commit", t.Commit.String(), "it is not between 1ms and Heartbeat"}
 	}
-	// Members wait for up to twice these times, so that not all of them stand at once.
+	// Members wait for a random time of up to twice these times, so that they do not all stand for election at the same
+	// time.
 	election := 2 * (t.Heartbeat + t.Election)
 	if slow := max(t.Heartbeat, t.Election) > defaultHeartbeat; slow && minTTL < election {
 		return &ConfigError{

@@ -1,6 +1,6 @@
 package replica
 
-// Reading the data of a stopped server: the checks of a starting server, and the log carried out in memory.
+// Verification of the data of a stopped server: the checks of a starting server, and a replay of the log in memory.
 
 import (
 	"errors"
@@ -16,20 +16,21 @@ import (
 
 // Verified is the result of Verify.
 type Verified struct {
-	// Node is the member of the data, and Cluster the token space; empty if it was never in a cluster.
+	// Node is the id of the member, and Cluster the token space; Cluster is empty if the member was never in a cluster.
 	Node, Cluster string
-	// First and Last entry of the log; zero if it is empty. Snapshot is the last entry in the newest snapshot; zero
-	// without.
+	// First and Last are the first and the last entry of the log; zero if it is empty. Snapshot is the last entry in the
+	// newest snapshot; zero without a snapshot.
 	First, Last, Snapshot uint64
-	// Unsummed entries were written by a version without checksums. They are checked as far as they can be carried out.
+	// Unsummed is the number of entries without checksums, from older versions. They are checked only by applying them.
 	Unsummed int
-	// Revision of the last token, or later, with all entries carried out.
+	// Revision is at least the revision of the last token, after all entries.
 	Revision uint64
 }
 
-// Verify reads all of a data directory whose server is stopped, and carries its log out in memory. The error is a
-// *CorruptError if the directory has damage that a server would not start with, or that its state machine would stop
-// at. It writes no data, but finishes an interrupted step of a killed server, as the start of a server does.
+// Verify reads the whole data directory of a stopped server, and applies its log in memory. The error wraps a
+// *CorruptError if the directory has damage with which a server would not start, or at which its state machine would
+// stop. Verify does not change the data, except that it completes interrupted steps of a killed server, as the start of
+// a server does.
 func Verify(dir string) (Verified, error) {
 	v, err := verify(dir, &serverfault.Rig{})
 	if err != nil {
@@ -54,7 +55,7 @@ func verify(dir string, rig *serverfault.Rig) (v Verified, err error) {
 	return v, err
 }
 
-// kindOf returns the kind of log in a data directory.
+// kindOf returns the kind of the log in a data directory.
 func kindOf(dir string) (Store, error) {
 	kind := StoreWAL
 	if _, err := os.Stat(filepath.Join(dir, string(StoreBolt))); err == nil {
@@ -66,7 +67,8 @@ func kindOf(dir string) (Store, error) {
 	return kind, nil
 }
 
-// replay puts the newest snapshot and all later entries of the log into f.
+// replay restores the newest snapshot into f, and applies all later entries of the log. It also reads the earlier
+// entries.
 func (s *stores) replay(f *FSM) (v Verified, err error) {
 	all, err := s.snapshots.List()
 	if err != nil {
