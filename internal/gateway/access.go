@@ -266,7 +266,7 @@ func (g *Gateway) hide(ctx context.Context, p *Problem, wishes []wish) *Problem 
 	}
 	out := *p
 	out.CurrentOwner, out.SameOwner, out.Cycle = "", false, nil
-	out.Detail = "who is in the way is shown to principals that may read the name"
+	out.Detail = "the holder is shown to principals that may read the name"
 	return &out
 }
 

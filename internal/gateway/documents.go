@@ -23,13 +23,13 @@ func typeOf[T any]() reflect.Type { return reflect.TypeFor[T]() }
 // Ready describes the backend, and the guarantees for a client of several replicas.
 type Ready struct {
 	Ready        bool    `json:"ready"`
-	Backend      string  `json:"backend" doc:"The driver"`
-	Exclusion    string  `json:"exclusion" doc:"What the exclusion rests on, such as quorum"`
+	Backend      string  `json:"backend" doc:"The name of the backend's driver"`
+	Exclusion    string  `json:"exclusion" doc:"The basis of mutual exclusion, such as quorum"`
 	Fencing      bool    `json:"fencing" doc:"Whether grants have fencing tokens"`
-	HoldsOutlive bool    `json:"holdsOutliveReplica" doc:"Whether a hold that one replica was granted is renewed by another one, also if the first has died. Otherwise it ends one TTL after its replica"`
-	MinTTLMillis float64 `json:"minTtlMillis" doc:"The shortest TTL that the backend takes"`
-	MaxTTLMillis float64 `json:"maxTtlMillis,omitempty" doc:"The longest; missing if there is none"`
-	TTLStep      float64 `json:"ttlStepMillis" doc:"TTLs are multiples of it"`
+	HoldsOutlive bool    `json:"holdsOutliveReplica" doc:"Whether another replica can renew a hold, even if the replica that acquired it has stopped. Otherwise the hold ends one TTL after its replica"`
+	MinTTLMillis float64 `json:"minTtlMillis" doc:"The minimum TTL of the backend"`
+	MaxTTLMillis float64 `json:"maxTtlMillis,omitempty" doc:"The maximum TTL of the backend; absent if there is none"`
+	TTLStep      float64 `json:"ttlStepMillis" doc:"TTLs are multiples of this duration"`
 	Detail       string  `json:"detail,omitempty"`
 }
 
@@ -118,24 +118,24 @@ func trueHeaders(spec *huma.OpenAPI) {
 			for status, r := range op.Responses {
 				retry := r.Headers[headerRetry]
 				r.Headers = map[string]*huma.Header{
-					requestIDHeader: inHeader(huma.TypeString, "The request's in the gateway's log"),
+					requestIDHeader: inHeader(huma.TypeString, "The id of the request in the gateway's log"),
 				}
 				switch {
 				case status == "202":
-					r.Headers[headerRetry] = inHeader(huma.TypeInteger, "0: come again at once")
+					r.Headers[headerRetry] = inHeader(huma.TypeInteger, "0: retry immediately")
 				case status[0] == '4' || status[0] == '5':
 					if retry != nil {
 						r.Headers[headerRetry] = retry
 					}
 				}
 				if op.OperationID == "acquire" && status == "200" {
-					r.Headers[headerToken] = inHeader(huma.TypeInteger, "fencingToken of the body")
+					r.Headers[headerToken] = inHeader(huma.TypeInteger, "The fencingToken of the body")
 				}
 				if op.OperationID == "watch" && status == "200" {
 					r.Headers[headerReplay] = inHeader(huma.TypeString, "none: events have no ids, and since is refused")
 				}
 				if op.OperationID == "get" && (status == "200" || status == "304" || status == "404") {
-					r.Headers[headerETag] = inHeader(huma.TypeString, "Names the state, for If-None-Match and If-Match")
+					r.Headers[headerETag] = inHeader(huma.TypeString, "Identifies the state, for If-None-Match and If-Match")
 				}
 			}
 		}

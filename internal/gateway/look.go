@@ -32,8 +32,8 @@ func (g *Gateway) look(ctx context.Context, name string) (backend.State, error) 
 
 type lookQuery struct {
 	NameOf
-	Known  string `header:"If-None-Match" doc:"The ETag of a state that is known: 304 if it still is the state"`
-	Prefer string `header:"Prefer" doc:"wait=30: with If-None-Match, wait up to that many seconds, 50 at most, for another state"`
+	Known  string `header:"If-None-Match" doc:"The ETag of a known state: the answer is 304 if the state has not changed"`
+	Prefer string `header:"Prefer" doc:"wait=30: with If-None-Match, wait up to 30 seconds for another state; 50 at most"`
 }
 
 // wait returns the wait in Prefer. It ignores other preferences, as RFC 7240 requires.
@@ -149,11 +149,11 @@ func unixMillis(t time.Time) int64 {
 }
 
 type listQuery struct {
-	Prefix    string `query:"prefix" doc:"Names that start with it"`
-	Namespace string `query:"namespace" doc:"Names of a namespace, that is those that start with it and a colon or a slash"`
-	After     string `query:"after" doc:"Names behind this one"`
-	Limit     int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most"`
-	Name      string `query:"name" doc:"This name alone"`
+	Prefix    string `query:"prefix" doc:"List names with this prefix only"`
+	Namespace string `query:"namespace" doc:"List the names of this namespace only: those that start with it and a colon or a slash"`
+	After     string `query:"after" doc:"List names that sort after this name only"`
+	Limit     int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"The maximum number of names in the answer"`
+	Name      string `query:"name" doc:"List this name only"`
 }
 
 // list returns one page of the held locks that the sender of the request may read. If the backend does not list names

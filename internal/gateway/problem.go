@@ -16,20 +16,20 @@ import (
 
 // Problem is the answer to every failed call: a problem document of RFC 9457. Its first members are for programs.
 type Problem struct {
-	Code             string         `json:"error" doc:"What went wrong, to branch on" example:"LOCK_ALREADY_HELD"`
-	CurrentOwner     string         `json:"currentOwner,omitempty" doc:"Who holds the lock, where the service tells"`
-	RetryAfterMillis int64          `json:"retryAfterMillis,omitempty" doc:"When the hold ends unless it is renewed, or when to come again"`
-	LockKey          string         `json:"lockKey,omitempty" doc:"The name that it is about, in a request for several"`
+	Code             string         `json:"error" doc:"The type of the error, for programs" example:"LOCK_ALREADY_HELD"`
+	CurrentOwner     string         `json:"currentOwner,omitempty" doc:"The owner of the lock, if the backend reports it"`
+	RetryAfterMillis int64          `json:"retryAfterMillis,omitempty" doc:"When the hold expires unless it is renewed, or when to retry, in milliseconds"`
+	LockKey          string         `json:"lockKey,omitempty" doc:"The name of the lock that caused the error, in a request for several locks"`
 	Reason           string         `json:"reason,omitempty" doc:"Why a hold ended: expired, session-expired, force-released, max-hold, …"`
-	Quota            string         `json:"quota,omitempty" doc:"Which quota is used up: of the gateway, such as client-waits, or of the service, such as client-sessions"`
-	SameOwner        bool           `json:"sameOwner,omitempty" doc:"The owner that asks is the one that holds the lock"`
-	SameRequest      bool           `json:"sameRequest,omitempty" doc:"The holder got the lock with the same requestId, through another replica"`
-	Lock             *Lock          `json:"lock,omitempty" doc:"What the request got that was to leave the queue"`
-	Cycle            []DeadlockEdge `json:"cycle,omitempty" doc:"Each waits for what the next one has"`
-	Type             string         `json:"type" doc:"A URI that names the error"`
-	Title            string         `json:"title" doc:"The error in words, always the same"`
+	Quota            string         `json:"quota,omitempty" doc:"The exhausted quota: of the gateway, such as client-waits, or of the backend, such as client-sessions"`
+	SameOwner        bool           `json:"sameOwner,omitempty" doc:"The requesting owner already holds the lock"`
+	SameRequest      bool           `json:"sameRequest,omitempty" doc:"The holder acquired the lock with the same requestId through another replica"`
+	Lock             *Lock          `json:"lock,omitempty" doc:"The grant that the request received instead of leaving the queue"`
+	Cycle            []DeadlockEdge `json:"cycle,omitempty" doc:"Each owner waits for a name that the next owner holds"`
+	Type             string         `json:"type" doc:"A URI that identifies the type of the error"`
+	Title            string         `json:"title" doc:"The title of the error type"`
 	Status           int            `json:"status" doc:"The status code"`
-	Detail           string         `json:"detail,omitempty" doc:"What happened, for people"`
+	Detail           string         `json:"detail,omitempty" doc:"A description of this error, for people"`
 
 	headers http.Header
 	own     bool // it contains only data that the sender of the request already has
@@ -39,9 +39,9 @@ type Problem struct {
 
 // DeadlockEdge is one edge of a cycle.
 type DeadlockEdge struct {
-	Owner string `json:"owner" doc:"Who"`
-	Holds string `json:"holds" doc:"The name that it has"`
-	Wants string `json:"wants" doc:"The name that it waits for"`
+	Owner string `json:"owner" doc:"The owner"`
+	Holds string `json:"holds" doc:"The name that the owner holds"`
+	Wants string `json:"wants" doc:"The name that the owner waits for"`
 }
 
 // Error implements error.

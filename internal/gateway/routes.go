@@ -140,8 +140,8 @@ func (g *Gateway) routes() http.Handler {
 	config.Info.Description = "Locks that are held over several requests. See docs/HTTP.md."
 	config.Info.License = &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"}
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"clientCertificate": {Type: "mutualTLS", Description: "Where the gateway has --tls-client-ca"},
-		"token":             {Type: "http", Scheme: "bearer", Description: "Where the gateway has --rules and --principals"},
+		"clientCertificate": {Type: "mutualTLS", Description: "If the gateway has --tls-client-ca"},
+		"token":             {Type: "http", Scheme: "bearer", Description: "If the gateway has --rules and --principals"},
 	}
 	config.Transformers = append(config.Transformers, func(hc huma.Context, _ string, v any) (any, error) {
 		if p, ok := v.(*Problem); ok {
@@ -199,7 +199,7 @@ func operation(api huma.API, method, path, id, summary string, answers map[int]a
 			}}},
 		}
 		if slices.ContainsFunc(codes, func(code any) bool { return slices.Contains(codesToRepeat, code.(string)) }) {
-			r.Headers = map[string]*huma.Header{headerRetry: inHeader(huma.TypeInteger, "In how many seconds to come again")}
+			r.Headers = map[string]*huma.Header{headerRetry: inHeader(huma.TypeInteger, "The number of seconds after which to retry")}
 		}
 		op.Responses[strconv.Itoa(status)] = r
 	}
@@ -248,7 +248,7 @@ func (g *Gateway) waitRoutes(api huma.API) {
 		NameOf
 		Idempotent
 		Body acquireBody
-	}, answer](g, api, operation(api, http.MethodPost, lockPath+"/acquire", "acquire", "Take a lock",
+	}, answer](g, api, operation(api, http.MethodPost, lockPath+"/acquire", "acquire", "Acquire a lock",
 		map[int]any{200: Lock{}, 202: Queued{}}, codesOfAcquire...),
 		func(ctx context.Context, r *http.Request, b *acquireBody) (*answer, error) {
 			if err := idempotent(r, &b.Terms); err != nil {
@@ -260,7 +260,7 @@ func (g *Gateway) waitRoutes(api huma.API) {
 		Idempotent
 		Body acquireAllBody
 	}, answer](g, api,
-		operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Take several locks in one step",
+		operation(api, http.MethodPost, "/v1/locks:acquireAll", "acquire-all", "Acquire several locks in one step",
 			map[int]any{200: Locks{}, 202: Queued{}}, codesOfAcquire...),
 		func(ctx context.Context, r *http.Request, b *acquireAllBody) (*answer, error) {
 			if err := idempotent(r, &b.Terms); err != nil {
@@ -304,7 +304,7 @@ func (g *Gateway) holdRoutes(api huma.API) {
 		NameOf
 		Body renewBody
 	}, body[Renewed]](g, api,
-		operation(api, http.MethodPost, lockPath+"/renew", "renew", "Prolong a hold", nil,
+		operation(api, http.MethodPost, lockPath+"/renew", "renew", "Renew a hold", nil,
 			slices.Concat(codesOfService, []string{codeTTL, codeExpired, codeNotOwner, codeElsewhere})...),
 		func(ctx context.Context, r *http.Request, b *renewBody) (*answer, error) {
 			arrived := g.clock.Now()
@@ -335,7 +335,7 @@ func (g *Gateway) holdRoutes(api huma.API) {
 		NameOf
 		Body releaseBody
 	}, body[Released]](g, api,
-		operation(api, http.MethodPost, lockPath+"/release", "release", "Give a hold back", nil,
+		operation(api, http.MethodPost, lockPath+"/release", "release", "Release a hold", nil,
 			slices.Concat(codesOfService, []string{codeExpired, codeNotOwner})...),
 		func(ctx context.Context, r *http.Request, b *releaseBody) (*answer, error) {
 			grant, minHold, err := g.readable(ctx, b.LockToken, nameOf(r), b.OwnerID)
@@ -356,10 +356,10 @@ func (g *Gateway) holdRoutes(api huma.API) {
 		})
 	call[struct {
 		NameOf
-		IfMatch string `header:"If-Match" doc:"Only if the lock is as it was when GET gave this ETag"`
+		IfMatch string `header:"If-Match" doc:"Release only if the lock has not changed since GET returned this ETag"`
 		Body    forceBody
 	}, body[Forced]](g, api,
-		operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Take a lock away from its holder",
+		operation(api, http.MethodPost, lockPath+"/force-release", "force-release", "Release a lock against the will of its holder",
 			nil, slices.Concat(codesOfService, []string{codeNotLocked, codeChanged})...),
 		func(ctx context.Context, r *http.Request, b *forceBody) (*answer, error) {
 			if err := g.forceRelease(ctx, nameOf(r), r.Header.Get("If-Match"), b); err != nil {
@@ -370,10 +370,10 @@ func (g *Gateway) holdRoutes(api huma.API) {
 }
 
 func (g *Gateway) lookRoutes(api huma.API) {
-	op := operation(api, http.MethodGet, lockPath, "get", "Tell who holds a lock",
+	op := operation(api, http.MethodGet, lockPath, "get", "Get the state of a lock",
 		map[int]any{200: State{}, 404: State{}}, codesOfService...)
 	op.Responses["304"] = &huma.Response{
-		Description: "The state is the one of If-None-Match, after the wait that was asked for",
+		Description: "The state still has the ETag of If-None-Match, after the requested wait",
 	}
 	huma.Register(api, op, func(ctx context.Context, in *lookQuery) (*answer, error) {
 		if err := g.may(ctx, rules.Read, in.name()); err != nil {
@@ -395,7 +395,7 @@ func (g *Gateway) lookRoutes(api huma.API) {
 		}
 		return out, nil
 	})
-	huma.Register(api, operation(api, http.MethodGet, "/v1/locks", "list", "List the locks that are held", nil,
+	huma.Register(api, operation(api, http.MethodGet, "/v1/locks", "list", "List the held locks", nil,
 		codesOfService...),
 		func(ctx context.Context, in *listQuery) (*body[List], error) {
 			page, err := g.list(ctx, in)

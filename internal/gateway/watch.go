@@ -26,10 +26,10 @@ type Change struct {
 	OwnerID      string `json:"ownerId,omitempty"`
 	FencingToken uint64 `json:"fencingToken,omitempty"`
 	Reason       string `json:"reason,omitempty"`
-	By           string `json:"by,omitempty" doc:"Who asked for a forced release, in their own words"`
-	Principal    string `json:"principal,omitempty" doc:"The identity of who asked, as the backend has authenticated it"`
-	At           int64  `json:"at,omitempty" doc:"When it happened, in milliseconds since 1970, where the backend tells it"`
-	Revision     uint64 `json:"revision,omitempty" doc:"Also the event's id: a watch since it goes on behind it"`
+	By           string `json:"by,omitempty" doc:"The name that the requester of a forced release gave"`
+	Principal    string `json:"principal,omitempty" doc:"The identity of the requester of a forced release, authenticated by the backend"`
+	At           int64  `json:"at,omitempty" doc:"The time of the change, in milliseconds since 1970, if the backend reports it"`
+	Revision     uint64 `json:"revision,omitempty" doc:"The revision of the change, and the event's id: a watch with this value as since continues after it"`
 }
 
 // ChangeOf returns the public form of a change.
@@ -57,17 +57,17 @@ const (
 
 type watchQuery struct {
 	NameOf
-	Since  uint64 `query:"since" doc:"Changes after this revision; missing: from now on"`
-	LastID string `header:"Last-Event-ID" doc:"As since; browsers send it when they connect again"`
+	Since  uint64 `query:"since" doc:"Return changes after this revision. Default: from now on"`
+	LastID string `header:"Last-Event-ID" doc:"Like since; browsers send it when they reconnect"`
 }
 
 func (g *Gateway) watchRoute(api huma.API) {
-	op := operation(api, http.MethodGet, "/v1/locks/{name}/watch", "watch", "Follow what happens to a lock", nil,
+	op := operation(api, http.MethodGet, "/v1/locks/{name}/watch", "watch", "Watch the changes of a lock", nil,
 		slices.Concat(codesOfService, []string{codeCompacted})...)
 	op.Responses["200"] = &huma.Response{
-		Description: "Server-sent events. The name of each is its type, its id the revision, its data a Change. Where the " +
-			"backend tells of no changes by itself, the gateway looks about every second: there are no revisions then, what " +
-			"begins and ends between two looks is missed, and every end is released",
+		Description: "Server-sent events. The name of an event is its type, its id is the revision, and its data is a Change. If " +
+			"the backend does not push changes, the gateway polls about every second: events then have no revisions, a hold that " +
+			"begins and ends between two polls is missed, and every end is reported as released",
 		Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}},
 	}
 	api.OpenAPI().Components.Schemas.Schema(typeOf[Change](), true, "Change")

@@ -85,7 +85,7 @@ func (p *Proofs) line(n int, text string) error {
 	}
 	proof := strings.TrimSpace(text[at:])
 	if proof == "" {
-		return wrong(text, "the proof is missing behind it")
+		return wrong(text, "the proof is missing after it")
 	}
 	switch who.Kind() {
 	case token:

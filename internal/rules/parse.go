@@ -122,9 +122,9 @@ func (b *builder) rule(n int, allow bool, text string) error {
 	case who == "":
 		return wrong(text, "want a principal or group, verbs separated by commas, and a prefix")
 	case what == "":
-		return wrong(who, "the verbs are missing behind it, and the prefix")
+		return wrong(who, "the verbs are missing after it, and the prefix")
 	case rest == "":
-		return wrong(what, `the prefix is missing behind it; "" is that of every name`)
+		return wrong(what, `the prefix is missing after it; "" is the prefix of every name`)
 	case err != nil:
 		return wrong(rest, err.Error())
 	}

@@ -86,7 +86,7 @@ func (p *Policies) line(n int, text string) error {
 	prefix, err := parsePrefix(rest)
 	switch {
 	case rest == "":
-		return wrong(what, `the prefix is missing behind it; "" is that of every name`)
+		return wrong(what, `the prefix is missing after it; "" is the prefix of every name`)
 	case err != nil:
 		return wrong(rest, err.Error())
 	}

@@ -131,7 +131,7 @@ func readClaim(text string) (c *claim, err error) {
 	}
 	c = &claim{to: raft.ServerID(parts[0]), from: raft.ServerID(parts[1]), start: parts[2], run: run{start: parts[3]}}
 	if c.run.index, err = strconv.ParseUint(parts[4], 10, 64); err == nil && c.String() != text {
-		err = errors.New("it says who it is in another way than members do")
+		err = errors.New("it does not identify itself as members do")
 	}
 	return c, err
 }
