@@ -274,8 +274,8 @@ const lastAttempt = 40 * time.Millisecond
 // tick returns a whole millisecond, between one and two after d.
 func tick(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) + 2*time.Millisecond }
 
-// rung returns the greatest power of two milliseconds that is not more than d. d is not exact, because it was counted
-// from a random instant, but is rarely close to a power of two.
+// rung returns the greatest power of two milliseconds that is not more than d, and 4 ms at least. d is not exact,
+// because it was counted from a random instant, but is rarely close to a power of two.
 func rung(d time.Duration) time.Duration {
 	r := 4 * time.Millisecond
 	for r*2 <= d {
