@@ -289,7 +289,7 @@ func (s *session) keepAlive() {
 // next returns the time for which keepAlive sleeps: until the next renewal is due, if no other request renews the
 // session before.
 //
-// It is at least a twentieth of the TTL, so that keepAlive does not spin if the clock stands still or a proof comes
+// It is at least a twentieth of the TTL, so that keepAlive does not spin if the clock does not advance or a proof comes
 // late.
 func (s *session) next() time.Duration {
 	s.d.mu.Lock()

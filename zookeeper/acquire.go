@@ -32,10 +32,10 @@ const tries = 3
 // transaction that created the node.
 //
 // Without r.Wait it makes one attempt, of up to three tries if the connection breaks. With r.Wait the request stays in
-// the name's queue and watches the entries before it that block it; it returns when it holds the lock or when ctx
-// ends, and its node is then removed in the background. The grant's TTL is the session's timeout, which the servers
-// grant between 2 and 20 ticks, and SentAt is the latest instant from which the session is proved to live for its
-// timeout.
+// the name's queue and watches the entries before it that block it; it returns when it holds the lock or when ctx ends,
+// and its node is then removed in the background. The grant's TTL is the session's timeout, which the servers grant
+// between 2 and 20 ticks, and SentAt is the latest instant from which the session is proved to live for its timeout
+// less the margin of Describe.
 //
 // A repeated RequestID gets the same hold with the same token, even from another client. Errors wrap backend.ErrHeld,
 // ErrLimitMismatch, ErrUnavailable (no node was created, or its removal is in progress), ErrUnknown (a node may have
