@@ -15,13 +15,13 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// ways are drivers that take a set in one step, and one name after the other.
+// ways returns a driver that takes a set in one step, and one without AcquireAll.
 var ways = map[string]func(*scripted) backend.FencingDriver{
 	"in one step": func(s *scripted) backend.FencingDriver { return s },
 	"one by one":  func(s *scripted) backend.FencingDriver { return loneScripted{s} },
 }
 
-// balance fails unless every acquire that was reported has its end, every election and every wait too.
+// balance fails the test unless every reported acquire, election and wait has its end.
 func (r *recorder) balance(t *testing.T) {
 	t.Helper()
 	delivered()
@@ -53,7 +53,7 @@ func (r *recorder) balance(t *testing.T) {
 	}
 }
 
-// ended runs f as a function that returns, panics or ends its goroutine.
+// ended runs f, which may return, panic or end its goroutine.
 func ended(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -64,7 +64,7 @@ func ended(f func()) {
 	<-done
 }
 
-// A set of which one resource refuses the claim is released as a whole, without its minimum, however Seal ends.
+// If a resource refuses the claim of one name, the whole set is released without its minimum, however Seal ends.
 func TestUnsealedSetIsReleased(t *testing.T) {
 	refused := errors.New("refused")
 	endings := map[string]func() error{
@@ -112,7 +112,7 @@ func TestUnsealedSetIsReleased(t *testing.T) {
 	}
 }
 
-// What a driver granted before it panicked is released, and what it may have granted too.
+// Holds that a driver granted, or may have granted, before it panicked are released.
 func TestDriverPanicIsCleanedUp(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
@@ -169,7 +169,7 @@ func TestALossWhileASetBeginsIsReported(t *testing.T) {
 			d.hook = func() {
 				done := make(chan struct{})
 				go func() { b.store.Evict("a"); close(done) }()
-				for range 100 { // the core may hold a mutex that the loss has to wait for
+				for range 100 { // the core may hold a mutex for which the loss has to wait
 					runtime.Gosched()
 				}
 				select {
@@ -231,7 +231,7 @@ func TestEveryWaitHasAnEnd(t *testing.T) {
 	}
 }
 
-// A context that ends with a lease has ended when the lease has: there is no moment between the two.
+// A context that ends with a lease has ended as soon as the lease has.
 func TestTheContextOfASetEndsWithItsLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -248,7 +248,7 @@ func TestTheContextOfASetEndsWithItsLease(t *testing.T) {
 	})
 }
 
-// A set that keeps losing a name while it waits for another one does not ask without a pause.
+// A set that keeps losing a name while it waits for another one retries with pauses.
 func TestLostSetIsRetriedWithPauses(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -274,7 +274,7 @@ func TestLostSetIsRetriedWithPauses(t *testing.T) {
 	})
 }
 
-// Another client's Close in the caller's own cause is the caller's, and does not hide why the acquire ended.
+// The Close of another client in the cause of the caller's context does not hide the reason why the acquire ended.
 func TestTheCauseOfTheCallerIsKept(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})

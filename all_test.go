@@ -64,7 +64,7 @@ func TestAcquireAllIsAllOrNone(t *testing.T) {
 		wantErr(t, err, context.DeadlineExceeded)
 		_, err = rival.AcquireAll(t.Context(), []string{"x", "b"}, fencelock.WaitAtMost(time.Second))
 		wantErr(t, err, fencelock.ErrHeld)
-		time.Sleep(time.Second) // retries the release that the ended context refused
+		time.Sleep(time.Second) // retries the release that failed with the ended context
 		release(t, mustAcquire(t, rival, "x"))
 		time.Sleep(10 * fencelock.DefaultTTL)
 		if err := all.Err(); err != nil {
@@ -141,7 +141,7 @@ func TestDoAllRunsUnderAllOfThem(t *testing.T) {
 	})
 }
 
-// Whatever the order of the names, contenders for overlapping sets neither deadlock nor meet.
+// Whatever the order of the names, contenders for overlapping sets neither deadlock nor overlap.
 func TestAcquireAllNeverDeadlocksAmongItself(t *testing.T) {
 	eachWay(t, func(t *testing.T, b *bed, client func() *fencelock.Client) {
 		names := []string{"a", "b", "c", "d", "e"}
@@ -213,7 +213,7 @@ func TestBadSetsOfNames(t *testing.T) {
 	})
 }
 
-// A client that is closed, or cut off, while it waits for several names leaves none of them closed.
+// A client that is closed or cut off while it waits for several names leaves no name closed.
 func TestAcquireAllEndsWithItsClient(t *testing.T) {
 	eachWay(t, func(t *testing.T, b *bed, client func() *fencelock.Client) {
 		c, other := client(), client()

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// instant is a driver that costs nothing: what remains is the core.
+// instant is a driver without costs, so that only the core is measured.
 type instant struct{ last fencing.Token }
 
 func (d *instant) IssuesFencingTokens() backend.Driver { return d }
@@ -40,7 +40,8 @@ func (d *instant) Renew(_ context.Context, grants []backend.Grant) []backend.Ren
 func (d *instant) Release(context.Context, backend.Grant) error { return nil }
 func (d *instant) Close(context.Context) error                  { return nil }
 
-// BenchmarkCore is what the core adds to a driver's acquire and release, by the number of leases held beside.
+// BenchmarkCore measures the cost that the core adds to a driver's acquire and release, by the number of other leases
+// held.
 func BenchmarkCore(b *testing.B) {
 	for _, held := range []int{0, 1_000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("held=%d", held), func(b *testing.B) {
@@ -72,7 +73,7 @@ func BenchmarkCore(b *testing.B) {
 	}
 }
 
-// BenchmarkSet is what a set of n names costs over a driver that costs nothing, with the context of all of them.
+// BenchmarkSet measures a set of n names over a driver without costs, with the context of all of them.
 func BenchmarkSet(b *testing.B) {
 	for _, n := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("names=%d", n), func(b *testing.B) {

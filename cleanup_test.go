@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// A release that is refused for a while is carried out soon after, however long it takes and whatever the service
-// answers meanwhile. The observer hears of it every minute.
+// A release that is refused for a while is repeated until it succeeds, however long that takes and whatever the
+// service answers meanwhile. The observer gets an event every minute.
 func TestRefusedReleaseIsRepeated(t *testing.T) {
 	const ttl = 10 * time.Second
 	for _, answer := range []error{backend.ErrMisconfigured, backend.ErrDenied, backend.ErrUnavailable, backend.ErrUnknown, errors.New("other")} {
@@ -50,7 +50,7 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 	}
 }
 
-// An answer that stays the same drops the release, with one event.
+// A release with a permanent answer is dropped, with one event.
 func TestImpossibleReleaseIsDropped(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
@@ -71,7 +71,7 @@ func TestImpossibleReleaseIsDropped(t *testing.T) {
 	})
 }
 
-// Close does not wait for what the service refuses.
+// Close does not wait for releases that the service refuses.
 func TestCloseDropsRefusedReleases(t *testing.T) {
 	for _, answer := range []error{backend.ErrMisconfigured, backend.ErrDenied} {
 		simulate(t, func(t *testing.T, b *bed) {

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// opened returns a client that the test closes itself.
+// opened returns a client that the test closes.
 func opened(t *testing.T, d backend.FencingDriver, o fencelock.Options) *fencelock.Client {
 	t.Helper()
 	c, err := fencelock.ForCorrectness(d, &o)
@@ -50,7 +50,7 @@ func TestCloseWaitsForAReleaseInFlight(t *testing.T) {
 	})
 }
 
-// Close gives nothing back while a function of Do is still stopping.
+// Close releases no lock while a function of Do is still stopping.
 func TestCloseWaitsForTheFunctionOfDo(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -61,7 +61,7 @@ func TestCloseWaitsForTheFunctionOfDo(t *testing.T) {
 			done <- c.Do(t.Context(), "x", func(ctx context.Context, _ *fencelock.Lease) error {
 				inside.Store(true)
 				<-ctx.Done()
-				time.Sleep(5 * time.Second) // stopping takes a while
+				time.Sleep(5 * time.Second) // the function takes a while to stop
 				inside.Store(false)
 				return nil
 			})
@@ -84,7 +84,7 @@ func TestCloseWaitsForTheFunctionOfDo(t *testing.T) {
 	})
 }
 
-// Close ends with its context whatever the observer, the driver or a function does, and says what it left.
+// Close ends with its context, whatever the observer, the driver or a function does, and reports the remaining locks.
 func TestCloseEndsWithItsContext(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		stuck := make(chan struct{})
@@ -157,7 +157,7 @@ func TestNoEventAfterClose(t *testing.T) {
 	})
 }
 
-// A second Close answers what the first did.
+// A second Close returns the result of the first.
 func TestASecondCloseAnswersLikeTheFirst(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -193,7 +193,7 @@ func TestASharedDriverIsClosedByTheLastClient(t *testing.T) {
 	})
 }
 
-// Releases that hang do not delay those that do not.
+// Hung releases do not delay other releases.
 func TestHungReleasesDelayNoOtherName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -227,7 +227,7 @@ func TestHungReleasesDelayNoOtherName(t *testing.T) {
 	})
 }
 
-// Do and Release end soon after their context, however long the TTL, while the network is silent.
+// Do and Release end soon after their context, however long the TTL, while the network does not answer.
 func TestDoAndReleaseEndWithTheirContext(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, d := b.client(fencelock.Options{TTL: 30 * time.Second})

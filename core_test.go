@@ -26,14 +26,14 @@ func simulate(t *testing.T, f func(t *testing.T, b *bed)) {
 	})
 }
 
-// client returns one more independent client and its driver.
+// client returns another independent client and its driver.
 func (b *bed) client(o fencelock.Options) (*fencelock.Client, *memory.Driver) {
 	b.t.Helper()
 	d := b.store.Driver()
 	return b.over(d, o), d
 }
 
-// over returns a client of the correctness tier over driver, closed at the end of the test.
+// over returns a client of the correctness tier over driver, which is closed at the end of the test.
 func (b *bed) over(driver backend.FencingDriver, o fencelock.Options) *fencelock.Client {
 	b.t.Helper()
 	c, err := fencelock.ForCorrectness(driver, &o)
@@ -59,7 +59,7 @@ func mustAcquire(t *testing.T, c *fencelock.Client, name string, opts ...fencelo
 	return l
 }
 
-// wantErr fails unless err matches every target.
+// wantErr fails the test unless err matches every target.
 func wantErr(t *testing.T, err error, targets ...error) {
 	t.Helper()
 	for _, target := range targets {
@@ -69,7 +69,7 @@ func wantErr(t *testing.T, err error, targets ...error) {
 	}
 }
 
-// recorder keeps what an observer was told.
+// recorder records the events of an observer.
 type recorder struct {
 	mu     sync.Mutex
 	events []fencelock.Event
@@ -94,13 +94,14 @@ func (r *recorder) of(typ fencelock.EventType) []fencelock.Event {
 	return some
 }
 
-// delivered waits, in simulated time, until observers have what happened so far: events wait for others for a moment.
+// delivered waits, in simulated time, until observers have all events so far: events are delivered in batches, after a
+// moment.
 func delivered() {
 	time.Sleep(10 * time.Millisecond)
 	synctest.Wait()
 }
 
-// scripted lets a test answer in place of the driver below.
+// scripted is a driver whose answers a test can replace.
 type scripted struct {
 	*memory.Driver
 	acquire func(ctx context.Context, r backend.Request) (backend.Grant, error)

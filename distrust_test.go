@@ -15,13 +15,13 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// claims are what a driver may claim in a grant or a renewal that the contract forbids.
+// claims are changes to a grant or a renewal that the contract forbids.
 var claims = map[string]func(sent *backend.Instant, ttl *time.Duration){
 	"sent in the future":      func(sent *backend.Instant, _ *time.Duration) { *sent = sent.Add(time.Hour) },
 	"a TTL that nobody asked": func(_ *backend.Instant, ttl *time.Duration) { *ttl += 365 * 24 * time.Hour },
 }
 
-// What a driver cannot have been granted is not believed: the acquire fails, names the driver and leaves nothing.
+// An impossible grant of a driver is refused: the acquire fails, names the driver and leaves no hold.
 func TestOverstatedGrantIsRefused(t *testing.T) {
 	for what, overstate := range claims {
 		t.Run(what, func(t *testing.T) {
@@ -43,7 +43,7 @@ func TestOverstatedGrantIsRefused(t *testing.T) {
 	}
 }
 
-// A renewal that claims too much is a fault: the lease ends at the deadline that was proved.
+// A renewal that claims too much is a fault of the driver: the lease ends at the proved deadline.
 func TestOverstatedRenewalIsIgnored(t *testing.T) {
 	for what, overstate := range claims {
 		t.Run(what, func(t *testing.T) {
@@ -75,7 +75,7 @@ func wantContract(t *testing.T, err error) {
 	}
 }
 
-// A loss without a reason is a loss, before the grant and after it.
+// A loss without a reason counts as a loss, before the grant and after it.
 func TestALossWithoutAReasonIsALoss(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -125,7 +125,7 @@ func TestAnObserverMayEndItsGoroutine(t *testing.T) {
 	})
 }
 
-// Metadata is what it was when the option was made, and its bound holds for all options of one acquire.
+// An option copies its metadata, and the bound applies to all options of one acquire together.
 func TestMetadataIsCopiedAndBounded(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -146,7 +146,8 @@ func TestMetadataIsCopiedAndBounded(t *testing.T) {
 	})
 }
 
-// StopEarly leaves enough of a lease for renewals that do not flood the service; a TTL that is wrong is named itself.
+// StopEarly must leave enough of a lease for renewals that do not flood the service; the error of a wrong TTL names
+// the TTL.
 func TestStopEarlyLeavesATenth(t *testing.T) {
 	for early, want := range map[time.Duration]error{
 		26 * time.Second: nil, 27 * time.Second: fencelock.ErrInvalidTTL, 30 * time.Second: fencelock.ErrInvalidTTL,
@@ -163,8 +164,8 @@ func TestStopEarlyLeavesATenth(t *testing.T) {
 	}
 }
 
-// An Extend that the service cannot answer costs the lease nothing, while it waits and afterwards; of two, each gets
-// its own answer.
+// An Extend that the service cannot answer does not affect the lease, during its wait and afterwards. Two calls of
+// Extend get their own answers.
 func TestFailedExtendKeepsTheLease(t *testing.T) {
 	for what, answer := range map[string]func(context.Context) error{
 		"an error":  func(context.Context) error { return errors.New("unclassified") },
@@ -223,7 +224,7 @@ func TestEachExtendGetsItsOwnAnswer(t *testing.T) {
 	})
 }
 
-// A set of names costs memory for each name, and so do contexts that are made one of the other.
+// The memory of a set of names is linear in the names, and that of nested contexts is linear in their number.
 func TestSetsAndChainsCostLinearMemory(t *testing.T) {
 	c := opened(t, &instant{}, fencelock.Options{TTL: time.Hour})
 	defer c.Close(t.Context())
@@ -245,7 +246,7 @@ func TestSetsAndChainsCostLinearMemory(t *testing.T) {
 		t.Error("that is too much")
 	}
 	joint := grown(func() {
-		for range 1000 { // two sets with the same last lease, in turn
+		for range 1000 { // alternate two sets with the same last lease
 			fencelock.Leases{all[0], all[n-1]}.Context()
 			fencelock.Leases{all[1], all[n-1]}.Context()
 		}

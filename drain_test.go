@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Drain refuses new work and lets what runs come to its end, with the locks that it still takes; then it closes.
+// Drain refuses new work, lets running work finish, including the locks that it still takes, and then closes.
 func TestDrainFinishesRunningWork(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{TTL: 3 * time.Second})
@@ -65,7 +65,7 @@ func TestDrainFinishesRunningWork(t *testing.T) {
 	})
 }
 
-// A Drain whose context ends has closed and interrupted nothing.
+// A Drain whose context ends does not close the client and interrupts no work.
 func TestInterruptedDrainKeepsTheClientOpen(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -99,7 +99,7 @@ func TestInterruptedDrainKeepsTheClientOpen(t *testing.T) {
 	})
 }
 
-// A Close beside Drain ends it.
+// A concurrent Close ends Drain.
 func TestCloseEndsDrain(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -116,12 +116,12 @@ func TestCloseEndsDrain(t *testing.T) {
 	})
 }
 
-// Close with a context that has ended releases the locks, and gives the driver a context that lives.
+// Close with an ended context releases the locks, and passes the driver a context that has not ended.
 func TestCloseAfterTheEndOfItsContext(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
 		s.release = func(ctx context.Context, g backend.Grant) error {
-			time.Sleep(50 * time.Millisecond) // a network
+			time.Sleep(50 * time.Millisecond) // the latency of a network
 			if err := ctx.Err(); err != nil {
 				return err
 			}
@@ -144,7 +144,7 @@ func TestCloseAfterTheEndOfItsContext(t *testing.T) {
 	})
 }
 
-// A network that says nothing keeps Close for a second, and not longer.
+// An unresponsive network delays Close by a second at most.
 func TestCloseAfterTheEndOfItsContextIsBounded(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := opened(t, b.store.Driver(), fencelock.Options{})
@@ -161,7 +161,7 @@ func TestCloseAfterTheEndOfItsContextIsBounded(t *testing.T) {
 	})
 }
 
-// lateClose notes whether Close gets a context that lives.
+// lateClose notes whether Close gets a context that has not ended.
 type lateClose struct {
 	*scripted
 	with error

@@ -109,7 +109,7 @@ func ExampleClient_AcquireAll() {
 	fmt.Println(len(accounts), "accounts", err)
 	_, err = b.TryAcquireAll(ctx, []string{"account/1", "account/3"})
 	fmt.Println("one of them is held:", errors.Is(err, fencelock.ErrHeld))
-	_, err = b.TryAcquire(ctx, "account/3") // was not kept
+	_, err = b.TryAcquire(ctx, "account/3") // it is still free
 	fmt.Println(err, accounts.Release(ctx))
 	// Output:
 	// 2 accounts <nil>
@@ -123,7 +123,7 @@ func ExampleClient_Lead() {
 	err := candidate.Lead(ctx, "scheduler", func(ctx context.Context, lease *fencelock.Lease) error {
 		leader, err := observer.Leader(ctx, "scheduler")
 		fmt.Println(leader.Owner, "leads:", leader.Token == lease.Token(), err)
-		stop() // else: until ctx ends
+		stop() // otherwise Lead continues until ctx ends
 		<-ctx.Done()
 		return ctx.Err()
 	})
@@ -146,7 +146,7 @@ func ExampleOptions_order() {
 	// fencelock: acquire "a": waiting would deadlock: "a" stands before "b", which is held, in the order of locks
 }
 
-// A store that cannot check tokens gets ten seconds for the writes of a holder that died.
+// A store that cannot check tokens gets ten seconds for the last writes of a dead holder.
 func ExampleOptions_lockDelay() {
 	locks, err := fencelock.ForEfficiency(memory.New(nil), &fencelock.Options{
 		TTL: 10 * time.Second, LockDelay: 10 * time.Second,
@@ -155,7 +155,7 @@ func ExampleOptions_lockDelay() {
 		log.Fatal(err)
 	}
 	defer locks.Close(context.Background())
-	// The name opens at once after a release, and 20 s after the last renewal of a holder that died.
+	// The name is free immediately after a release, and 20 s after the last renewal of a dead holder.
 }
 
 func ExampleClient_Watch() {

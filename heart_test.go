@@ -7,8 +7,8 @@ import (
 	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// A renewal round of a hundred thousand leases holds locks for milliseconds; a caller that asks a lease that is held
-// waits for none of them.
+// A renewal round of a hundred thousand leases holds mutexes for milliseconds; Err of a held lease does not wait for
+// them.
 func TestErrTakesNoLock(t *testing.T) {
 	c, err := ForCorrectness(memory.New(nil), nil)
 	if err != nil {

@@ -37,7 +37,7 @@ func TestARepeatThroughTheSameClientIsTheSameHold(t *testing.T) {
 			!errors.Is(context.Cause(ctx), fencelock.ErrLost) {
 			t.Errorf("the earlier lease: %v, its context: %v", first.Err(), context.Cause(ctx))
 		}
-		wantErr(t, first.Release(t.Context()), fencelock.ErrLost) // touches nothing
+		wantErr(t, first.Release(t.Context()), fencelock.ErrLost) // affects no hold
 		time.Sleep(time.Minute)
 		if err := second.Err(); err != nil {
 			t.Errorf("the later lease after the earlier one's release: %v", err)
@@ -110,7 +110,7 @@ func TestConcurrentCallsWithOneRequestID(t *testing.T) {
 	})
 }
 
-// A clean-up of the first attempt that arrives late does not take the second attempt's hold.
+// A late cleanup of the first attempt does not release the second attempt's hold.
 func TestALateReleaseMeetsOnlyItsOwnAttempt(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -125,7 +125,7 @@ func TestALateReleaseMeetsOnlyItsOwnAttempt(t *testing.T) {
 			if len(delayed) > 1 {
 				return s.Driver.Release(ctx, g)
 			}
-			return backend.ErrUnknown // sent, and on its way for long
+			return backend.ErrUnknown // sent, and delayed
 		}
 		_, err := c.Acquire(t.Context(), "x", fencelock.RequestID(requestID))
 		wantErr(t, err, fencelock.ErrUnknown)
@@ -172,7 +172,7 @@ func TestAServiceThatForgotIsNoticed(t *testing.T) {
 	})
 }
 
-// A grant that a later one has overtaken on the way is no sign of that: it is over, and the call asks again.
+// A grant that arrives after a later one is no sign of that: it has ended, and the call retries.
 func TestOvertakenGrantIsRetried(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -183,7 +183,7 @@ func TestOvertakenGrantIsRetried(t *testing.T) {
 			if slow {
 				slow = false
 				b.store.Evict("x")
-				time.Sleep(5 * time.Second) // meanwhile somebody else of this client gets it and gives it back
+				time.Sleep(5 * time.Second) // meanwhile another call of this client acquires and releases it
 			}
 			g.SentAt = backend.GoClock().Now()
 			return g, err
@@ -199,7 +199,7 @@ func TestOvertakenGrantIsRetried(t *testing.T) {
 	})
 }
 
-// Grants that are over when they arrive end the acquire after three, with what is needed to see why.
+// After three grants that have expired on arrival, the acquire fails, with an error that explains the reason.
 func TestExpiredGrantsFailTheAcquire(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -223,7 +223,7 @@ func TestExpiredGrantsFailTheAcquire(t *testing.T) {
 	})
 }
 
-// What came too late, also after its TTL, is released without the minimum that was asked for.
+// A grant that comes too late, even after its TTL, is released without the requested minimum.
 func TestLateGrantDoesNotCloseTheName(t *testing.T) {
 	for _, late := range []time.Duration{990 * time.Millisecond, time.Minute} {
 		simulate(t, func(t *testing.T, b *bed) {
@@ -246,7 +246,8 @@ func TestLateGrantDoesNotCloseTheName(t *testing.T) {
 	}
 }
 
-// What a driver learns of its service by the first grant counts: the grant is released.
+// A driver may detect the exclusion of its service only with the first grant: an unfit one is refused, and the grant
+// released.
 func TestUnfitExclusionIsRefusedAtTheGrant(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		for _, accept := range []bool{false, true} {
@@ -267,7 +268,7 @@ func TestUnfitExclusionIsRefusedAtTheGrant(t *testing.T) {
 	})
 }
 
-// late says what its exclusion is after the first grant.
+// late reports its exclusion only after the first grant.
 type late struct {
 	scripted
 	asked atomic.Bool
@@ -322,7 +323,7 @@ func TestRefusedSealReleasesTheLock(t *testing.T) {
 		c, d := b.client(fencelock.Options{})
 		refused := errors.New("refused")
 		_, err := c.Acquire(t.Context(), "x", fencelock.Seal(func(context.Context, fencing.Claim) error {
-			d.Network().Delay(memory.Requests, time.Second) // and not the time after which an exchange is tried again
+			d.Network().Delay(memory.Requests, time.Second) // and not longer than the time after which a request is retried
 			return refused
 		}))
 		wantErr(t, err, refused)
@@ -332,7 +333,7 @@ func TestRefusedSealReleasesTheLock(t *testing.T) {
 	})
 }
 
-// Nothing panics on a zero value or on a nil that has a type.
+// No method panics on a zero value or on a typed nil.
 func TestZeroValuesAnswerErrors(t *testing.T) {
 	ctx := t.Context()
 	_, err := fencelock.ForCorrectness((*memory.Driver)(nil), nil)
@@ -365,7 +366,7 @@ func TestZeroValuesAnswerErrors(t *testing.T) {
 	wantErr(t, fencelock.Leases{nil, {}}.Context().Err(), context.Canceled)
 }
 
-// The observer sees a whole life, with what a span, a metric and a log line need.
+// The observer gets all events of a lease, with the data for a span, a metric and a log line.
 func TestObserverSeesAllEventsOfALease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		type key struct{}

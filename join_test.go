@@ -11,10 +11,10 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// again acquires "x" a second time as one more lease of the same hold.
+// again acquires "x" a second time, as another lease of the same hold.
 type again func(first *fencelock.Lease, opts ...fencelock.AcquireOption) (*fencelock.Lease, error)
 
-// eachSecondLease runs f for the two ways to a second lease of a hold: the same id, and Reentrant.
+// eachSecondLease runs f for the two ways to get a second lease of a hold: the same id, and Reentrant.
 func eachSecondLease(t *testing.T, f func(t *testing.T, b *bed, c *fencelock.Client, again again)) {
 	t.Run("RequestID", func(t *testing.T) {
 		simulate(t, func(t *testing.T, b *bed) {
@@ -60,7 +60,7 @@ func TestASecondLeaseIsSealed(t *testing.T) {
 	})
 }
 
-// A second lease lasts as its own options say.
+// A second lease lasts according to its own options.
 func TestASecondLeaseLastsAsItAsks(t *testing.T) {
 	eachSecondLease(t, func(t *testing.T, b *bed, c *fencelock.Client, again again) {
 		first := mustAcquire(t, c, "x", fencelock.RequestID(requestID), fencelock.TTL(2*time.Second), fencelock.NoRenew())
@@ -80,7 +80,7 @@ func TestASecondLeaseLastsAsItAsks(t *testing.T) {
 	})
 }
 
-// With a renewed lease gone, the lease with NoRenew ends at its deadline.
+// When the renewed lease has ended, the lease with NoRenew ends at its deadline.
 func TestNoRenewCountsAgainAfterASecondLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{TTL: 10 * time.Second})
@@ -99,7 +99,7 @@ func TestNoRenewCountsAgainAfterASecondLease(t *testing.T) {
 	})
 }
 
-// What one more lease of a hold cannot have is refused by the name of its option, and the first lease lives on.
+// An option that another lease of a hold cannot have is refused by its name, and the first lease continues.
 func TestASecondLeaseIsRefusedByName(t *testing.T) {
 	cases := []struct {
 		option string
@@ -150,7 +150,7 @@ func TestARepeatUnderItsOwnLease(t *testing.T) {
 	})
 }
 
-// Of the calls of Lead with one name one leads at a time, so none can take the hold of another by its id.
+// Only one of the calls of Lead with one name leads at a time, so no call may take the hold of another by its id.
 func TestLeadRefusesRequestID(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -160,8 +160,7 @@ func TestLeadRefusesRequestID(t *testing.T) {
 	})
 }
 
-// A request that would wait for its own line of work is ErrDeadlock immediately, also where the service finds no
-// cycles.
+// A request that would wait for its own line of work is ErrDeadlock immediately, even if the service finds no cycles.
 func TestSelfDeadlocksAreFoundOnEveryDriver(t *testing.T) {
 	type try func(ctx context.Context, c *fencelock.Client) error
 	acquire := func(name string, opts ...fencelock.AcquireOption) try {
@@ -223,7 +222,8 @@ func TestSelfDeadlocksAreFoundOnEveryDriver(t *testing.T) {
 	}
 }
 
-// A reader inside a reader gets its own hold where no writer waits, and permits where enough are left.
+// A reader inside a reader gets its own hold if no writer waits, and permits inside permits are granted if enough are
+// free.
 func TestFreeNameIsNoDeadlock(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c := b.over(loneScripted{&scripted{Driver: b.store.Driver()}}, fencelock.Options{})

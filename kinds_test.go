@@ -53,7 +53,7 @@ func TestPermitsAreCounted(t *testing.T) {
 		wantErr(t, err, fencelock.ErrLimitMismatch)
 		_, err = c.TryAcquire(t.Context(), "gpus")
 		wantErr(t, err, fencelock.ErrLimitMismatch)
-		network.Network().Refuse() // the holder of five is cut off
+		network.Network().Refuse() // cuts off the holder of five
 		five := mustAcquire(t, c, "gpus", fencelock.Permits(5, 8))
 		release(t, five, rest)
 		network.Network().Pass()

@@ -15,8 +15,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// A hundred candidates, of which the leader is cut off fifty times and comes back as a candidate: nobody believes that
-// it leads beside another, terms only grow, and there is always a next leader.
+// A hundred candidates, whose leader is cut off fifty times and comes back as a candidate: no two candidates lead
+// concurrently, terms only grow, and there is always a next leader.
 func TestElectionUnderKills(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		const candidates, kills = 100, 50
@@ -52,7 +52,7 @@ func TestElectionUnderKills(t *testing.T) {
 			leader := <-terms
 			leader.Network().Refuse()
 			if cut != nil {
-				cut.Network().Pass() // the one before is a candidate again
+				cut.Network().Pass() // the previous leader is a candidate again
 			}
 			cut = leader
 		}
@@ -132,7 +132,7 @@ func TestResignLetsOthersLead(t *testing.T) {
 					terms = append(terms, lease.Owner())
 					n := len(terms)
 					mu.Unlock()
-					time.Sleep(time.Second) // the others stand by now
+					time.Sleep(time.Second) // the others are candidates by now
 					if n == 9 {
 						stop()
 					}
@@ -148,7 +148,7 @@ func TestResignLetsOthersLead(t *testing.T) {
 	})
 }
 
-// A candidate goes on through an outage of the service.
+// A candidate continues after an outage of the service.
 func TestLeadSurvivesAnOutage(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{TTL: time.Second})

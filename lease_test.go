@@ -34,8 +34,8 @@ func TestLeaseIsRenewed(t *testing.T) {
 	})
 }
 
-// The rule the product stands on: the holder's context ends before anybody else holds the lock, whichever direction of
-// the network is silent.
+// The basic promise: the holder's context ends before another client holds the lock, whichever direction of the
+// network fails.
 func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 	for what, cut := range map[string]func(n *memory.Network){
 		"both directions held":    func(n *memory.Network) { n.Hold(memory.Both) },
@@ -99,7 +99,7 @@ func TestLostLeaseIsReleasedAfterItsTTL(t *testing.T) {
 		}
 		began := time.Now()
 		mustAcquire(t, b.over(s, fencelock.Options{TTL: 10 * time.Second, StopEarly: 4 * time.Second}), "x")
-		<-done // nobody calls Release
+		<-done // no call of Release follows
 		if after := given.Sub(began); after < 10*time.Second || after > 11*time.Second {
 			t.Errorf("released after %v, want when the TTL of 10s is over", after)
 		}
@@ -195,7 +195,7 @@ func TestNoRenewAndExtend(t *testing.T) {
 	})
 }
 
-// A renewal that nobody answered changes nothing, since renewals never shorten: a later Extend is believed in full.
+// A renewal without an answer changes nothing, since renewals never shorten a hold: a later Extend counts in full.
 func TestExtendAfterARenewalWithoutAnswer(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -222,7 +222,7 @@ func TestExtendAfterARenewalWithoutAnswer(t *testing.T) {
 	})
 }
 
-// An Extend to less needs nobody: it is the holder who believes less from now on.
+// An Extend to less needs no request: only the holder's deadline changes.
 func TestExtendToLessIsLocal(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -303,7 +303,7 @@ func TestReleaseAfterTheServiceEndedTheHold(t *testing.T) {
 	})
 }
 
-// A suspended machine: the lease clock goes on, Go's timers do not.
+// suspendable is a suspended machine: the lease clock advances, and Go's timers do not.
 type suspendable struct {
 	mu      sync.Mutex
 	skipped time.Duration
@@ -358,7 +358,7 @@ func TestTenThousandLeasesShareRenewals(t *testing.T) {
 		for i := range leases {
 			leases[i] = mustAcquire(t, c, fmt.Sprint("lock-", i))
 			if i%1000 == 0 {
-				time.Sleep(300 * time.Millisecond) // they do not all begin at once
+				time.Sleep(300 * time.Millisecond) // the leases begin at several instants
 			}
 		}
 		if more := runtime.NumGoroutine() - before; more > 2 {
@@ -377,7 +377,7 @@ func TestTenThousandLeasesShareRenewals(t *testing.T) {
 	})
 }
 
-// Leases of very different lengths do not share a call: the shortest would cut it off for all.
+// Leases of very different lengths do not share a call: the shortest lease would bound the call for all.
 func TestRenewalsAreBoundedByTheirDeadlines(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}

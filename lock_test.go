@@ -131,7 +131,7 @@ func TestUnknownAcquireIsCleanedUp(t *testing.T) {
 	})
 }
 
-// The request is delivered after the first clean-up has found nothing.
+// The request is delivered after the first cleanup has found no hold.
 func TestLateAcquireIsCleanedUp(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		d := b.store.Driver()
@@ -157,7 +157,7 @@ func TestLateAcquireIsCleanedUp(t *testing.T) {
 	})
 }
 
-// A grant that arrives when its validity is over (the process was paused) is not handed out.
+// A grant that arrives after the end of its validity, since the process was paused, is not returned.
 func TestLateGrantIsNotReturned(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		d := b.store.Driver()
@@ -172,7 +172,7 @@ func TestLateGrantIsNotReturned(t *testing.T) {
 			}
 			return g, err
 		}
-		lease := mustAcquire(t, c, "x") // waits on
+		lease := mustAcquire(t, c, "x") // waits for it
 		if err := lease.Err(); err != nil {
 			t.Error(err)
 		}
@@ -283,7 +283,7 @@ func TestCloseReportsUnreleasedLocks(t *testing.T) {
 }
 
 func TestTierGate(t *testing.T) {
-	type plain struct{ backend.Driver } // a wrapper that forgets the promise
+	type plain struct{ backend.Driver } // a wrapper without the promise of tokens
 	_, err := fencelock.New(plain{memory.New(nil)}, fencelock.Correctness, nil)
 	wantErr(t, err, fencelock.ErrTier)
 	capability := (*fencelock.CapabilityError)(nil)
@@ -411,7 +411,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// A grant that arrives after its end is released before the call asks again: its next request, which is of the same
+// A grant that arrives after its end is released before the call retries: the next request, which belongs to the same
 // line of work, would wait for it, and be refused as a deadlock.
 func TestLateGrantIsReleasedFirst(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
@@ -420,7 +420,7 @@ func TestLateGrantIsReleasedFirst(t *testing.T) {
 		d.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := d.Driver.Acquire(ctx, r)
 			if calls++; calls == 1 {
-				for range 4 { // the process stands still, while somebody keeps the hold alive in the service
+				for range 4 { // the process is paused, while the hold stays alive in the service
 					time.Sleep(fencelock.DefaultTTL / 3)
 					d.Driver.Renew(ctx, []backend.Grant{g})
 				}
@@ -438,8 +438,7 @@ func TestLateGrantIsReleasedFirst(t *testing.T) {
 	})
 }
 
-// If its context has ended and its grant came too late to be of use, a waiting Acquire says that the context
-// ended.
+// If its context has ended and its grant came too late, a waiting Acquire returns the context's error.
 func TestAcquireGrantedTooLateReturnsContextError(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}

@@ -119,8 +119,8 @@ func (d looking) Describe() backend.Description {
 	return s
 }
 
-// Where the driver has no watch, the client compares looks: ends come before beginnings, each once, without a revision,
-// and Since is refused.
+// Without a watch in the driver, the client compares looks: ends come before beginnings, each once, without a
+// revision, and Since is refused.
 func TestWatchWithoutOne(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, err := fencelock.ForEfficiency(looking{b.store.Driver()}, &fencelock.Options{Owner: "one", Namespace: "ns"})

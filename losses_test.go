@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// cut returns a driver of which a test can make every renewal fail.
+// cut returns a driver and a switch that makes every renewal fail.
 func cut(b *bed) (*scripted, *atomic.Bool) {
 	off := &atomic.Bool{}
 	s := &scripted{Driver: b.store.Driver()}
@@ -39,7 +39,7 @@ func cut(b *bed) (*scripted, *atomic.Bool) {
 func TestObserverDoesNotDelayLosses(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s, off := cut(b)
-		t.Cleanup(func() { time.Sleep(time.Second) }) // after Close: for the event that is being delivered
+		t.Cleanup(func() { time.Sleep(time.Second) }) // after Close, for the event in delivery
 		c := b.over(s, fencelock.Options{TTL: 3 * time.Second, Observer: fencelock.ObserverFunc(
 			func(context.Context, fencelock.Event) { time.Sleep(5 * time.Millisecond) },
 		)})
@@ -63,7 +63,7 @@ func TestObserverDoesNotDelayLosses(t *testing.T) {
 	})
 }
 
-// An observer that hangs on one loss does not cost the healthy leases of the same client.
+// An observer that hangs on one loss does not affect the healthy leases of the same client.
 func TestHangingObserverLosesNoLease(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		hang := make(chan struct{})
@@ -84,7 +84,7 @@ func TestHangingObserverLosesNoLease(t *testing.T) {
 	})
 }
 
-// What an observer throws stays with the observer, and is counted.
+// The panic of an observer is contained and counted.
 func TestObserverPanicIsContained(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var shed atomic.Int32
@@ -113,7 +113,7 @@ func TestObserverPanicIsContained(t *testing.T) {
 	})
 }
 
-// A queue that overflows sheds, and says how much.
+// A full queue drops events, and reports their number.
 func TestShedEventsAreCounted(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		hang := make(chan struct{})
@@ -205,7 +205,7 @@ func TestExtendWithEndedContextHasNoEffect(t *testing.T) {
 	})
 }
 
-// An Extend to less is believed for that less, though the proof that answers it is older.
+// An Extend to less lasts only for the shorter time, even if it is answered with an older proof.
 func TestExtendToLessIsNotOutlivedByAnOlderProof(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -222,7 +222,7 @@ func TestExtendToLessIsNotOutlivedByAnOlderProof(t *testing.T) {
 	})
 }
 
-// A driver that answers nothing fails the attempt, and not the program; the lease goes on.
+// A driver that returns no result fails the attempt and not the program, and the lease continues.
 func TestAnEmptyRenewalIsAFault(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -241,7 +241,7 @@ func TestAnEmptyRenewalIsAFault(t *testing.T) {
 	})
 }
 
-// Clients that began in one instant do not renew together indefinitely.
+// Clients that began at the same instant do not keep renewing together.
 func TestAFleetSpreadsItsRenewals(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		at := map[time.Time]int{}
@@ -302,8 +302,8 @@ func TestANotYoursDoesNotWaitForANeighbour(t *testing.T) {
 	})
 }
 
-// The stated bound: of n leases that end at one instant, while the service refuses every renewal, all are told
-// before the service can give the first of their names to somebody else.
+// The stated bound: if n leases end at one instant while the service refuses every renewal, all holders are notified
+// before the service can grant the first of their names to another client.
 func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -315,7 +315,7 @@ func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 				t.Parallel()
 			}
 			if race.Enabled {
-				n = max(1, n/10) // the detector makes each ten times as dear
+				n = max(1, n/10) // the race detector makes each ten times slower
 			}
 			var worst time.Duration
 			excused, err := stallmeter.Fairly(50*time.Millisecond, func() error {
@@ -331,8 +331,8 @@ func TestLosersAreNotifiedWithinTheMargin(t *testing.T) {
 	}
 }
 
-// lossesAtOnce makes n leases that end at one instant, and returns how long after that instant the last was notified. If
-// the machine takes longer than lead to acquire them, it begins again with twice that time.
+// lossesAtOnce makes n leases that end at one instant, and returns the time from that instant to the last notification.
+// If less than a quarter of lead remains before all of them are acquired, it retries with twice that time.
 func lossesAtOnce(t *testing.T, n int, lead time.Duration) time.Duration {
 	d := memory.New(nil)
 	s := &scripted{Driver: d, renew: func(_ context.Context, grants []backend.Grant) []backend.Renewal {
@@ -382,7 +382,7 @@ func closed(t *testing.T, c interface{ Close(context.Context) error }) {
 	}
 }
 
-// Whatever the number of leases, a call of the driver's renews a thousand at most.
+// Whatever the number of leases, a call of the driver renews a thousand at most.
 func TestRenewalsComeInChunks(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -404,8 +404,8 @@ func TestRenewalsComeInChunks(t *testing.T) {
 	})
 }
 
-// While a hundred thousand leases are renewed, Err of one of them takes no longer than a millisecond, but for the few
-// calls in which the scheduler takes the processor away.
+// While a hundred thousand leases are renewed, Err of one of them takes at most a millisecond, except for the few
+// calls that the scheduler interrupts.
 func TestErrIsNotHeldUpByARenewalRound(t *testing.T) {
 	testtier.Only(t)
 	const n = 100_000
@@ -441,7 +441,7 @@ func TestErrIsNotHeldUpByARenewalRound(t *testing.T) {
 	stallmeter.Report(t, "Err beside a round", excused, err)
 }
 
-// counted counts what is renewed.
+// counted counts renewed grants.
 type counted struct {
 	instant
 	renewed atomic.Int64
@@ -470,8 +470,8 @@ func (b *bed) bounded(last backend.Instant) (d *scripted, finals *atomic.Int32) 
 	return d, finals
 }
 
-// A lease with a last deadline in its renewal is renewed no more and lost for that reason before it, and the name is
-// then released for others.
+// A lease with a last deadline in its renewal is not renewed again and is lost, with that reason, before the deadline.
+// The name is then released.
 func TestMaximumHoldEndsALeaseBeforeTheRivalHolds(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		clock := backend.GoClock()

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// heapInUse returns the bytes that are reachable.
+// heapInUse returns the number of reachable bytes.
 func heapInUse() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -28,14 +28,14 @@ func heapInUse() uint64 {
 	return m.HeapAlloc
 }
 
-// grown returns how many bytes more are reachable after f.
+// grown returns the growth of the reachable bytes by f.
 func grown(f func()) int64 {
 	before := heapInUse()
 	f()
 	return int64(heapInUse()) - int64(before)
 }
 
-// A held lease keeps none of those that came and went beside it.
+// A held lease keeps no reference to earlier leases beside it.
 func TestAHeldLeasePinsNoOther(t *testing.T) {
 	d := memory.New(nil)
 	c := opened(t, d, fencelock.Options{TTL: time.Hour})
@@ -58,8 +58,8 @@ func TestAHeldLeasePinsNoOther(t *testing.T) {
 	release(t, held)
 }
 
-// What leases cost: so much while they are held, and nothing when they are gone, but for the tokens of the latest
-// 65,536 names. The figures are logged.
+// The memory of leases: bounded while they are held, and zero after their end, except for the tokens of the latest
+// 65,536 names. The test logs the figures.
 func TestLeaseMemory(t *testing.T) {
 	cycles := 100_000
 	if testtier.Wanted() {
@@ -115,7 +115,7 @@ func TestTheContextOfLeasesIsMadeOnce(t *testing.T) {
 	<-first.Done()
 }
 
-// Lock coupling is linear: no step keeps or looks at those before it.
+// Lock coupling is linear: no step keeps or visits the earlier steps.
 func TestLockCouplingIsLinear(t *testing.T) {
 	c := opened(t, memory.New(nil), fencelock.Options{TTL: time.Hour})
 	defer c.Close(t.Context())
@@ -166,7 +166,7 @@ func TestFanOutUnderOneHold(t *testing.T) {
 	})
 }
 
-// A lease that was released is nobody's ancestor.
+// A released lease is no ancestor.
 func TestAReleasedLeaseIsNoAncestor(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -191,7 +191,7 @@ func TestAReleasedLeaseIsNoAncestor(t *testing.T) {
 	})
 }
 
-// Shared holds of one name do not go against the order, however many.
+// Any number of shared holds of one name is allowed by the order.
 func TestOrderAllowsSharedHoldsOfOneName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{Order: strings.Compare})
@@ -233,7 +233,7 @@ func TestLeadJudgesByItsOwnLease(t *testing.T) {
 	})
 }
 
-// An error that the driver did not classify passes, and so does a time of standing that WaitAtMost ended.
+// Lead retries after an error that the driver did not classify, and after a candidacy that WaitAtMost ended.
 func TestLeadRetriesAfterTemporaryErrors(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -260,7 +260,7 @@ func TestLeadRetriesAfterTemporaryErrors(t *testing.T) {
 	})
 }
 
-// Who leads by a lease that somebody else keeps cannot resign.
+// Lead refuses Reentrant: a leader on a lease of another holder could not resign.
 func TestLeadRefusesReentrant(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -273,8 +273,8 @@ func TestLeadRefusesReentrant(t *testing.T) {
 	})
 }
 
-// What a failed AcquireAll took is released without its minimum, and without events of leases that never
-// began.
+// The names that a failed AcquireAll has taken are released without their minimum, and without events of leases that
+// never began.
 func TestFailedAcquireAllKeepsNoName(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
@@ -297,7 +297,7 @@ func TestFailedAcquireAllKeepsNoName(t *testing.T) {
 	})
 }
 
-// The loss of a name that is taken already ends the wait for the others.
+// The loss of an acquired name ends the wait for the others.
 func TestAcquireAllNoticesALossWhileItWaits(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -337,7 +337,7 @@ func (d loneScripted) Describe() backend.Description { return lone{d.Driver}.Des
 
 func (d loneScripted) IssuesFencingTokens() backend.Driver { return d }
 
-// The end of a wait does not hide what the driver answered.
+// The end of a wait does not hide the driver's error.
 func TestEndedWaitKeepsTheDriversError(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		s := &scripted{Driver: b.store.Driver()}
@@ -354,7 +354,7 @@ func TestEndedWaitKeepsTheDriversError(t *testing.T) {
 	})
 }
 
-// Names of two namespaces never meet, and a namespace leaves room for names.
+// Names of two namespaces are never equal, and a namespace leaves room for names.
 func TestNamespacesNeverMeet(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		for _, bad := range []string{"a/b", "a:b", strings.Repeat("n", 512)} {

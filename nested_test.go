@@ -37,7 +37,7 @@ func TestReentrantLeasesShareOneHold(t *testing.T) {
 		if inner.Context().Err() == nil || outer.Context().Err() != nil || deeper.Context().Err() != nil || !held() {
 			t.Error("the release of one of three leases ended another, or not itself")
 		}
-		release(t, outer) // before the one inside: the hold lives on
+		release(t, outer) // before the inner lease: the hold continues
 		wantErr(t, outer.Release(t.Context()), fencelock.ErrNotHeld)
 		wantErr(t, outer.Extend(t.Context(), time.Minute), fencelock.ErrNotHeld)
 		time.Sleep(10 * fencelock.DefaultTTL)
@@ -80,13 +80,13 @@ func TestReentrantLeasesAreLostTogether(t *testing.T) {
 	})
 }
 
-// A loss that a renewal reports has the driver's ErrNotHeld in its chain, and is no release for that: the work under
-// the lease hears of it, also where its context lives on.
+// A loss that a renewal reports has the driver's ErrNotHeld in its chain, but is no release: the work under the lease
+// is notified, even if its context has not ended.
 func TestLossIsNoReleaseForTheWorkUnderIt(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, d := b.client(fencelock.Options{TTL: 3 * time.Second})
 		outer := mustAcquire(t, c, "x")
-		d.Network().Drop(memory.Replies) // of which the pushed loss is one
+		d.Network().Drop(memory.Replies) // including the pushed loss
 		b.store.Evict("x")
 		d.Network().Pass()
 		<-outer.Context().Done()
@@ -199,7 +199,7 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	})
 }
 
-// Two lines of work of one client that wait for each other's client are no cycle: neither waits for itself.
+// Two lines of work of one client that wait for locks of that client are no cycle: neither waits for itself.
 func TestAgentsOfOneClientDoNotStandForEachOther(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		c, _ := b.client(fencelock.Options{})
@@ -244,7 +244,7 @@ func TestOrderIsChecked(t *testing.T) {
 			}
 			release(t, inner)
 		}
-		try, err := c.TryAcquire(outer.Context(), "a") // waits for nobody
+		try, err := c.TryAcquire(outer.Context(), "a") // does not wait
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,7 +52,7 @@ func TestSuspectOncePerOutage(t *testing.T) {
 	})
 }
 
-// The outcome of an acquire that was reported as waiting says so, and for whom.
+// The event of the outcome of a reported wait names the holder for which it waited.
 func TestTheOutcomeOfAWaitNamesTheHolder(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
@@ -78,7 +78,7 @@ func TestTheOutcomeOfAWaitNamesTheHolder(t *testing.T) {
 	})
 }
 
-// What is refused before anything is sent is reported too: a deadlock, and a closed client.
+// Refusals before any request are reported, too: a deadlock, and a closed client.
 func TestRefusalsAreReported(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder
@@ -145,7 +145,8 @@ type marker struct {
 
 func (m *marker) Metadata(context.Context) map[string]string { return m.marks }
 
-// What observers add reaches the hold; the caller's own metadata wins, and never fails for what an observer adds.
+// Metadata of observers reaches the hold. The caller's own metadata wins, and an acquire does not fail because of an
+// observer's metadata.
 func TestObserversAddMetadata(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		one := &marker{marks: map[string]string{"a": "one", "b": "one", "c": "one"}}
@@ -168,7 +169,7 @@ func TestObserversAddMetadata(t *testing.T) {
 	})
 }
 
-// A second lease of a hold asks for the hold's metadata, whatever an observer adds to each.
+// A second lease of a hold requests the hold's metadata, whatever an observer adds to each acquire.
 func TestAddedMetadataDoesNotPartTheLeasesOfAHold(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		adds := &marker{marks: map[string]string{"trace": "1"}}
@@ -184,7 +185,7 @@ func TestAddedMetadataDoesNotPartTheLeasesOfAHold(t *testing.T) {
 	})
 }
 
-// An observer that panics or ends its goroutine keeps no event from those after it.
+// An observer that panics or ends its goroutine does not prevent the events of later observers.
 func TestObserversDoNotDisturbEachOther(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var before, after recorder
@@ -205,8 +206,8 @@ func TestObserversDoNotDisturbEachOther(t *testing.T) {
 	})
 }
 
-// Events of acquires are delivered together, within a moment; what an operator waits for comes without delay, and the
-// order stays.
+// Events of acquires are delivered together, after a moment. Events for which an operator waits come without delay, in
+// order.
 func TestEventsAreDeliveredTogether(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
 		var seen recorder

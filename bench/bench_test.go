@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// need skips, or fails where everything is required.
+// need skips the test without the program, or fails it where everything is required.
 func need(t *testing.T, program string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
@@ -24,7 +24,7 @@ func need(t *testing.T, program string) {
 	}
 }
 
-// measured is what a run wrote as JSON.
+// measured is the JSON output of a run.
 type measured struct {
 	Tables []struct {
 		System, Scenario string
@@ -108,7 +108,8 @@ func TestQuickRun(t *testing.T) {
 	}
 }
 
-// The server's counters do not show that they were read, or all figures per operation would be a little too high.
+// The server's counters do not include their own reads: otherwise all figures per operation would be a little too
+// high.
 func TestCountersLeaveOutThemselves(t *testing.T) {
 	need(t, "redis-server")
 	life := &scope{ctx: t.Context()}
@@ -131,7 +132,7 @@ func TestCountersLeaveOutThemselves(t *testing.T) {
 		}
 		return u
 	}
-	before := ping(1) // with what opens the connection
+	before := ping(1) // includes the requests that open the connection
 	d := ping(3).since(before)
 	if d.commands != 3 {
 		t.Errorf("3 commands are counted as %v", d.commands)
@@ -197,7 +198,7 @@ func TestLatencies(t *testing.T) {
 	}
 }
 
-// A curve shows every peer that any of its points has, by what grows.
+// A curve shows every peer of any of its points.
 func TestCurves(t *testing.T) {
 	at := func(callers int, rows ...row) table {
 		sc := scenario{

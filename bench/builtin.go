@@ -50,11 +50,12 @@ func startBuiltin(life *scope) *system {
 	return s
 }
 
-// builtinPeers are etcd's without our driver for it, and ours on each of the bundled server's settings.
+// builtinPeers returns the peers of etcd without our driver for it, and our driver on each setting of the bundled
+// server.
 func builtinPeers(s *system) (all []peer) {
 	parts := s.parts
 	if parts == nil {
-		parts = []*system{{}, {}, {}, {}} // in a child, where addresses are all that counts
+		parts = []*system{{}, {}, {}, {}} // in a child, which needs only addresses
 	}
 	for _, p := range etcdPeers(parts[3]) {
 		if p.role != roleOurs {
@@ -88,11 +89,12 @@ func buildFencelock(life *scope) string {
 	return path
 }
 
-// fencelockMinTTL is the servers' minimum TTL, for quick runs. Their other settings are the defaults, fsync and all.
+// fencelockMinTTL is the servers' minimum TTL, for quick runs. Their other settings are the defaults, with fsync.
 const fencelockMinTTL = 2 * time.Second
 
-// fencelockMembers starts a cluster of the bundled server, or one server that may keep its state in memory only. Its
-// trips are round trips on the connections of the clients in this process; its commands are log entries, each a batch.
+// fencelockMembers starts a cluster of the bundled server, or one server, which keeps its state in memory only if
+// memory is set. Its trips are round trips on the connections of the clients in this process; its commands are log
+// entries, each a batch.
 func fencelockMembers(life *scope, binary string, size int, memory bool) *system {
 	s := &system{name: "builtin", addresses: life.addrs(size), traffic: &traffic{}}
 	peers := life.addrs(size)
@@ -150,7 +152,7 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 		}
 		return names
 	}
-	s.erase = func(by *scope, name string) { // an operator takes the lock away
+	s.erase = func(by *scope, name string) { // an operator releases the lock by force
 		if err := operator.ForceRelease(by.ctx, backend.ForceRequest{Name: name, Reason: "bench"}); !errors.Is(err, backend.ErrNotHeld) {
 			by.must(err) // otherwise its session has ended meanwhile
 		}
@@ -172,7 +174,7 @@ func fencelockMembers(life *scope, binary string, size int, memory bool) *system
 	return s
 }
 
-// fencelockPeer is ours on a part of the service.
+// fencelockPeer returns our driver on a part of the service.
 func fencelockPeer(name string, s *system) peer {
 	p := ourPeer(func(_ *client, o clientOptions) backend.Driver { return dialFencelock(s, o) }, same)
 	p.name, p.at = name, s
@@ -208,7 +210,7 @@ func dialFencelock(s *system, o clientOptions) *builtin.Driver {
 	return builtin.New(strings.Split(o.addr, ","), &builtin.Options{
 		Dial: func(ctx context.Context, address string) (net.Conn, error) {
 			if o.proxied {
-				address = o.addr // whatever addresses the servers report
+				address = o.addr // not the addresses that the servers report
 			}
 			return counts.over(o.dial)(ctx, "tcp", address)
 		},
@@ -230,7 +232,7 @@ func restart(r *round) {
 	}
 }
 
-// measureState holds n locks in a state machine, in one session, as a client does.
+// measureState holds n locks in a state machine, in one session, like one client.
 func (r *round) measureState(n int) {
 	kept := r.keeping()
 	m, id, now := machine.New(1), machine.SessionID{1}, time.Now().UnixNano()
@@ -264,7 +266,7 @@ func (r *round) measureState(n int) {
 	r.s["read-ms"] = took(func() { r.must(machine.New(1).Restore(&snapshot)) })
 }
 
-// took returns how long do took, in milliseconds.
+// took returns the duration of do, in milliseconds.
 func took(do func()) float64 {
 	began := time.Now()
 	do()
@@ -312,10 +314,10 @@ func (r *round) measureRestart(n int, snapshot bool) {
 	r.s["gone"] = float64(one.at.missing(&one.scope, names))
 }
 
-// awaitSnapshot acquires and releases, which fills the log, until the server has made a snapshot, and notes the longest
-// call while it did.
+// awaitSnapshot acquires and releases, which fills the log, until the server has made a snapshot, and notes the
+// longest call during the snapshot.
 func (r *round) awaitSnapshot(c *client, dir string) {
-	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Minute) // the server looks every 30 to 60 s whether it is time
+	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Minute) // the server checks every 30 to 60 s if one is due
 	defer cancel()
 	type call struct{ began, ended time.Time }
 	var calls []call
@@ -343,8 +345,8 @@ func (r *round) awaitSnapshot(c *client, dir string) {
 	r.s["call-ms"] = ms(longest)
 }
 
-// watchSnapshots returns when the next snapshot appeared in dir, and when it was complete. The state is frozen just
-// before it appears: 100 ms are taken off.
+// watchSnapshots returns the times at which the next snapshot appeared in dir and was complete. The server freezes the
+// state just before the file appears, so 100 ms are subtracted from the first.
 func watchSnapshots(ctx context.Context, dir string) (began, ended time.Time, err error) {
 	old, err := filepath.Glob(dir + "/*")
 	for ; err == nil; sleep(ctx, 5*time.Millisecond) {

@@ -22,11 +22,11 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// breakage is one way to break what lies under all peers of a system at once.
+// breakage is one way to break the service or the network under all peers of a system.
 type breakage string
 
 const (
-	linkHeld   breakage = "holder's link held back"   // and everything delivered afterwards, late
+	linkHeld   breakage = "holder's link held back"   // and all messages delivered late, afterwards
 	linkLost   breakage = "holder's link lost"        // and its connections reset afterwards
 	waiterHeld breakage = "waiter's link held back"   // while the lock changes hands
 	serverStop breakage = "server stopped (SIGSTOP)"  // with its sockets open
@@ -35,21 +35,21 @@ const (
 
 var breakages = []breakage{linkHeld, linkLost, waiterHeld, serverStop, keyDeleted}
 
-// checked is a peer with recorded calls, while it is broken.
+// checked is a peer whose calls are recorded during a breakage.
 type checked struct {
 	peer
 	at  *system
 	r   *check.Recorder
 	ttl time.Duration
 
-	name    string // that the holder takes, and the contenders want
-	another string // that the contenders want, too
+	name    string // the name that the holder takes, and the contenders want
+	another string // another name that the contenders want
 	errors  []string
 }
 
 // recorded is a recorded hold: a lease of ours, or one of another library.
 type recorded struct {
-	over    <-chan struct{} // notified of the loss; nil: never
+	over    <-chan struct{} // closed when the library reports the loss; nil: never
 	release func(ctx context.Context)
 }
 
@@ -62,7 +62,7 @@ type checkResult struct {
 	Rounds     int                `json:"rounds"`
 	Figures    check.Figures      `json:"figures"`
 	Violations map[check.Kind]int `json:"violations"`
-	Errors     []string           `json:"errors,omitempty"` // of rounds that could not be done
+	Errors     []string           `json:"errors,omitempty"` // of rounds that failed
 }
 
 // runCheck breaks the services that o names under our clients and their alternatives, and checks their histories
@@ -120,7 +120,7 @@ func (l *lab) check(ctx context.Context) (results []checkResult, err error) {
 		}
 	}
 	stop()
-	patiently(going, 10*l.ttl(), work.Wait) // or without a library that knows no contexts
+	patiently(going, 10*l.ttl(), work.Wait) // without waiting for a library that ignores contexts
 	for _, p := range peers {
 		rules := check.Rules{TTL: p.ttl, Patience: 5 * time.Second, Recovery: 3*p.ttl + 5*time.Second}
 		report := check.Verify(ctx, p.r.History(), rules)
@@ -146,8 +146,8 @@ func shuffled(random *rand.Rand) []breakage {
 	return all
 }
 
-// breakOnce lets one client of each peer hold its name, breaks it for so long, heals, and lets go. It returns what kept
-// each of them from that.
+// breakOnce lets one client of each peer hold its name, applies the breakage for the given time, heals it, and
+// releases the names. It returns the errors of the peers that could not take part.
 func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, length time.Duration) []error {
 	errs, healed := make([]error, len(peers)), make(chan struct{})
 	var begun, over sync.WaitGroup
@@ -179,8 +179,8 @@ func (l *lab) breakOnce(ctx context.Context, peers []*checked, b breakage, lengt
 }
 
 // suffer holds the name with a client behind its own link, or waits for it in a round that breaks a waiter. Once all
-// peers have begun it breaks its own part. When all is healed it releases the hold that the holder still believes in,
-// once it was notified or has had the time to be.
+// peers have begun, it breaks its own part. When all is healed, it waits until the library has reported the loss, or
+// had the time to do so, and then releases a hold without a reported loss.
 func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struct{}) {
 	proxy, err := fault.NewProxy(p.at.addr())
 	s.must(err)
@@ -231,11 +231,11 @@ func (p *checked) suffer(s *scope, b breakage, begun func(), healed <-chan struc
 	s.must(err)
 }
 
-// leave ends a client with a library that may not return.
+// leave ends a client whose library may not return.
 func (c *client) leave() { bounded(func(context.Context) error { c.end(); return nil }) }
 
-// contend takes both names in turn until ctx ends. A client with calls that fail repeatedly is replaced, as its user
-// would do.
+// contend takes both names in turn until ctx ends. It replaces a client whose calls fail repeatedly, as its user would
+// do.
 func (p *checked) contend(ctx context.Context, who string) {
 	for n := 0; ctx.Err() == nil; {
 		c, err := p.peer.client(context.WithoutCancel(ctx), clientOptions{addr: p.at.addr(), ttl: p.ttl})
@@ -259,7 +259,7 @@ func (p *checked) contend(ctx context.Context, who string) {
 	}
 }
 
-// take waits for a name for so long at most, and records it.
+// take waits for a name, for patience at most, and records the call.
 func (p *checked) take(ctx context.Context, patience time.Duration, c *client, who, name string) (*recorded, error) {
 	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -270,7 +270,7 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c *client, w
 		}
 		return p.recorded(h.Lease().Context().Done(), func(ctx context.Context) { _ = h.Release(ctx) }), nil
 	}
-	// rueidislock's hold ends with the context that it was taken with: that one goes on after the wait.
+	// rueidislock's hold ends with the context of its acquire, so that context must outlive the wait.
 	during, done := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(wait, done)
 	call := p.r.Begin(wait, who, check.OpAcquire, name)
@@ -303,7 +303,7 @@ func (p *checked) take(ctx context.Context, patience time.Duration, c *client, w
 	}), nil
 }
 
-// recorded returns a hold with a release that takes no longer than its TTL, if the library knows contexts.
+// recorded returns a hold with a release that is bounded by the TTL, if the library respects contexts.
 func (p *checked) recorded(over <-chan struct{}, release func(context.Context)) *recorded {
 	return &recorded{over, func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, p.ttl)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What breaks the libraries beside ours does not break ours, and each of them gets a row.
+// Faults that break other libraries do not break ours, and each library gets a row.
 func TestCheckOfPeers(t *testing.T) {
 	need(t, "redis-server")
 	var out bytes.Buffer

@@ -12,7 +12,8 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// startMemory is the in-process driver. There is no peer: it shows the cost of the core and a driver without a network.
+// startMemory starts the in-process driver. It has no peer: it shows the cost of the core and a driver without a
+// network.
 func startMemory(*scope) *system {
 	store := memory.NewStore(nil)
 	return &system{
@@ -22,7 +23,7 @@ func startMemory(*scope) *system {
 	}
 }
 
-// startCore is no service at all: scenario core brings its own driver.
+// startCore starts no service: scenario core makes its own driver.
 func startCore(*scope) *system {
 	return &system{name: "in process", version: "in process", reset: func(*scope) {}, peers: []peer{ourPeer(nil, nil)}}
 }
@@ -91,7 +92,7 @@ func core(r *round) {
 	}
 }
 
-// timed repeats f for a while and notes what one call takes.
+// timed repeats f for a while, and notes the time and the CPU of one call.
 func (r *round) timed(f func()) {
 	length := r.length(200*time.Millisecond, 50*time.Millisecond)
 	var m0, m1 runtime.MemStats
@@ -100,7 +101,7 @@ func (r *round) timed(f func()) {
 	n := 0.0
 	d := r.spend(func() {
 		for began := time.Now(); time.Since(began) < length; n += 100 {
-			for range 100 { // the look at the clock must not count
+			for range 100 { // so that reading the clock does not count
 				f()
 			}
 		}

@@ -15,11 +15,11 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// meter counts and times what callers do: a warm-up first, then what counts.
+// meter counts and times the operations of callers, after a warm-up that does not count.
 type meter struct {
 	phase   atomic.Int32 // 0: warm-up, 1: counted, 2: over
 	ended   time.Time    // when phase 2 began; valid then
-	stop    func()       // ends the callers' waits, once it is over; nil: they end without it
+	stop    func()       // ends the callers' waits at the end; nil: they end without it
 	failed  atomic.Pointer[error]
 	callers sync.WaitGroup
 
@@ -69,8 +69,8 @@ func (m *meter) once(op func() error) {
 	})
 }
 
-// measure lets the callers run for a warm-up and then for length, a quarter of it in a quick run, and notes their
-// operations in the latter.
+// measure lets the callers run for a warm-up, and then for length, or for a quarter of it in a quick run, and notes
+// the operations after the warm-up.
 func (r *round) measure(m *meter, length time.Duration) usage {
 	defer m.phase.Store(2) // also if the counters cannot be read
 	sleep(r.ctx, r.length(200*time.Millisecond, 100*time.Millisecond))
@@ -93,7 +93,7 @@ func (r *round) measure(m *meter, length time.Duration) usage {
 	return d
 }
 
-const longTTL = 30 * time.Second // nobody renews while it is measured
+const longTTL = 30 * time.Second // no lock is renewed during a measurement
 
 // cycle is the uncontended cost: callers that share one client, each with its own name, acquire and release.
 func cycle(r *round) {
@@ -105,8 +105,8 @@ func cycle(r *round) {
 	r.measure(m, 500*time.Millisecond)
 }
 
-// distance is the latency over a network: callers come at random, independently of earlier ones (an open loop),
-// each takes and releases its own name, and every message is on its way for half of a round trip of 1.2 ms.
+// distance is the latency over a network: callers come at random, independently of earlier ones (an open loop), each
+// takes and releases its own name, and every message takes half of a round trip of 1.2 ms.
 func distance(r *round) {
 	proxy, o := r.proxy()
 	proxy.Delay(fault.Both, 600*time.Microsecond)
@@ -124,8 +124,8 @@ func distance(r *round) {
 }
 
 // growth is the cost of a name that was held often before, in a store without compaction: the median of acquires and
-// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers deleted
-// entries may answer ever more slowly, to all its users.
+// releases by one caller, after 0 to 100,000 of them by ten clients one after the other. A store that remembers
+// deleted entries may become slower and slower, for all its users.
 func growth(r *round) {
 	c, name := r.client(longTTL), r.name("growth")
 	done, first, worst := 0, 0.0, 0.0
@@ -159,8 +159,8 @@ func growth(r *round) {
 // besideRenewals is the number of acquires and releases per second beside the renewals of sessions.
 const besideRenewals = 10_000
 
-// renewals measures the number of sessions that a service can keep alive: so many callers keep renewing one each, while
-// other callers acquire and release.
+// renewals measures the number of sessions that a service can keep alive: each of r.size callers keeps renewing one
+// session, while other callers acquire and release.
 func renewals(r *round) {
 	const lockCallers, clients = 64, 4
 	locker, m := r.client(longTTL), &meter{}
@@ -193,7 +193,7 @@ func renewals(r *round) {
 	r.s["lock-ops"] = float64(locked.Load()) / d.wall.Seconds()
 }
 
-// wake is the latency of one hand-over on a quiet machine: a holder releases, one waiter with its own client has
+// wake is the latency of one hand-over on a quiet machine: a holder releases while one waiter with its own client has
 // been waiting for 130 to 190 ms.
 func wake(r *round) {
 	clients, name := r.open(2, clientOptions{ttl: 10 * time.Second}), r.name("wake")
@@ -216,8 +216,8 @@ func wake(r *round) {
 // baton is the shared state of the workers of a hand-off. A latency is the time of a grant to another worker.
 type baton struct {
 	meter
-	inside, last     atomic.Int32 // last: the number of the worker who had it
-	released         atomic.Int64 // when the last one began to release, in ns since start
+	inside, last     atomic.Int32 // last: the number of the last holder
+	released         atomic.Int64 // when the last holder began to release, in ns since start
 	overlaps, errors atomic.Int64
 	start            time.Time
 }
@@ -226,12 +226,12 @@ type baton struct {
 type worker struct {
 	number  int32
 	grants  int
-	longest time.Duration // wait
+	longest time.Duration // the longest wait
 }
 
-// handoff is contention: workers on so many clients that all want one name, hold it for no time and immediately want it
-// back. Only grants to another worker than the releaser count: a library that keeps handing the lock back to the
-// releaser is fast and starves the others.
+// handoff is contention: workers on n clients all want one name, release it immediately, and want it again. Only
+// grants to another worker than the releaser count: a library that keeps granting the lock to the releaser is fast and
+// starves the others.
 func handoff(r *round, n int) {
 	clients, name := r.open(n, clientOptions{ttl: 10 * time.Second}), r.name("handoff")
 	waiting, cancel := context.WithCancel(r.ctx)
@@ -263,7 +263,7 @@ func handoff(r *round, n int) {
 	d.perOp(r.s, float64(grants))
 }
 
-// try waits for the lock once, and gives it back.
+// try waits for the lock once, and releases it.
 func (w *worker) try(ctx context.Context, b *baton, c *client, name string) {
 	began := time.Now()
 	h, err := c.lock(ctx, name)
@@ -314,7 +314,7 @@ func keep(r *round, ttl, window time.Duration) {
 	kept := r.keeping()
 	r.s["acquires"] = r.rate(func(i int) (err error) {
 		if holds[i], err = c.lock(r.ctx, names[i]); err == nil {
-			holds[i].Context() // a user wants to be told: what that takes counts
+			holds[i].Context() // a user needs the notification of a loss: its cost counts
 		}
 		return err
 	})
@@ -334,7 +334,7 @@ func keep(r *round, ttl, window time.Duration) {
 		if err := holds[i].Release(r.ctx); expired == 0 {
 			return err
 		}
-		return nil // some are gone already
+		return nil // some holds have ended already
 	})
 	r.s["expired"], r.s["unnoticed"] = float64(expired), float64(unnoticed)
 	d.perSecond(r.s)
@@ -344,28 +344,28 @@ func keep(r *round, ttl, window time.Duration) {
 	interval := r.peer.renewEvery(ttl)
 	intervals := d.wall.Seconds() / interval.Seconds()
 	r.s["interval-ms"], r.s["turns"] = float64(interval.Milliseconds()), float64(turned)/intervals
-	if turned == 0 { // the client makes its own connections: the server's count
+	if turned == 0 { // the client makes its own connections, so use the server's count
 		r.s["turns"] = d.trips / intervals
 	}
 	r.s["per-interval"], r.s["per-lock"] = d.commands/intervals, d.commands/intervals/float64(r.size)
 }
 
-// rate runs do for each piece of the round, and returns how many it did in a second.
+// rate runs do for each piece of the round, and returns the number of pieces per second.
 func (r *round) rate(do func(i int) error) float64 {
 	began := time.Now()
 	r.must(each(r.size, do))
 	return float64(r.size) / time.Since(began).Seconds()
 }
 
-// idle is the cost of waiting without events: the waiters share one client, the holder is another client. Several
-// names are held for so long that nobody renews.
+// idle is the cost of waiting without events: the waiters share one client, and the holder is another client. Several
+// names have so long TTLs that no hold is renewed.
 func idle(r *round, names int) {
 	var t traffic
 	o := clientOptions{ttl: 12 * time.Second, dial: t.over(nil)}
 	if names > 1 {
 		o.ttl = time.Hour
 	} else if r.peer.renewEvery == nil {
-		o.ttl = time.Minute // the hold must outlive the window without help
+		o.ttl = time.Minute // the hold must outlive the window without a renewal
 	}
 	clients := r.open(2, o)
 	all, holds := make([]string, names), make([]hold, names)
@@ -386,7 +386,7 @@ func idle(r *round, names int) {
 			return nil
 		})
 	}
-	// Until all stand in the queue, and clients that check that, after 1.5 s at most, have done so.
+	// Wait until all are in the queue, and until clients have checked their places, which some do after up to 1.5 s.
 	entered := r.length(1500*time.Millisecond, 500*time.Millisecond) * time.Duration(max(1, r.size/200))
 	sleep(r.ctx, entered+r.length(2500*time.Millisecond, 0))
 	kept(r.size) // before the window: collecting garbage uses CPU
@@ -399,7 +399,7 @@ func idle(r *round, names int) {
 	if patiently(waiting, 5*time.Second, func() { returned = wg.Wait() }) {
 		r.s["cancel-ms"] = ms(time.Since(began))
 		r.must(returned)
-	} else { // it knows no contexts, and may not even end with its client
+	} else { // it ignores contexts, and may not even end with its client
 		clients[1].end()
 	}
 	d.perSecond(r.s)
@@ -414,16 +414,16 @@ func idle(r *round, names int) {
 // change is one change on its way to all watchers.
 type change struct {
 	began time.Time
-	late  []time.Duration // by who has heard of it, in their order
+	late  []time.Duration // the delays of the watchers, in the order in which they got it
 	heard atomic.Int64
-	all   chan struct{} // closed when everybody has
+	all   chan struct{} // closed when all watchers have got it
 }
 
-// hear notes that one watcher has heard of it.
+// hear notes that one watcher has got the change.
 func (c *change) hear() {
 	n := int(c.heard.Add(1))
 	if n > len(c.late) {
-		return // heard twice, which the next change would show as heard by too few
+		return // a watcher got it twice, which the next change would show as too few watchers
 	}
 	c.late[n-1] = time.Since(c.began)
 	if n == len(c.late) {
@@ -437,7 +437,7 @@ func watching(r *round) {
 	clients := r.open(min(r.size, 10), clientOptions{ttl: longTTL})
 	holder, name := r.client(longTTL), r.name("watch")
 	var present atomic.Pointer[change]
-	present.Store(&change{}) // nobody waits for it
+	present.Store(&change{}) // no call waits for it
 	ctx, stop := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
 	r.later(wg.Wait)
@@ -449,7 +449,7 @@ func watching(r *round) {
 			failed <- r.peer.watch(ctx, watched{clients[i%len(clients)], name, heard})
 		})
 	}
-	// see makes a change and waits until everybody has heard of it, or for so long at most.
+	// see makes a change and waits until all watchers have got it, or for limit at most.
 	see := func(limit time.Duration, act func() error) (c *change, everybody bool) {
 		c = &change{began: time.Now(), late: make([]time.Duration, r.size), all: make(chan struct{})}
 		present.Store(c)
@@ -468,7 +468,7 @@ func watching(r *round) {
 		func() (err error) { h, err = holder.lock(r.ctx, name); return err },
 		func() error { return h.Release(r.ctx) },
 	}
-	// Until all watches stand. What comes late must not count for the next change.
+	// Wait until all watches work. A late event must not count for the next change.
 	for stand := false; !stand; sleep(r.ctx, 500*time.Millisecond) {
 		r.must(r.ctx.Err())
 		stand = true

@@ -38,9 +38,9 @@ func startEtcdCluster(life *scope) *system {
 	return s
 }
 
-// etcdMembers starts a cluster of so many etcds from PATH, fsync and all, with etcd's own settings but for args.
-// Clients use the leader, which is fastest. Its trips are the messages that it received: a unary
-// call is one, and so is each message of a stream (watches, keepalives). Its commands are raft entries.
+// etcdMembers starts a cluster of etcds from PATH, with fsync and etcd's own settings but for args. Clients use the
+// leader, which is fastest. Its trips are the messages that it received: a unary call is one, and so is each message
+// of a stream (watches, keepalives). Its commands are raft entries.
 func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.Client) {
 	s := &system{name: "etcd", addresses: life.addrs(members)}
 	peers, cluster := life.addrs(members), ""
@@ -69,7 +69,7 @@ func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.C
 		if status.Leader == 0 {
 			return "", errors.New("it has no leader")
 		}
-		_, err = admin.Get(ctx, "any") // what only the leader knows
+		_, err = admin.Get(ctx, "any") // only the leader can answer
 		return "etcd " + status.Version, err
 	}
 	for i := range s.servers {
@@ -93,7 +93,7 @@ func etcdMembers(life *scope, members int, args ...string) (*system, *clientv3.C
 		by.must(err)
 	}
 	s.reset = func(by *scope) { remove(by, "\x00", clientv3.WithFromKey()) }
-	// A key is the prefix that a library keeps a name's keys under.
+	// A key is the prefix under which a library keeps the keys of a name.
 	s.erase = func(by *scope, key string) { remove(by, key, clientv3.WithPrefix()) }
 	s.missing = func(by *scope, keys []string) (gone int) {
 		for _, key := range keys {
@@ -157,7 +157,8 @@ func etcdPeers(*system) []peer {
 	}
 }
 
-// etcdClusterPeers are etcd's, with our driver as a URL opens it: that one closes connections to silent members.
+// etcdClusterPeers returns the peers of etcd, with our driver as a URL opens it: it closes connections to unresponsive
+// members.
 func etcdClusterPeers(s *system) []peer {
 	all := etcdPeers(s)
 	for i := range all {
@@ -225,7 +226,7 @@ func watchRawEtcd(ctx context.Context, w watched) error {
 	return ctx.Err()
 }
 
-// key is a hold in the form of one key, if it still is the one of that revision.
+// key returns a hold in the form of one key, which its release deletes only if the key still has that revision.
 func (e *etcdSession) key(key string, revision int64) hold {
 	return theirs{free: func(ctx context.Context) error {
 		_, err := e.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", revision)).
@@ -234,8 +235,8 @@ func (e *etcdSession) key(key string, revision int64) hold {
 	}}
 }
 
-// openQueueEtcd is the floor with contention: a FIFO of keys, each waiter watching the one before it from the current
-// revision on, and reading once more when the watch stands. It does not prove its own key.
+// openQueueEtcd is the floor with contention: a FIFO of keys, in which each waiter watches the key before its own from
+// the current revision on, and reads once more when the watch has begun. It does not prove its own key.
 func openQueueEtcd(c *client, o clientOptions) lock {
 	e := openEtcdSession(c, o)
 	return func(ctx context.Context, name string) (hold, error) {
@@ -277,7 +278,7 @@ func (e *etcdSession) gone(ctx context.Context, key string, revision int64) erro
 	return ctx.Err()
 }
 
-// openMutexEtcd is the recipe of etcd's client, one session for all locks of the client: the expert's use.
+// openMutexEtcd is the recipe of etcd's client, with one session for all locks of the client, as an expert uses it.
 func openMutexEtcd(c *client, o clientOptions) lock {
 	e := openEtcdSession(c, o)
 	return func(ctx context.Context, name string) (hold, error) {
@@ -287,7 +288,7 @@ func openMutexEtcd(c *client, o clientOptions) lock {
 	}
 }
 
-// openEtcdLeases are leases that are kept alive over one stream, as etcd's client does, but as often as callers want.
+// openEtcdLeases opens leases and keeps them alive over one stream, as etcd's client does, but whenever callers ask.
 func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 	etcd := dialEtcd(&c.scope, o)
 	ids, alive := make([]clientv3.LeaseID, n), map[int64]chan struct{}{}
@@ -339,7 +340,8 @@ func openEtcdLeases(c *client, o clientOptions, n int) renewal {
 	}
 }
 
-// troubled is a separate etcd in a setting, or after an event, in which locks are easily lost: one client holds 200.
+// troubled measures a separate etcd in a setting, or after an event, in which locks are easily lost: one client holds
+// 200.
 func troubled(r *round, trouble string) {
 	args := map[string][]string{"nospace": {"--quota-backend-bytes", "16777216"}, "txnops": {"--max-txn-ops", "64"}}
 	s, admin := etcdMembers(&r.scope, 1, args[trouble]...)
@@ -369,7 +371,7 @@ func troubled(r *round, trouble string) {
 	if trouble == "nospace" {
 		r.fill(admin)
 	}
-	if trouble != "auth" && trouble != "proxy" { // restart the only member, which elects itself anew
+	if trouble != "auth" && trouble != "proxy" { // restart the only member, which elects itself again
 		s.servers[0].kill()
 		if trouble == "wiped" {
 			r.must(os.RemoveAll(filepath.Join(s.servers[0].dir, "data")))
@@ -416,7 +418,7 @@ func (r *round) fill(admin *clientv3.Client) {
 	r.must(errors.New("100 MB were written, and the quota is not used up"))
 }
 
-// demandPassword lets the server ask everybody for a user and a password, which are the same.
+// demandPassword lets the server require a user and a password, which are the same.
 func (r *round) demandPassword(admin *clientv3.Client, user string) {
 	_, err := admin.UserAdd(r.ctx, user, user)
 	_, err2 := admin.RoleAdd(r.ctx, "root")

@@ -13,7 +13,8 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// partition cuts the holder off while a rival on a good network waits. The holder must be told before the rival holds.
+// partition cuts the holder off while a rival on a good network waits. The holder must be notified before the rival
+// holds.
 func partition(r *round) {
 	ttl := r.ttl()
 	proxy, o := r.proxy()
@@ -112,15 +113,15 @@ func dead(r *round) {
 	held := r.lock(clients[0], name)
 	child := r.child(part{TTL: longTTL, Name: name, Waiters: r.size})
 	granted := r.granting(clients[1], name)
-	sleep(r.ctx, time.Second) // until it stands in the queue
+	sleep(r.ctx, time.Second) // until it is in the queue
 	child.Close()
 	released := time.Now()
 	r.must(held.Release(r.ctx))
 	r.s["grant-s"] = r.await(granted).Sub(released).Seconds()
 }
 
-// listen has a stranger subscribe to everything, as monitoring tools do, so that Redis sees messages to the dead
-// received.
+// listen has another client subscribe to all channels, as monitoring tools do, so that Redis counts messages to dead
+// waiters as received.
 func listen(r *round) {
 	for addr := range strings.SplitSeq(r.at.addr(), ",") {
 		c := goredis.NewClient(&goredis.Options{Addr: addr})
@@ -130,7 +131,7 @@ func listen(r *round) {
 	}
 }
 
-// failover ends the member that leads, at once or politely, and asks for the next grant.
+// failover ends the leader with end, and asks for the next grant.
 func failover(r *round, end func(*process)) {
 	c := r.open(1, clientOptions{addr: r.at.endpoints(), ttl: 10 * time.Second})[0]
 	leader, err := r.at.leader(r.ctx)
@@ -139,7 +140,7 @@ func failover(r *round, end func(*process)) {
 	sleep(r.ctx, rand.N(100*time.Millisecond)) // somewhere between two heartbeats
 	var succeeded, ended time.Time
 	var others sync.WaitGroup
-	r.later(func() { // also if nobody is granted anything: the next round wants all members
+	r.later(func() { // even without a grant: the next round needs all members
 		others.Wait()
 		r.err = errors.Join(r.err, server.start(), r.at.serving(context.WithoutCancel(r.ctx), leader))
 	})
@@ -173,13 +174,13 @@ func frozen(r *round, leads bool) {
 	r.must(server.child.Pause())
 	r.s["next-ms"], r.s["tries"] = 0, 0
 	r.s["grant-ms"] = r.soon(c)
-	for range 5 { // over other connections, if the client takes turns
+	for range 5 { // over other connections, if the client alternates
 		r.s["next-ms"] = max(r.s["next-ms"], r.soon(c))
 	}
 }
 
-// soon returns how many milliseconds a client needs for a free name, which it keeps. Calls that fail are repeated, and
-// counted.
+// soon returns the time that a client needs for a free name, which it keeps, in milliseconds. It repeats and counts
+// calls that fail.
 func (r *round) soon(c *client) float64 {
 	ctx, cancel := context.WithTimeout(r.ctx, frozenWait)
 	defer cancel()
@@ -198,7 +199,7 @@ func (r *round) soon(c *client) float64 {
 // frozenWait is the maximum time for a grant while a member is stopped.
 const frozenWait = 10 * time.Second
 
-// grantOne acquires a free name, and returns when it had it. Calls that fail are repeated, and counted.
+// grantOne acquires a free name, and returns the time of the grant. It repeats and counts calls that fail.
 func (r *round) grantOne(c *client) time.Time {
 	name := r.name("failover")
 	for r.s["tries"] = 0; ; r.s["tries"]++ {

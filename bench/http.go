@@ -24,15 +24,15 @@ func startHTTPBuiltin(life *scope) *system {
 	return gateway(life, s, binary, "fencelock://", fencelockPeer(ours, s).open)
 }
 
-// startHTTPEtcd has the JSON gateway of etcd itself as a peer: locks over HTTP that are there without a program more.
+// startHTTPEtcd has etcd's own JSON gateway as a peer: locks over HTTP without another program.
 func startHTTPEtcd(life *scope) *system {
 	s := gateway(life, startEtcd(life), buildFencelock(life), "etcd://", etcdPeers(nil)[2].open)
-	s.reset = func(*scope) {} // the gateway would notice that the service has forgotten
+	s.reset = func(*scope) {} // the gateway would notice that the service has lost its history
 	s.peers = append(s.peers, peer{name: "etcd's JSON gateway", role: rolePeer, open: openEtcdJSON})
 	return s
 }
 
-// gateway puts a gateway before a service: what HTTP costs beside the SDK on the same server. The CPU of the gateway
+// gateway puts a gateway before a service, to compare HTTP with the SDK on the same server. The CPU of the gateway
 // counts as the server's.
 func gateway(life *scope, s *system, binary, scheme string, sdk func(*client, clientOptions) lock) *system {
 	addr := life.addrs(1)[0]
@@ -71,7 +71,7 @@ func openHTTP(c *client, o clientOptions, locks string) lock {
 
 // exchange sends one request and reads its answer, which must be 200.
 func exchange(ctx context.Context, by *http.Client, method, url string, body, answer any) error {
-	text, _ := json.Marshal(body) // ours, which can be
+	text, _ := json.Marshal(body) // body is ours and cannot fail
 	r, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(text))
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func beside(r *round) {
 	r.s["alone"], r.s["watched-x"], r.s["heard"] = alone, watched/alone, heard
 }
 
-// watch is the process of the watchers of a name. Each second it prints how many kilobytes of events they got.
+// watch is the process of the watchers of a name. Each second it prints the kilobytes of events that they got.
 func watch(life *scope, door, name string, watchers int) {
 	var heard atomic.Int64
 	failed := make(chan error, watchers)
@@ -177,13 +177,13 @@ func watch(life *scope, door, name string, watchers int) {
 }
 
 const (
-	// floodRate is the number of requests a second that a stranger tries to send: twice the share of one client.
+	// floodRate is the number of requests per second that a flooding client tries to send: twice the share of one client.
 	floodRate = 10_000
 	// floodConnections is the number of its connections.
 	floodConnections = 32
 )
 
-// flood measures callers that acquire and release, first in quiet, then beside a process at another address that sends
+// flood measures callers that acquire and release, first alone, then beside a process at another address that sends
 // requests over HTTP.
 func flood(r *round) {
 	c := r.client(longTTL)
@@ -209,8 +209,8 @@ func flood(r *round) {
 	r.s["sent"], r.s["refused"] = sent, 100*refused/max(sent, 1)
 }
 
-// strange is the stranger, at another address than all others: it asks for a held lock. Each second it prints
-// how many answers it got, and how many of them were 429.
+// strange is the process of the flooding client, which has another address than all other clients and asks for a held
+// lock. Each second it prints the number of answers, and the number of those with status 429.
 func strange(door string) {
 	var sent, refused atomic.Int64
 	own := &http.Client{Transport: &http.Transport{

@@ -1,5 +1,5 @@
-// Command bench measures fencelock beside the raw commands of its services and beside the libraries that a user would
-// pick instead, all in one run, and prints one table per scenario with the project's targets below it. See README.md.
+// Command bench measures fencelock, the raw commands of its services, and the libraries that a user could choose
+// instead, all in one run. It prints one table per scenario, with the project's targets below it. See README.md.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 type options struct {
 	backend, only, peers string
 	quick                bool
-	patience             time.Duration // for how long disturbed rounds may still be repeated
+	patience             time.Duration // the remaining time for repetitions of disturbed rounds
 	json, profile        string
 
 	check bool
@@ -66,7 +66,8 @@ func main() {
 	}
 }
 
-// run measures what o asks for and prints it to w. It fails if a measurement of ours failed, not if a target is missed.
+// run measures the selected scenarios and prints the tables to w. It fails if a measurement of ours failed, not if a
+// target is missed.
 func run(ctx context.Context, w io.Writer, o options) error {
 	if o.profile != "" {
 		f, err := os.Create(o.profile)
@@ -90,7 +91,7 @@ func run(ctx context.Context, w io.Writer, o options) error {
 			if ctx.Err() != nil || !selected(name, o.only) {
 				continue
 			}
-			debug.FreeOSMemory() // what one scenario has left must not be collected in the next
+			debug.FreeOSMemory() // the garbage of one scenario must not be collected during the next one
 			if t, ok := find(name).run(ctx, l); ok {
 				t.write(w)
 				r.Tables = append(r.Tables, t)
@@ -168,7 +169,7 @@ func serviceNamed(name string) (service, error) {
 	return services[i], nil
 }
 
-// describeMachine says where this runs, without its name.
+// describeMachine describes the machine, without its name.
 func describeMachine() string {
 	model := "unknown processor"
 	if fs, err := procfs.NewDefaultFS(); err == nil {

@@ -22,7 +22,7 @@ import (
 // section runs work while it holds a lock.
 type section func(ctx context.Context, work func()) error
 
-// What docs/MIGRATING.md says of a rollout: binaries of two steps that follow each other never work at once.
+// The claim of docs/MIGRATING.md on a rollout: binaries of two consecutive steps never work concurrently.
 func TestRolloutSteps(t *testing.T) {
 	need(t, "redis-server")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -100,7 +100,7 @@ func TestRolloutSteps(t *testing.T) {
 	}
 }
 
-// overlaps returns how often two workers of each section found another one at work.
+// overlaps returns how often one of two workers of each section found another one at work.
 func overlaps(ctx context.Context, t *testing.T, both [2]section) int64 {
 	var inside, found atomic.Int64
 	var all sync.WaitGroup
@@ -111,7 +111,7 @@ func overlaps(ctx context.Context, t *testing.T, both [2]section) int64 {
 					if inside.Add(1) > 1 {
 						found.Add(1)
 					}
-					time.Sleep(500 * time.Microsecond) // what another one would run into
+					time.Sleep(500 * time.Microsecond) // so that another worker would overlap
 					inside.Add(-1)
 				})
 				if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // BenchmarkObserved compares clients with an observer to one without, on the Redis that FENCELOCK_REDIS names. The
-// clients take turns of 200 acquires, so that all meet the same machine; ratio is that of the medians.
+// clients take turns of 200 acquires, so that all run under the same load; ratio is that of the medians.
 func BenchmarkObserved(b *testing.B) {
 	addr := os.Getenv("FENCELOCK_REDIS")
 	if addr == "" {

@@ -15,9 +15,9 @@ import (
 	fencepostgres "github.com/fencelock/fencelock/postgres"
 )
 
-// startPostgres starts the server of Debian's package with its own settings but for the number of connections: it waits
-// for the disk at every commit, and does not count the peers' statements or commits. It refuses to be run by
-// root, for whom it is the user postgres.
+// startPostgres starts the server of Debian's package with its own settings but for the number of connections: it
+// waits for the disk at every commit, and does not count the peers' statements or commits. The server refuses to run
+// as root; for root, startPostgres runs it as the user postgres.
 func startPostgres(life *scope) *system {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if len(found) == 0 {
@@ -62,7 +62,7 @@ func startPostgres(life *scope) *system {
 	return s
 }
 
-// dialPostgres returns a pool of so many connections at most.
+// dialPostgres returns a pool of at most the given number of connections.
 func dialPostgres(c *scope, o clientOptions, connections int32) *pgxpool.Pool {
 	config, err := pgxpool.ParseConfig("postgres://postgres@" + o.addr + "/postgres?sslmode=disable")
 	c.must(err)
@@ -90,7 +90,7 @@ func postgresPeers(s *system) []peer {
 	}
 }
 
-// openRawPostgres is the floor: a row is updated and committed, twice.
+// openRawPostgres is the floor: two updates of a row, each committed.
 func openRawPostgres(c *client, o clientOptions) lock {
 	pool := dialPostgres(&c.scope, o, postgresConns)
 	return func(ctx context.Context, name string) (hold, error) {

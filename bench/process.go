@@ -23,9 +23,9 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// process is a server that was started here, with its files in its own folder. It can be ended and restarted with them.
-// Servers are plain processes, and not the containers of package conformance/containers: those have settings for tests,
-// and no readable processor time.
+// process is a server that was started here, with its files in its own folder, which it keeps across restarts. Servers
+// are plain processes and not the containers of package conformance/containers, which have settings for tests and
+// whose processor time cannot be read.
 type process struct {
 	dir     string
 	command func() *exec.Cmd
@@ -47,7 +47,7 @@ func (s *scope) process(program string, args func(dir string) []string) *process
 	return p
 }
 
-// folder is deleted at the end of s.
+// folder returns a new folder, which is deleted at the end of s.
 func (s *scope) folder() string {
 	dir, err := os.MkdirTemp("", "fencelock-bench-")
 	s.must(err)
@@ -67,7 +67,7 @@ func (s *scope) addrs(n int) (all []string) {
 	return all
 }
 
-// portOf is the port of an address.
+// portOf returns the port of an address.
 func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
 
 // start starts the process, or restarts it after kill or awaitEnd.
@@ -75,7 +75,7 @@ func (p *process) start() (err error) {
 	if p.child, err = fault.Spawn(p.command()); err != nil {
 		return err
 	}
-	go func(c *fault.Child) { // a pipe that nobody reads would stop the server
+	go func(c *fault.Child) { // a full pipe would block the server
 		for err := error(nil); err == nil; {
 			_, err = c.Line(context.Background())
 		}
@@ -83,7 +83,7 @@ func (p *process) start() (err error) {
 	return nil
 }
 
-// kill ends the process at once (SIGKILL).
+// kill ends the process immediately (SIGKILL).
 func (p *process) kill() {
 	if spent, err := p.cpu(); err == nil {
 		p.past = spent
@@ -91,13 +91,13 @@ func (p *process) kill() {
 	p.child.Close()
 }
 
-// awaitEnd returns when a process has ended that was asked to (SIGTERM).
+// awaitEnd returns when a process has ended that was asked to end (SIGTERM).
 func (p *process) awaitEnd() {
-	_ = p.child.Wait() // with which code does not matter
+	_ = p.child.Wait() // the exit code does not matter
 	p.child.Close()
 }
 
-// pause stops the servers as they are, with their sockets open; resume lets them go on.
+// pause stops the servers, with their sockets open; resume lets them continue.
 func (s *system) pause() (err error) {
 	for _, p := range s.servers {
 		if p.forks {
@@ -132,7 +132,7 @@ func untilNil(ctx context.Context, attempt time.Duration, ask func(ctx context.C
 	}
 }
 
-// answers asks the server until there is an answer.
+// answers calls ask until the server answers.
 func (p *process) answers(ctx context.Context, ask func(ctx context.Context) error) error {
 	err := untilNil(ctx, 2*time.Second, ask)
 	if err != nil {
@@ -141,7 +141,7 @@ func (p *process) answers(ctx context.Context, ask func(ctx context.Context) err
 	return err
 }
 
-// cpu is user and system time so far.
+// cpu returns the user and system time so far.
 func (p *process) cpu() (time.Duration, error) {
 	spent, err := cpuOf(p.child.Pid())
 	if !p.forks || err != nil {
@@ -162,7 +162,8 @@ func (p *process) cpu() (time.Duration, error) {
 	return p.past + spent, err
 }
 
-// cpuOf is user and system time of a process, by its own clock, which is finer than /proc: clock_getcpuclockid(3).
+// cpuOf returns the user and system time of a process, by its CPU clock, which is finer than /proc:
+// clock_getcpuclockid(3).
 func cpuOf(pid int) (time.Duration, error) {
 	var t unix.Timespec
 	err := unix.ClockGettime(int32(^pid<<3|2), &t)
@@ -172,13 +173,13 @@ func cpuOf(pid int) (time.Duration, error) {
 // usage is the consumption: by this process (all clients), by the servers, and by the whole machine.
 type usage struct {
 	wall, client, server time.Duration // all but wall: CPU
-	machine              float64       // CPU seconds of everybody
+	machine              float64       // CPU seconds of all processes
 	commands, trips      float64       // of the servers: executed, including in scripts; read events or messages
 }
 
 var began = time.Now()
 
-// used returns the consumption so far; each call is counted before the next one.
+// used returns the consumption so far. The counters include each call of used only in later results.
 func (s *system) used(by *scope) (u usage) {
 	u.commands, u.trips = math.NaN(), math.NaN()
 	if s.count != nil {
@@ -217,7 +218,7 @@ func (u usage) since(before usage) usage {
 	}
 }
 
-// perOp adds what one operation cost.
+// perOp adds the costs of one operation.
 func (u usage) perOp(s sample, ops float64) {
 	s["trips"], s["commands"] = u.trips/ops, u.commands/ops
 	s["client-us"] = us(u.client) / ops
@@ -233,8 +234,8 @@ func (u usage) perSecond(s sample) {
 	s["client-cpu"], s["server-cpu"] = 100*u.client.Seconds()/sec, 100*u.server.Seconds()/sec
 }
 
-// keeping returns a function that notes the growth of this process since now, for each of so many pieces: goroutines,
-// and KB of live heap and of stacks.
+// keeping returns a function that notes the growth of this process since now, per piece: goroutines, and KB of live
+// heap and of stacks.
 func (r *round) keeping() (more func(pieces int)) {
 	now := func() (goroutines, bytes float64) {
 		runtime.GC()
@@ -257,7 +258,7 @@ type traffic struct{ turns, bytes atomic.Int64 }
 // dialer makes the clients' connections.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// over counts the traffic of a dialer's connections. Nil: the usual one.
+// over counts the traffic of a dialer's connections. Nil: the default dialer.
 func (t *traffic) over(dial dialer) dialer {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
@@ -296,8 +297,8 @@ func (c *countedConn) Read(p []byte) (int, error) {
 // childEnv makes a process of this program a child: a part, as JSON.
 const childEnv = "FENCELOCK_BENCH_CHILD"
 
-// part is the role of a child, until it is killed or its parent has gone: one holder, or so many waiters, or with a
-// Door a stranger who floods it.
+// part is the role of a child, until it is killed or its parent has ended: one holder, a number of waiters, or, with a
+// Door, watchers of the gateway there or a client that floods it.
 type part struct {
 	System, Peer, Addr, Name string
 	Door                     string
@@ -323,7 +324,7 @@ func (r *round) child(p part) *fault.Child {
 	return c
 }
 
-// play is the life of a child.
+// play is the main function of a child.
 func play(text string) error {
 	life := &scope{ctx: context.Background()}
 	return life.try(func() {
@@ -351,9 +352,9 @@ func play(text string) error {
 			life.must(err)
 		}
 		for range me.Waiters {
-			go func() { _, _ = c.lock(life.ctx, me.Name) }() // it is killed before
+			go func() { _, _ = c.lock(life.ctx, me.Name) }() // the child is killed before
 		}
-		time.Sleep(time.Duration(min(me.Waiters, 1)) * time.Second) // until all stand in the queue
+		time.Sleep(time.Duration(min(me.Waiters, 1)) * time.Second) // until all are in the queue
 		fmt.Println("ready")
 		_, err = io.Copy(io.Discard, os.Stdin)
 		life.must(err)

@@ -26,7 +26,7 @@ import (
 	"github.com/fencelock/fencelock/redlock"
 )
 
-// redisServers start n servers from PATH without persistence, with args for each; figures are the sums over all.
+// redisServers starts n servers from PATH without persistence, with args for each; figures are the sums over all.
 func redisServers(life *scope, name string, n int, args func(i int) []string) (*system, []*goredis.Client) {
 	s := &system{name: name, addresses: life.addrs(n)}
 	admins := make([]*goredis.Client, n)
@@ -43,7 +43,7 @@ func redisServers(life *scope, name string, n int, args func(i int) []string) (*
 	s.version = "redis " + admins[0].InfoMap(life.ctx, "server").Item("Server", "redis_version")
 	calls := 0.0
 	s.count = func(by *scope) (commands, trips float64) {
-		calls++ // each is counted before the next one reads: one command in one read
+		calls++ // each read of the counters adds one command and one read event to later reads
 		for _, admin := range admins {
 			info := admin.InfoMap(by.ctx, "stats")
 			executed, err := strconv.ParseFloat(info.Item("Stats", "total_commands_processed"), 64)
@@ -79,7 +79,7 @@ func startRedis(life *scope) *system {
 	return s
 }
 
-// startRedlock starts five independent servers of which a majority decides.
+// startRedlock starts five independent servers, whose majority decides.
 func startRedlock(life *scope) *system {
 	s, _ := redisServers(life, "redlock", 5, noArgs)
 	s.version = "5 × " + s.version
@@ -145,8 +145,8 @@ func redlockPeers(*system) []peer {
 	}
 }
 
-// dialRedis returns a client of one server, or of a cluster, with go-redis' defaults, but for so many connections if
-// it is not 0.
+// dialRedis returns a client of one server, or of a cluster, with go-redis' defaults, except for the number of
+// connections if it is not 0.
 func dialRedis(c *scope, o clientOptions, connections int) goredis.UniversalClient {
 	r := goredis.NewUniversalClient(&goredis.UniversalOptions{
 		Addrs: strings.Split(o.addr, ","), Dialer: o.dial, PoolSize: connections,
@@ -163,7 +163,7 @@ func dialEachRedis(c *scope, o clientOptions) (all []goredis.UniversalClient) {
 	return all
 }
 
-// redisFloors are the fewest commands that Redis needs, without additions: on pooled connections, and on a shared one.
+// redisFloors returns the floors: the minimum of commands that Redis needs, on pooled connections and on a shared one.
 func redisFloors() []peer {
 	pooled := func(c *client, o clientOptions) lock { return rawRedis(dialRedis(&c.scope, o, 0), o.ttl) }
 	shared := func(c *client, o clientOptions) lock {
@@ -196,7 +196,7 @@ func rawRedis(c goredis.Cmdable, ttl time.Duration) lock {
 	}
 }
 
-// openToken passes a token on through a list: the server keeps the order of the waiters, each with a connection.
+// openToken passes a token through a list: the server keeps the order of the waiters, each with a connection.
 func openToken(c *client, o clientOptions) lock {
 	pool := dialRedis(&c.scope, o, 512)
 	return func(ctx context.Context, name string) (hold, error) {
@@ -208,17 +208,17 @@ func openToken(c *client, o clientOptions) lock {
 	}
 }
 
-// ourRedis hands the driver a client with go-redis' defaults, as most users have it. The driver makes its own from the
-// options, as it does from a URL. A client with settings fit for locks would be used as it is, and then a lone
-// caller cannot talk to the server in its own goroutine, which shows in the CPU of seq.
+// ourRedis passes the driver a client with go-redis' defaults, as most users have. The driver makes its own client
+// from the options, as it does from a URL. It would use a client with settings fit for locks as it is, and then a lone
+// caller could not send its requests in its own goroutine, which costs CPU in seq.
 func ourRedis() peer {
 	return ourPeer(func(c *client, o clientOptions) backend.Driver {
 		return fenceredis.New(dialRedis(&c.scope, o, 0), nil)
 	}, nil)
 }
 
-// openRedsync is redsync on one node or several, with its defaults (retries after a random 50 to 250 ms) and
-// unbounded tries.
+// openRedsync is redsync on one or more servers, with its defaults (retries after a random 50 to 250 ms) and unbounded
+// tries.
 func openRedsync(c *client, o clientOptions) lock {
 	var pools []syncbackend.Pool
 	for _, one := range dialEachRedis(&c.scope, o) {
@@ -240,7 +240,7 @@ func openRedislock(c *client, o clientOptions) lock {
 	lib := redislock.New(dialRedis(&c.scope, o, 0))
 	again := &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}
 	return func(ctx context.Context, name string) (hold, error) {
-		if _, ok := ctx.Deadline(); !ok { // without one the library gives up after one TTL
+		if _, ok := ctx.Deadline(); !ok { // without a deadline the library stops waiting after one TTL
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, time.Hour)
 			defer cancel()
@@ -254,8 +254,9 @@ func openRedislock(c *client, o clientOptions) lock {
 	}
 }
 
-// openRueidislock has one key a lock, as is right for one server (its default of three keys is useless there), and
-// NOLOOP. TryNextAfter, a limit of 20 ms for each attempt, is raised: a loaded machine must not count as a held lock.
+// openRueidislock is rueidislock with one key per lock, as is right for one server (its default of three keys is
+// useless there), and NOLOOP. It raises TryNextAfter, a limit of 20 ms for each attempt: a loaded machine must not
+// count as a held lock.
 func openRueidislock(c *client, o clientOptions) lock {
 	opt := rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: []string{o.addr}},

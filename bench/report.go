@@ -38,7 +38,7 @@ func (s sample) latencies(all []time.Duration) {
 	s["p50"], s["p95"], s["p99"] = at(0.50), at(0.95), at(0.99)
 }
 
-// pick makes one figure of the rounds' figures.
+// pick selects one of the figures of all rounds.
 type pick uint8
 
 const (
@@ -47,7 +47,7 @@ const (
 	lowest
 )
 
-// of returns the picked one of values, NaN for an empty list. It uses values up.
+// of returns the picked value, or NaN for an empty list. It modifies values.
 func (p pick) of(values []float64) float64 {
 	values = slices.DeleteFunc(values, math.IsNaN)
 	n := len(values)
@@ -70,22 +70,22 @@ type table struct {
 	Scenario string    `json:"scenario"`
 	About    string    `json:"about"`
 	Seconds  number    `json:"seconds"`
-	Foreign  number    `json:"foreignCores"` // highest load by others in any round
+	Foreign  number    `json:"foreignCores"` // the highest load by other processes in any round
 	Columns  []string  `json:"columns"`
 	Rows     []row     `json:"rows"`
 	Targets  []verdict `json:"targets"`
 	Curve    string    `json:"curve,omitempty"`
-	Point    number    `json:"point"` // of the curve
+	Point    number    `json:"point"` // on the curve
 
 	keys, along []string // of the columns, and of the columns shown along the curve
 }
 
-// row of a table: one peer, or one size.
+// row is a row of a table: one peer, or one size.
 type row struct {
 	Name   string   `json:"name"`
 	Role   role     `json:"role"`
 	Values []number `json:"values"` // in the order of the columns
-	Rounds []sample `json:"rounds"` // everything that was measured, round by round
+	Rounds []sample `json:"rounds"` // all figures, round by round
 	Error  string   `json:"error,omitempty"`
 }
 
@@ -109,7 +109,7 @@ type verdict struct {
 	Reached  bool   `json:"reached"`
 }
 
-// number writes itself as null if it was not measured, and as "never" if it did not come.
+// number is a figure. It is written as null if it was not measured, and as "never" if the event did not happen.
 type number float64
 
 // MarshalJSON implements json.Marshaler.
@@ -200,7 +200,7 @@ func (g target) judge(r row, columns []column) verdict {
 // write prints a table, its targets below it.
 func (t table) write(w io.Writer) {
 	fmt.Fprintf(w, "\n%s / %s: %s\n", t.System, t.Scenario, t.About)
-	// A title of several words takes several lines, set at the bottom: the figures need the width.
+	// A title of several words takes several lines, aligned at the bottom: the figures need the width.
 	var lines [][]string
 	for i, title := range t.Columns {
 		words := strings.Fields(title)
@@ -253,7 +253,7 @@ func writeColumns(w io.Writer, lines [][]string) {
 	_ = tab.Flush() // a failed output cannot be reported
 }
 
-// report is everything that one run measured.
+// report has all results of one run.
 type report struct {
 	Date    time.Time `json:"date"`
 	Command string    `json:"command"`
@@ -267,7 +267,7 @@ func (r report) curves(w io.Writer) {
 	for i, first := range r.Tables {
 		same := func(t table) bool { return t.System == first.System && t.Curve == first.Curve }
 		if first.Curve == "" || slices.ContainsFunc(r.Tables[:i], same) {
-			continue // it has no curve, or is shown already
+			continue // it has no curve, or was printed already
 		}
 		points := slices.DeleteFunc(slices.Clone(r.Tables), func(t table) bool { return !same(t) })
 		for _, key := range first.along {
@@ -279,7 +279,7 @@ func (r report) curves(w io.Writer) {
 	}
 }
 
-// alongCurve returns the lines of one key: what grows, then the figures of each peer that has any.
+// alongCurve returns the lines of one key: the points of the curve, then the figures of each peer that has any.
 func alongCurve(points []table, key string) (lines [][]string, title string) {
 	lines = [][]string{{""}}
 	for n, t := range points {

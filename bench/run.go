@@ -15,14 +15,14 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// lab is where scenarios run.
+// lab has the system under test and the options of a run.
 type lab struct {
 	*options
 	system *system
 	names  atomic.Int64
 }
 
-// on returns the service that p runs on.
+// on returns the system on which p runs.
 func (l *lab) on(p peer) *system { return cmp.Or(p.at, l.system) }
 
 // fresh returns an unused name.
@@ -36,7 +36,7 @@ func (l *lab) length(full, quick time.Duration) time.Duration {
 	return full
 }
 
-// lossTTL is the TTL where a scenario waits for it to pass.
+// lossTTL is the TTL in scenarios that wait for its end.
 const lossTTL = 3 * time.Second
 
 // ttl is lossTTL, or two seconds in a quick run.
@@ -47,13 +47,13 @@ type round struct {
 	scope
 	*lab
 	peer peer
-	at   *system // that the peer runs on
+	at   *system // the system on which the peer runs
 	size int     // of the scenario
 	s    sample  // of the last row
 	rows []row
 }
 
-// row begins a row for which r.s is, beside the peer's own, which stays away if it is empty.
+// row begins another row, to which r.s then belongs. The peer's own row is omitted if it is empty.
 func (r *round) row(name string, role role) {
 	r.s = sample{}
 	r.rows = append(r.rows, row{Name: name, Role: role, Rounds: []sample{r.s}})
@@ -105,7 +105,7 @@ type grant struct {
 	err error
 }
 
-// granting waits for a lock that somebody else holds.
+// granting waits for a lock that another client holds, and releases it.
 func (r *round) granting(c *client, name string) <-chan grant {
 	granted := make(chan grant, 1)
 	go func() {
@@ -119,14 +119,14 @@ func (r *round) granting(c *client, name string) <-chan grant {
 	return granted
 }
 
-// await returns when the lock was granted.
+// await returns the time of the grant.
 func (r *round) await(granted <-chan grant) time.Time {
 	g := <-granted
 	r.must(g.err)
 	return g.at
 }
 
-// once runs one round of one peer. An empty store is the start of every measurement.
+// once runs one round of one peer. Every measurement starts with an empty store.
 func (sc scenario) once(ctx context.Context, l *lab, p peer, empty func(context.Context) error) *round {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(sc.limit, time.Minute))
 	defer cancel()
@@ -149,8 +149,8 @@ func (sc scenario) once(ctx context.Context, l *lab, p peer, empty func(context.
 // loud is the number of cores that others may use before a round counts as disturbed.
 const loud = 0.35
 
-// quiet repeats a round while it is disturbed and there is patience left, and returns the least disturbed one. Only
-// the load by others counts: the round's own figures must not decide whether they are kept.
+// quiet repeats a round while it is disturbed and l.patience lasts, and returns the least disturbed round. Only the
+// load by other processes counts: the figures of a round must not decide whether it is kept.
 func (l *lab) quiet(measure func() *round) *round {
 	best := measure()
 	for best.err == nil && foreign(best.rows) > loud && l.patience > 0 {
@@ -164,9 +164,9 @@ func (l *lab) quiet(measure func() *round) *round {
 	return best
 }
 
-// rows runs all rounds. Rounds that are not together go round by round, and in each round peer by peer (ABAB), so that
-// a machine with a drifting speed is as fast for one as for the other; each round begins with another peer. Rounds that
-// are together wait for a TTL and use no CPU.
+// rows runs all rounds. Without sc.together it runs round by round, and in each round peer by peer (ABAB), so that a
+// drift of the machine's speed affects all peers equally; each round begins with another peer. With sc.together,
+// rounds run concurrently: they wait for a TTL and use no CPU.
 func (sc scenario) rows(ctx context.Context, l *lab, peers []peer) []row {
 	rounds := sc.rounds
 	if l.quick {
@@ -224,7 +224,7 @@ func (sc scenario) run(ctx context.Context, l *lab) (table, bool) {
 	return newTable(l.system, sc, rows, time.Since(began)), true
 }
 
-// relate adds each round's ratios to the same round of the yardsticks.
+// relate adds the ratios of each round to the same round of the yardsticks.
 func (sc scenario) relate(rows []row) {
 	floor := slices.IndexFunc(rows, func(r row) bool { return r.Name == sc.floor })
 	if floor < 0 && sc.floor != "" {
@@ -257,13 +257,13 @@ func foreign(rows []row) float64 {
 
 // scenario is one table.
 type scenario struct {
-	name    string // of the kind, all of its names
+	name    string // of a kind: all of its names
 	about   string // with {n} for the size
 	columns string
-	rounds  int // in a quick run 1, or 2 that are together
+	rounds  int // in a quick run: 1, or 2 with together
 
-	// floor names the peer to which the keys x (operations per second, or ratioOf) and cpu-x (client CPU) relate. Where
-	// there is no such peer, it is the first floor in the table. Empty: no ratio.
+	// floor names the peer to which the keys x (operations per second, or ratioOf) and cpu-x (client CPU) relate. Without
+	// such a peer, these relate to the first floor in the table. Empty: no ratio.
 	floor, ratioOf string
 	second         string // the peers; x2 relates to the first of them in the table
 
@@ -291,7 +291,7 @@ func find(name string) scenario {
 	return sc
 }
 
-// column of a table.
+// column is a column of a table.
 type column struct {
 	key   string
 	title string
@@ -309,7 +309,7 @@ func columns(text string) (all []column) {
 	return all
 }
 
-// target of performance.md, for ours on some systems in some scenarios.
+// target is a target of performance.md, for ours on some systems in some scenarios.
 type target struct {
 	systems, scenarios string // lists
 	key, relation      string // <= or >=
@@ -325,7 +325,7 @@ func (sc scenario) targets(s *system) []target {
 	})
 }
 
-// selected reports whether name is asked for by a list of names or prefixes, separated by commas. Empty: all.
+// selected reports whether a list of names or prefixes, separated by commas, selects name. An empty list selects all.
 func selected(name, only string) bool {
 	return only == "" || slices.ContainsFunc(strings.Split(only, ","), func(want string) bool {
 		want = strings.TrimSpace(want)

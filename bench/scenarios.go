@@ -2,8 +2,7 @@ package main
 
 import "time"
 
-// service is a system, with the scenarios that apply to it. Peers makes the compared peers; nil: the ones that start
-// has made.
+// service is a system, with the scenarios that apply to it. peers returns the compared peers; nil: start has set them.
 type service struct {
 	name      string
 	start     func(life *scope) *system
@@ -18,7 +17,7 @@ const (
 	troubles  = " trouble-auth trouble-proxy trouble-nospace trouble-txnops trouble-wiped"
 )
 
-// services are in the order of the report. They are set in init, because a child looks itself up in them.
+// services are in the order of the report. init sets them, because a child looks its own service up in them.
 var services []service
 
 func init() {
@@ -66,7 +65,7 @@ const (
 	recipes = "zk.Lock, concurrency.Mutex, etcd concurrency.Mutex, polled lease"
 )
 
-// kinds are the scenarios. All that share a line differ in size.
+// kinds are the scenarios. Scenarios that share an entry differ in size.
 var kinds = []scenario{
 	{name: "seq", about: "1 caller, 1 name: acquire + release (the curve's first point)", columns: cycleColumns,
 		floor: "raw pooled", second: "raw autopipelined, redsync-5", grows: "callers", along: cycleCurve,
@@ -185,7 +184,7 @@ func trouble(name, about string) scenario {
 		rounds: 1, limit: 2 * time.Minute, suits: contending, phase: func(r *round) { troubled(r, name) }}
 }
 
-// Which peers take part.
+// The following functions select the peers that take part.
 func uncontended(_ *system, p peer) bool { return p.role != roleFloor || !p.waits }
 func waits(_ *system, p peer) bool       { return p.waits }
 func contending(_ *system, p peer) bool  { return p.contends() }
@@ -194,7 +193,7 @@ func clustered(s *system, p peer) bool   { return p.contends() && s.leads != nil
 func onlyOurs(_ *system, p peer) bool    { return p.role == roleOurs }
 func keyed(_ *system, p peer) bool       { return p.key != nil && p.role != roleVariant }
 
-// renewed leaves out peers that only expire: once is enough to see it.
+// renewed omits peers that never renew: one scenario is enough to show that.
 func renewed(s *system, p peer) bool { return keyed(s, p) && p.renewEvery != nil }
 
 func distant(_ *system, p peer) bool {
@@ -203,7 +202,7 @@ func distant(_ *system, p peer) bool {
 
 const (
 	handoffs   = "handoff16 handoff64 handoff16s"
-	exclusives = "redis, etcd, zookeeper, builtin" // the services that bear faults
+	exclusives = "redis, etcd, zookeeper, builtin" // the services for the fault scenarios
 )
 
 var targets = []target{

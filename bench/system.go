@@ -18,8 +18,9 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// system is a lock service under test: its servers, and all clients that can be compared on it. One file per service.
-// A nil function is not used by any scenario of the service. Functions that get a scope fail as scope.must does.
+// system is a lock service under test: its servers, and all clients that can be compared on it. Each service has a
+// file. A function may be nil if no scenario of the service uses it. Functions that get a scope fail as scope.must
+// does.
 type system struct {
 	name    string
 	version string
@@ -29,26 +30,27 @@ type system struct {
 	servers   []*process // in the order of the addresses, then further ones
 	parts     []*system  // the systems of the peers, if these differ
 	binary    string     // of the bundled server
-	door      string     // URL of the gateway before it; empty without one
+	door      string     // the URL of the gateway before it; empty without a gateway
 	traffic   *traffic   // of its clients
 
 	count   func(s *scope) (commands, trips float64)                        // nil: not counted
 	reset   func(s *scope)                                                  // deletes all data
-	prepare func(ctx context.Context, name string) error                    // for a floor that wants it
-	erase   func(s *scope, key string)                                      // behind the library that wrote the key
-	missing func(s *scope, keys []string) int                               // how many of the keys do not exist
+	prepare func(ctx context.Context, name string) error                    // for a floor that needs it
+	erase   func(s *scope, key string)                                      // without the library that wrote the key
+	missing func(s *scope, keys []string) int                               // the number of the keys that do not exist
 	leads   func(ctx context.Context, member int) (bool, error)             // nil: no member leads
 	serves  func(ctx context.Context, member int) (version string, e error) // it follows or leads, and answers
 }
 
-// addr is where clients connect: the leader, or else all servers, separated by commas. Empty: there is no network.
+// addr returns the address for clients: the leader, or else all servers, separated by commas. Empty: there is no
+// network.
 func (s *system) addr() string {
 	if s.leads != nil && len(s.addresses) > 1 {
 		if leader, err := s.leader(context.Background()); err == nil {
 			return s.addresses[leader]
 		}
 	}
-	return s.endpoints() // clients find out why
+	return s.endpoints() // clients report the reason
 }
 
 func (s *system) endpoints() string { return strings.Join(s.addresses, ",") }
@@ -56,11 +58,12 @@ func (s *system) endpoints() string { return strings.Join(s.addresses, ",") }
 // breakable reports whether clients use one address, so that scenarios that break the network apply.
 func (s *system) breakable() bool { return len(s.addresses) == 1 || s.leads != nil }
 
-// leader waits until a member leads, and returns which. All are asked at once: some may be stopped.
+// leader waits until a member leads, and returns its index. It asks all members concurrently, because some may be
+// stopped.
 func (s *system) leader(ctx context.Context) (leader int, err error) {
 	errs, leads := make([]error, len(s.addresses)), make([]bool, len(s.addresses))
 	err = untilNil(ctx, time.Second, func(ctx context.Context) error {
-		_ = each(len(leads), func(i int) error { // the others are asked after any answer of one
+		_ = each(len(leads), func(i int) error { // an error of one must not end the questions to the others
 			leads[i], errs[i] = s.leads(ctx, i)
 			return nil
 		})
@@ -72,7 +75,7 @@ func (s *system) leader(ctx context.Context) (leader int, err error) {
 	return leader, err
 }
 
-// serving waits until a member that was started serves.
+// serving waits until a restarted member serves.
 func (s *system) serving(ctx context.Context, member int) error {
 	err := s.servers[member].answers(ctx, func(ctx context.Context) (err error) {
 		s.version, err = s.serves(ctx, member)
@@ -90,7 +93,7 @@ func (s *system) empty(ctx context.Context) error {
 	return work.try(func() { s.reset(work) })
 }
 
-// wipe erases a key that must be there, and returns when it began to.
+// wipe erases a key that must exist, and returns the time just before.
 func (s *system) wipe(by *scope, key string) time.Time {
 	if s.missing(by, []string{key}) > 0 {
 		by.must(fmt.Errorf("nothing is stored for the key %q", key))
@@ -100,7 +103,7 @@ func (s *system) wipe(by *scope, key string) time.Time {
 	return began
 }
 
-// role of a peer in the comparison.
+// role is the role of a peer in the comparison.
 type role string
 
 const (
@@ -114,10 +117,10 @@ const (
 type peer struct {
 	name  string
 	role  role
-	at    *system // that the peer runs on; nil: the one under test
-	waits bool    // lock waits while somebody else holds; raw floors do not
+	at    *system // the system on which the peer runs; nil: the one under test
+	waits bool    // lock waits while another client holds; raw floors do not
 
-	renewEvery func(ttl time.Duration) time.Duration              // how often a hold is renewed; nil: never
+	renewEvery func(ttl time.Duration) time.Duration              // the interval of renewals of a hold; nil: never
 	key        func(name string) string                           // the stored key of a name; nil: unknown
 	seed       func(ctx context.Context, name string) error       // prepares a name; nil: not needed
 	open       func(c *client, o clientOptions) lock              // with its own connections, as one process has
@@ -132,22 +135,22 @@ type lock func(ctx context.Context, name string) (hold, error)
 // renewal returns once the service has prolonged a session. It is safe for concurrent use, for different sessions.
 type renewal func(ctx context.Context, session int) error
 
-// watched is a name of which a client wants to hear every change.
+// watched is a name whose changes a client watches.
 type watched struct {
 	by   *client
 	name string
 	seen func()
 }
 
-// contends reports whether the peer takes part where libraries are compared, and not floors or settings.
+// contends reports whether the peer takes part in comparisons of libraries, without floors and variants.
 func (p peer) contends() bool { return p.waits && (p.role == roleOurs || p.role == rolePeer) }
 
 // clientOptions are what scenarios choose for a client.
 type clientOptions struct {
 	addr    string        // of the server, or of a proxy in front of it
 	ttl     time.Duration // of every lock
-	user    string        // and password, where etcd wants them
-	proxied bool          // addr is a proxy: only it is dialled, whatever addresses servers report
+	user    string        // and password, where etcd requires them
+	proxied bool          // addr is a proxy: dial only addr, and no address that servers report
 	dial    dialer
 }
 
@@ -186,8 +189,8 @@ type hold interface {
 // theirs is a hold of another library.
 type theirs struct {
 	free  func(ctx context.Context) error
-	lost  context.Context  // nil: the library never tells
-	until func() time.Time // how long a user may believe who is never told; nil: nobody says
+	lost  context.Context  // nil: the library never reports a loss
+	until func() time.Time // the end of the validity without a report of losses; nil: not known
 }
 
 func (h theirs) Release(ctx context.Context) error { return h.free(ctx) }
@@ -210,7 +213,7 @@ func (c *client) ours(d backend.Driver, ttl time.Duration) lock {
 	locks, err := fencelock.ForEfficiency(d, &fencelock.Options{TTL: ttl})
 	c.must(err)
 	c.native = ourNative{locks, d}
-	c.later(func() { bounded(locks.Close) }) // a cut link makes it fail, on purpose
+	c.later(func() { bounded(locks.Close) }) // a cut link makes it fail, as intended
 	return func(ctx context.Context, name string) (hold, error) {
 		return locks.Acquire(ctx, name)
 	}
@@ -221,7 +224,7 @@ type ourNative struct {
 	driver backend.Driver
 }
 
-// bounded closes what may not answer, or not even return.
+// bounded calls closing, which may not get an answer, or may not even return.
 func bounded(closing func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -265,8 +268,8 @@ func (s *scope) end() {
 	s.undo = nil
 }
 
-// patiently runs do in a separate goroutine, and goes on without it some grace after the end of ctx: a library that
-// ignores its context must not stop the run. It reports whether do has ended.
+// patiently runs do in a separate goroutine, and returns when do has returned, or a grace period after the end of ctx:
+// a library that ignores its context must not stop the run. It reports whether do has returned.
 func patiently(ctx context.Context, grace time.Duration, do func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -304,5 +307,5 @@ func each(n int, f func(i int) error) error {
 	return all.Wait()
 }
 
-// never is a time that did not come.
+// never is the time of an event that did not happen.
 var never = math.Inf(1)

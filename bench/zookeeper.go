@@ -21,8 +21,8 @@ import (
 // zooKeeperTick is the server's tickTime: sessions last between 1 s and 10 s, so that longer TTLs of scenarios are cut.
 const zooKeeperTick = 500 * time.Millisecond
 
-// startZooKeeper starts the server of Debian's package with its own settings, fsync and all, but the tick. Its trips
-// are the packets that it received, pings included; its commands are transactions.
+// startZooKeeper starts the server of Debian's package with its own settings but for the tick, and with fsync. Its
+// trips are the packets that it received, pings included; its commands are transactions.
 func startZooKeeper(life *scope) *system {
 	const classes = "/usr/share/java/zookeeper.jar"
 	if _, err := os.Stat(classes); err != nil {
@@ -44,7 +44,7 @@ func startZooKeeper(life *scope) *system {
 	}
 	life.must(s.serving(life.ctx, 0))
 	admin := dialZooKeeper(life, clientOptions{addr: s.addr(), ttl: 10 * time.Second})
-	life.must(each(16, func(i int) error { // lets Java compile what will be measured
+	life.must(each(16, func(i int) error { // lets Java compile the measured code
 		path, err := fmt.Sprint("/warm", i), error(nil)
 		for n := 0; n < 1000 && err == nil; n++ {
 			_, err = admin.Create(path, nil, zk.FlagEphemeral, zk.WorldACL(zk.PermAll))
@@ -62,7 +62,7 @@ func startZooKeeper(life *scope) *system {
 		return float64(executed), float64(received)
 	}
 	s.reset = func(by *scope) { by.must(deleteBelow(admin, "/")) }
-	// A key is the node that a library keeps a name's nodes under.
+	// A key is the node under which a library keeps the nodes of a name.
 	s.erase = func(by *scope, key string) { by.must(deleteBelow(admin, key)) }
 	s.missing = func(by *scope, keys []string) (gone int) {
 		for _, key := range keys {
@@ -96,7 +96,7 @@ func askZooKeeper(ctx context.Context, addr string) (map[string]string, error) {
 	return fields, err
 }
 
-// deleteBelow deletes all nodes below path but the server's own. What others delete meanwhile is as good.
+// deleteBelow deletes all nodes below path but the server's own. Another client may delete some of them meanwhile.
 func deleteBelow(admin *zk.Conn, path string) error {
 	nodes, _, err := admin.Children(path)
 	for _, node := range nodes {
@@ -169,8 +169,8 @@ func openRawZooKeeper(c *client, o clientOptions) lock {
 	}
 }
 
-// openLockZooKeeper is the recipe of the client library, one connection for all locks of the client. It knows no
-// contexts, and tells nobody of a loss.
+// openLockZooKeeper is the recipe of the client library, one connection for all locks of the client. It ignores
+// contexts, and reports no loss.
 func openLockZooKeeper(c *client, o clientOptions) lock {
 	conn := dialZooKeeper(&c.scope, o)
 	return func(_ context.Context, name string) (hold, error) {

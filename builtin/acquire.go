@@ -7,7 +7,7 @@ package builtin
 // 	   ▲                        │ conflict: takeOver, and begin again
 // 	   └── the session ended ◄──┘
 //
-// attempt.go has the attempt; leave.go handles a caller that goes.
+// attempt.go has the attempt; leave.go handles a caller that leaves.
 
 import (
 	"context"
@@ -62,8 +62,8 @@ func (d *Driver) AcquireAll(ctx context.Context, rs []backend.Request) ([]backen
 	return grants, d.callError("acquire", name, err)
 }
 
-// acquire acquires all of rs in one step, in one session after another: a session may end while its waiters wait, and
-// they take a place at the end of the queue in the next one. A request that had a place still waits if the service is
+// acquire acquires all of rs in one step. If the session ends during the wait, acquire continues in another session,
+// with a place at the end of the queue. A request that had a place in a queue also waits while the service is
 // unavailable.
 //
 //	granted                            returned
@@ -81,7 +81,7 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 	if err := kit.ValidateSet(d.Describe(), rs); err != nil {
 		return nil, err
 	}
-	queued := false // it had a place in a queue: from then on it waits even if the service is unavailable
+	queued := false // the request had a place in a queue, and so waits while the service is unavailable
 	for {
 		s, err := d.sessionFor(ctx, rs[0].TTL)
 		if err != nil {
@@ -98,21 +98,21 @@ func (d *Driver) acquire(ctx context.Context, rs []backend.Request) ([]backend.G
 		if !errors.Is(err, errSessionEnded) && !errors.Is(err, errAgain) {
 			return grants, err
 		}
-		// A new session, or a new sequence; with a pause, in case that ends immediately too.
+		// Retry with a new session or a new sequence. The pause is for the case that it ends immediately, too.
 		if err := d.pause(ctx, time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// mostConflicts is the number of times that an acquire takes over its request ids from other sessions. More conflicts
-// mean that another client does the same.
+// mostConflicts is the maximum number of times that an acquire takes over its request ids from other sessions. More
+// conflicts mean that another client takes them back each time.
 const mostConflicts = 3
 
 // acquire makes one attempt, and another one if it has to take over the requests from another session.
 //
-// A conflict means that another session has some of the requests, by their ids: a session with another TTL of this
-// driver, or of another process that acts for the same client; or that only part of a set is held. The acquire had no
+// A conflict means that another session has requests with some of the ids, or that only part of a set is held. The
+// other session has another TTL, or belongs to another process that acts for the same client. The acquire had no
 // effect then. A lasting conflict means that another client waits with the request id for another set of names, or
 // keeps taking the ids back: that is backend.ErrInvalidOption.
 func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *bool) ([]backend.Grant, error) {
@@ -133,8 +133,8 @@ func (s *session) acquire(ctx context.Context, rs []backend.Request, queued *boo
 
 // attempt waits until a is decided, or abandons it, and returns its grants.
 //
-// If half of a grant's TTL has elapsed when it arrives, attempt proves the session first: the rest would be of little
-// use to the holder, and the core would release it.
+// If more than half of a grant's TTL has elapsed when it arrives, attempt proves the session first: the remaining time
+// would be of little use to the holder, and the core would release the hold.
 //
 // *queued is set if the attempt had a place in a queue, and never reset. attempt waits only for a, the end of ctx and
 // Close; the connection checks that the server answers.
@@ -159,7 +159,6 @@ func (s *session) attempt(
 	}
 	sent := a.sentAt
 	if d.clock.Now().Sub(sent) > s.ttl/2 {
-		// At least half of the validity must remain.
 		if err := s.prove(ctx); err != nil {
 			return nil, s.giveBackUnproved(a, err)
 		}
@@ -189,8 +188,8 @@ func (d *Driver) grantOf(r *backend.Request, granted *lockpb.Grant) backend.Gran
 	return g
 }
 
-// giveBackUnproved releases holds if their validity was not confirmed in time. The error is errSessionEnded, after
-// which the caller repeats the acquire, or backend.ErrUnknown, since the release may fail.
+// giveBackUnproved releases the holds of a because their validity was not confirmed in time. The error is
+// errSessionEnded, after which the caller repeats the acquire, or backend.ErrUnknown, since the release may fail.
 func (s *session) giveBackUnproved(a *attempt, err error) error {
 	d := s.d
 	d.mu.Lock()
@@ -207,7 +206,7 @@ func (s *session) giveBackUnproved(a *attempt, err error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 }
 
-// provedAt returns when the last request that renewed the session was sent.
+// provedAt returns the instant just before the last request that renewed the session was sent.
 func (s *session) provedAt() backend.Instant {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()

@@ -1,10 +1,10 @@
 package builtin
 
-// Admin: members, leadership and sessions of a cluster, for operators and for the command line. It shares only the
-// addresses with Driver: its calls are rare, and a failing driver must not block the operator who repairs the cluster.
+// Admin: members, leadership and sessions of a cluster, for operators and for the command line. It is separate from
+// Driver, because its calls are rare, and a failing driver must not block the operator who repairs the cluster.
 //
-// Every change can be repeated, because an answer may get lost while the leader changes. If the result does not show
-// whether an earlier try of the same call succeeded, the comment of the call says so.
+// Every change can be repeated, because an answer may get lost while the leader changes. If the result of a method
+// does not show whether an earlier try of the same call succeeded, its comment says so.
 
 import (
 	"cmp"
@@ -46,9 +46,9 @@ var (
 // stale looks wait two seconds for an unresponsive member; all other methods except Backup look for a leader and wait
 // for its answer for up to 15 seconds in total.
 //
-// Changes of the cluster, and backups, go to the admin_address that the member in question shows in its status: by
-// default a socket in its data directory, which only its user and root can open, on its machine. If the socket is on
-// another machine, the error wraps ErrRefused or backend.ErrUnavailable.
+// Admin sends changes of the cluster, and backups, to the admin_address in the member's status. By default this is a
+// socket in the member's data directory, which only its user and root can open. If the socket is on another machine,
+// the error wraps ErrRefused or backend.ErrUnavailable.
 //
 //	admin := builtin.NewAdmin([]string{"a:7480", "b:7480", "c:7480"}, nil)
 //	for _, m := range admin.Status(ctx) {
@@ -90,8 +90,7 @@ func OpenAdmin(rawURL string) (*Admin, error) {
 // unixPrefix marks an address as the path of a socket.
 const unixPrefix = "unix:"
 
-// statusTime bounds the answer of one member; changeTime, the search of changes and Members for a leader that
-// answers.
+// statusTime bounds the wait for the answer of one member. changeTime bounds a whole call that needs the leader.
 const (
 	statusTime = 2 * time.Second
 	changeTime = 15 * time.Second
@@ -99,12 +98,12 @@ const (
 
 // MemberStatus is one member's report about itself.
 type MemberStatus struct {
-	// Address that was asked.
+	// Address is the address that was asked.
 	Address string
 	// Named: the address was passed to NewAdmin or OpenAdmin. Other addresses come from members.
 	Named bool
-	// Err is the reason for a missing answer, and wraps backend.ErrUnavailable. Then only the node id of MemberStatus may
-	// be set.
+	// Err is the reason for a missing answer, and wraps backend.ErrUnavailable. MemberStatus then has the node id at
+	// most.
 	Err error
 	*lockpb.MemberStatus
 }
@@ -112,8 +111,8 @@ type MemberStatus struct {
 // Status asks the members at the addresses of the Admin, and then the other members that these report, each for at
 // most two seconds. There is one entry for each member and for each address that does not answer. It needs no leader.
 //
-// Each entry has the error of its member. Entries come in the order of the addresses, then in the order in which
-// members named others. It takes four seconds at most.
+// Entries come in the order of the addresses, then in the order in which members named others. Status takes four
+// seconds at most.
 func (a *Admin) Status(ctx context.Context) []MemberStatus {
 	first := make([]MemberStatus, len(a.addresses))
 	for i, address := range a.addresses {
@@ -162,9 +161,8 @@ func (a *Admin) askAll(ctx context.Context, members []MemberStatus) {
 	all.Wait()
 }
 
-// Members lists the members of the cluster, and which of them follow the leader now. Without a leader the error wraps
-// backend.ErrUnavailable. Each entry shows whether the member has a vote, and whether it has answered the leader just
-// now.
+// Members lists the members of the cluster. Each entry shows whether the member has a vote, and whether it has
+// answered the leader just now. Without a leader the error wraps backend.ErrUnavailable.
 func (a *Admin) Members(ctx context.Context) ([]*lockpb.Member, error) {
 	list, err := askLeader(ctx, a, lockpb.AdminServiceClient.ListMembers, &lockpb.ListMembersRequest{})
 	return list.GetMembers(), adminError("list members", "", looked(err))
@@ -206,8 +204,8 @@ func (a *Admin) RemoveMember(ctx context.Context, id string) error {
 // wrap ErrNoMember; ErrRefused, if the member has no vote or does not answer the leader; backend.ErrUnavailable; or
 // backend.ErrUnknown: the leader may have changed.
 //
-// It returns once the other member leads, not when it has been asked to. If id is empty, "other" refers to the leader
-// that the call found first, however often it retries.
+// It returns once the new leader leads. If id is empty, this is a member other than the leader that the call found
+// first, however often the call retries.
 func (a *Admin) TransferLeadership(ctx context.Context, id string) (leader string, err error) {
 	first := ""
 	err = patiently(ctx, func(ctx context.Context) error {
@@ -289,7 +287,7 @@ func (a *Admin) member(ctx context.Context, id string) (MemberStatus, error) {
 	return MemberStatus{}, status.Error(codes.NotFound, "no member that answers knows it")
 }
 
-// atLeader reads from the leader. It retries if the leader changes meanwhile or is not found immediately.
+// atLeader calls do with a client of the leader's address for clients. It retries as withLeader does.
 func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.AdminServiceClient) error) error {
 	return a.withLeader(ctx, func(ctx context.Context, m *MemberStatus) error {
 		return a.at(ctx, m.Address, changeTime, do)
@@ -297,7 +295,7 @@ func (a *Admin) atLeader(ctx context.Context, do func(context.Context, lockpb.Ad
 }
 
 // withLeader calls do for the leader. It retries if the leader changes meanwhile or is not found immediately. So do
-// may run several times, even after a run that took effect without an answer, and must be repeatable.
+// may run several times, even after a run that took effect without an answer.
 func (a *Admin) withLeader(ctx context.Context, do func(context.Context, *MemberStatus) error) error {
 	return patiently(ctx, func(ctx context.Context) error {
 		m, err := leaderOf(a.Status(ctx))
@@ -326,13 +324,13 @@ func change[Q, A any](ctx context.Context, a *Admin, m *MemberStatus, ask method
 	return answer, err
 }
 
-// changeAt calls do at the listener of a member for changes. A socket must be on this machine: its answer shows
-// whether it is the member's.
+// changeAt calls do at the address of a member for changes. It first asks the server there for its status, to check
+// that it is that member: a socket of the same path may belong to another member on this machine.
 func (a *Admin) changeAt(
 	ctx context.Context, m *MemberStatus, within time.Duration,
 	do func(context.Context, lockpb.AdminServiceClient) error,
 ) error {
-	if m.AdminAddress == "" { // the member says at Address which option is missing; an earlier version makes the change
+	if m.AdminAddress == "" { // the answer at Address names the missing option; an earlier version makes the change
 		return a.at(ctx, m.Address, within, do)
 	}
 	elsewhere := func(code codes.Code, why any) error {
@@ -368,8 +366,8 @@ func (e closedFor) GRPCStatus() *status.Status { return status.New(codes.Unavail
 func (e closedFor) Unwrap() error              { return e.error }
 
 // patiently retries do while it is Unavailable or Unknown, with pauses, for up to changeTime. It returns nil, a
-// refusal, or the error of the last try when the time is over, or ctx. It does not wait for a cluster that is closed
-// for longer.
+// refusal, or the error of the last try when the time is over or ctx ends. It does not wait for a cluster that is
+// closed for longer.
 func patiently(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTime)
 	defer cancel()
@@ -386,7 +384,7 @@ func patiently(ctx context.Context, do func(context.Context) error) error {
 	}
 }
 
-// leads returns the id of the leader: as the leader reports, or, if it was not asked, as its followers report.
+// leads returns the id of the leader: as the leader reports or, if it did not answer, as its followers report.
 func leads(members []MemberStatus) (id string) {
 	answers := map[string]bool{}
 	for _, m := range members {
@@ -406,8 +404,8 @@ func leads(members []MemberStatus) (id string) {
 	return id
 }
 
-// leaderOf returns the leader. Each call asks all members: the leader of the last call may have been replaced since,
-// and administration is too rare for the cost to matter.
+// leaderOf returns the leader among members that have been asked. The error is a closedFor if the cluster serves no
+// clients yet.
 func leaderOf(members []MemberStatus) (leader *MemberStatus, err error) {
 	var silent []error
 	for i := range members {
@@ -527,8 +525,8 @@ func adminError(call, name string, err error) error {
 	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
 }
 
-// looked returns the error of a call without changes, in gRPC's codes: Unavailable, even if the answer did not
-// come in time, because no change is in doubt.
+// looked returns the error of a call without changes as Unavailable, even if the answer did not come in time, because
+// no change is in doubt.
 func looked(err error) error {
 	if err == nil {
 		return nil
@@ -563,10 +561,9 @@ func (a *Admin) Sessions(ctx context.Context, client string) ([]*lockpb.SessionI
 	return all, nil
 }
 
-// EndSession ends the session with that name, of SessionInfo, with all its holds and waits. Its client is notified
-// that its holds are lost. Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended.
-// The names are free immediately, except during minimum holds. A live client makes a new session with its next
-// acquire.
+// EndSession ends the session with that name (of SessionInfo), with all its holds and waits, and notifies its client.
+// Errors wrap ErrNoSession, backend.ErrUnavailable, or backend.ErrUnknown: it may have ended. The names are free
+// immediately, except during minimum holds. A live client makes a new session with its next acquire.
 func (a *Admin) EndSession(ctx context.Context, name string) error {
 	asked := false
 	err := a.withLeader(ctx, func(ctx context.Context, m *MemberStatus) error {
@@ -583,8 +580,8 @@ func (a *Admin) EndSession(ctx context.Context, name string) error {
 // endSession is the only call that returns NotFound for something other than a member.
 const endSession = "end session"
 
-// Explain returns the holders and waiters of a name, the first of the answer, and of the names that its holders wait
-// for. Errors wrap backend.ErrUnavailable. The answer is for people: it may be out of date when it arrives.
+// Explain returns the holders and waiters of a name, which comes first in the answer, and of the names for which its
+// holders wait. Errors wrap backend.ErrUnavailable. The answer is for people: it may be out of date when it arrives.
 func (a *Admin) Explain(ctx context.Context, name string) (*lockpb.ExplainReply, error) {
 	var reply *lockpb.ExplainReply
 	err := a.atLeader(ctx, func(ctx context.Context, c lockpb.AdminServiceClient) (err error) {
@@ -597,7 +594,7 @@ func (a *Admin) Explain(ctx context.Context, name string) (*lockpb.ExplainReply,
 	return reply, nil
 }
 
-// Rules returns the rules of the cluster: see docs/SECURITY.md. It has the same requirements as a change. Errors wrap
+// Rules returns the rules of the cluster: see docs/SECURITY.md. It needs the same rights as a change. Errors wrap
 // ErrRefused or backend.ErrUnavailable.
 func (a *Admin) Rules(ctx context.Context) (*lockpb.Rules, error) {
 	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.GetRules, &lockpb.GetRulesRequest{})
@@ -620,7 +617,7 @@ func (a *Admin) SetRules(ctx context.Context, text string) (*lockpb.Rules, error
 	return all, adminError(setRules, "", err)
 }
 
-// Policies returns the policies of the cluster: see docs/SERVER.md. It has the requirements of a change. Errors are
+// Policies returns the policies of the cluster: see docs/SERVER.md. It needs the same rights as a change. Errors are
 // those of Rules.
 func (a *Admin) Policies(ctx context.Context) (*lockpb.Policies, error) {
 	all, err := changeLeader(ctx, a, lockpb.AdminServiceClient.GetPolicies, &lockpb.GetPoliciesRequest{})

@@ -27,13 +27,13 @@ func startMembers(t *testing.T, n int) []*server.Server {
 	return all
 }
 
-// startMember starts a server that forms a cluster of expect members at the addresses in join, or joins theirs if
-// expect is 0.
+// startMember starts a server that forms a cluster of expect members at the addresses in join, or, if expect is 0,
+// joins the cluster of these.
 func startMember(t *testing.T, peer string, join []string, expect int) *server.Server {
 	t.Helper()
 	s, err := server.Start(t.Context(), server.Config{
 		DataDir: t.TempDir(), Listen: "127.0.0.1:0", PeerListen: peer, Join: join, BootstrapExpect: expect, Log: quiet(t),
-		// A member that a busy machine lets wait is not away.
+		// A slow heartbeat keeps a busy machine from losing the leader.
 		Timing: replica.Timing{Heartbeat: 2 * time.Second}, MinTTL: 10 * time.Second,
 	})
 	if err != nil {
@@ -98,7 +98,7 @@ func TestAdminChangesMembers(t *testing.T) {
 		return all
 	}
 
-	// The leader itself is removed: another one leads then.
+	// After the removal of the leader, another member leads.
 	var leader string
 	soon(t, "one leads", func() bool {
 		all := admin.Status(ctx)
@@ -118,7 +118,7 @@ func TestAdminChangesMembers(t *testing.T) {
 		t.Errorf("members: %v", all)
 	}
 
-	// A new one takes its place.
+	// A new member replaces it.
 	peer := freeport.Addresses(t, 1)[0]
 	startMember(t, peer, []string{peer}, 0)
 	added, err := admin.AddMember(ctx, peer)

@@ -112,7 +112,7 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 	for i := range rs {
 		rs[i].Lost = func(loss backend.Loss) { told <- loss.Reason }
 	}
-	takeAll(t, d, rs) // the last caller hears of the loss
+	takeAll(t, d, rs) // the last caller is notified of the loss
 	rs[0].Lost, rs[1].Lost = nil, nil
 	for i, g := range takeAll(t, other, rs) {
 		if g.Token != first[i].Token {
@@ -129,7 +129,7 @@ func TestSetIsOneByItsRequestIDs(t *testing.T) {
 			t.Fatal("the first client was not notified that another client has its holds")
 		}
 	}
-	// An operator takes one name away: the driver releases the rest and takes the whole set anew.
+	// An operator force-releases one name: the driver releases the others and acquires the whole set again.
 	if err := d.ForceRelease(t.Context(), backend.ForceRequest{Name: "x", Reason: "maintenance"}); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestSetThatStopsWaitingLeavesNothing(t *testing.T) {
 	})
 	giveBack(t, rival, b)
 	takeAll(t, rival, setOf("a", "b"))
-	// A request id that waits in a set is not good for one of its names alone.
+	// A request id that waits for a set cannot acquire one of its names alone.
 	rs := setOf("b", "free")
 	_, cancel = beginAll(t, d, rs)
 	if _, err := d.Acquire(t.Context(), rs[1]); !errors.Is(err, backend.ErrInvalidOption) {
@@ -189,11 +189,11 @@ func TestSetBeyondTheServersLimit(t *testing.T) {
 	}
 }
 
-// contenders take sets of a few names that overlap, in any order.
+// contenders take overlapping sets of a few names, in any order.
 type contenders struct {
 	t     *testing.T
 	names []string
-	owner []atomic.Int64  // who holds a name, 0 for nobody
+	owner []atomic.Int64  // the worker that holds a name, 0 for nobody
 	last  []atomic.Uint64 // its last token
 	grown []atomic.Int64  // grants, by worker
 	gaveUp,
@@ -206,7 +206,8 @@ func newContenders(t *testing.T, workers int) *contenders {
 	return c
 }
 
-// work takes sets until stop is closed. Some wait for as long as it takes, some give up soon, some do not wait.
+// work takes sets until stop is closed. Some of its acquires wait without a limit, some only briefly, and some do not
+// wait.
 func (c *contenders) work(d *builtin.Driver, self int, stop <-chan struct{}) {
 	random := rand.New(rand.NewPCG(uint64(self), 7))
 	for round := 0; ; round++ {
@@ -248,7 +249,7 @@ func (c *contenders) work(d *builtin.Driver, self int, stop <-chan struct{}) {
 	}
 }
 
-// check looks whether all of a set is ours alone, for a moment, and gives it back.
+// check verifies for a moment that the worker alone holds all names of a set, and releases them.
 func (c *contenders) check(d *builtin.Driver, self int, chosen []int, grants []backend.Grant) {
 	for at, i := range chosen {
 		if !c.owner[i].CompareAndSwap(0, int64(self)) {
@@ -265,7 +266,7 @@ func (c *contenders) check(d *builtin.Driver, self int, chosen []int, grants []b
 	}
 }
 
-// release retries until it knows that it holds nothing.
+// release retries until the name is certainly not held.
 func (c *contenders) release(d *builtin.Driver, g backend.Grant) {
 	for end := time.Now().Add(patience); ; {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -281,7 +282,7 @@ func (c *contenders) release(d *builtin.Driver, g backend.Grant) {
 	}
 }
 
-// progress waits until every worker has been granted so many sets more.
+// progress waits until every worker has been granted the given number of further sets.
 func (c *contenders) progress(sets int64) {
 	c.t.Helper()
 	for i := range c.grown {
@@ -290,7 +291,7 @@ func (c *contenders) progress(sets int64) {
 	}
 }
 
-// run has the workers share the drivers while it does something.
+// run runs the workers on the drivers while it calls while.
 func (c *contenders) run(drivers []*builtin.Driver, while func()) {
 	stop := make(chan struct{})
 	var all sync.WaitGroup

@@ -1,7 +1,8 @@
 package builtin
 
-// A session's first step on each new connection: it asks for its holds and waits at the server, and compares. Only a
-// lost connection loses pushes and answers, so the driver looks for missed ones only here.
+// A session's first step on each new connection: it asks the server for its holds and waits, and compares them with
+// the driver's records. Pushes and answers are lost only with a connection, so the driver looks for missed ones only
+// here.
 
 import (
 	"github.com/fencelock/fencelock/backend"
@@ -10,14 +11,14 @@ import (
 
 // attach directs the session's pushes to the present connection, and compares the session at the server with the
 // driver's own records: the previous connection may have lost pushes and answers. The requests of the session wait
-// for that. The caller holds d.mu.
+// until this is done. The caller holds d.mu.
 //
 // A list confirms holds and shows missing ones, but does not grant. It comes in pages, which the server makes one by
-// one while pushes continue, so a page may list a hold after the push of its loss. Granting by pages needs a note of
-// each such push until the last page is there; a repeated request needs no note, and costs one request for each waiter
-// that was granted while there was no connection.
+// one while pushes continue, so a page may list a hold after the push of its loss. To grant by pages, the driver would
+// have to record each such push until the last page has come; a repeated request needs no record, and costs one
+// request for each waiter that was granted while there was no connection.
 //
-// News on this connection is newer than a page that lacks it: hold.on and attempt.on show that.
+// A push or an answer on this connection is newer than a page that lacks its hold: hold.on and attempt.on show that.
 func (s *session) attach() { s.attachPage("") }
 
 // sessionPage bounds the names of a session in one page: for each page the server visits the whole session.
@@ -27,8 +28,8 @@ func (s *session) attach() { s.attachPage("") }
 // the connection.
 const sessionPage = 5000
 
-// attachPage asks for the page of names after one. The caller holds d.mu. The answer to a page that was lost with its
-// connection is not needed: the next connection begins with the first page.
+// attachPage asks for the page of names after the given one. The caller holds d.mu. The answer to a page that was lost
+// with its connection is not needed: the next connection begins with the first page.
 func (s *session) attachPage(after string) {
 	s.d.start(&call{
 		request: &lockpb.Request{Call: &lockpb.Request_Attach{
@@ -45,14 +46,14 @@ func (s *session) attachPage(after string) {
 
 // attached handles one page of a session. The caller holds d.mu.
 //
-//	DENIED                 the session ends here: the server ignores this client's further requests for it
+//	DENIED                 the session ends here: the server refuses this client's further requests for it
 //	another error          asked again after a pause, from the first page on; not on another connection, which begins
 //	                       with its own attachment
 //	a page, not the last   noted, and the next one is asked for
-//	the last page          what no page has listed is missing; then the session's calls are sent
+//	the last page          the holds and waits that no page has listed are missing; then the session's calls are sent
 func (s *session) attached(r *lockpb.Reply) {
 	d, state := s.d, r.GetSession()
-	if r.GetError().GetCode() == lockpb.Code_CODE_DENIED { // the certificate of this client has another name now
+	if r.GetError().GetCode() == lockpb.Code_CODE_DENIED { // the certificate of this client has another name by now
 		s.end(backend.ReasonSessionExpired)
 		return
 	}
@@ -86,10 +87,10 @@ func (s *session) attached(r *lockpb.Reply) {
 	}
 }
 
-// finds notes a hold that the service has. The waiter for that hold repeats its request, in misses. A hold that is
-// unknown here is a leftover: it may have been granted to an abandoned attempt. The caller holds d.mu.
+// finds notes a hold that the service has. If an attempt waits for that hold, misses repeats its request. A hold that
+// is unknown here is a leftover: it may have been granted to an abandoned attempt. The caller holds d.mu.
 //
-// A hold that is on another session here, or has another token, is ignored: the page is older than this driver's
+// finds ignores a hold that is on another session here, or has another token: the page is older than this driver's
 // records, or the answer to a call in progress will settle it.
 func (s *session) finds(k key, token uint64) {
 	switch h := s.d.holds[k]; {
@@ -101,8 +102,8 @@ func (s *session) finds(k key, token uint64) {
 }
 
 // misses handles holds and waiters that the service has not listed on the present connection. Such a hold is lost.
-// Such a waiter has left the queue, or was granted: it repeats its request, and the same request has the same hold.
-// The caller holds d.mu.
+// Such a waiter has lost its place in the queue, or was granted: it repeats its request, and the same request gets the
+// same hold. The caller holds d.mu.
 //
 // A hold with a call in progress that ends or moves it (busy), or with an unanswered move (unsure), may be missing for
 // that reason: the call's own answer decides. Holders get backend.ReasonEvicted, since the server's own reason was

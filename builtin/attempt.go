@@ -16,20 +16,20 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// attempt is one acquire of one session, of one name or of several in one step, until it is decided: granted, refused,
-// or over so that another one must follow.
+// attempt is one acquire of one session, of one name or of several in one step, until it is decided: it is granted, it
+// is refused, or it ends and another attempt must follow.
 //
-// Each has a sequence: whenever it arrives, and however often, it is executed once, and not at all after the cleanup
-// that follows when it is abandoned.
+// Each attempt has a sequence: the server executes its request once, however often it arrives, and not at all after
+// the cleanup of an abandoned attempt.
 //
 // begin makes it. It is decided once, by decide, which closes done:
 //
 //	granted, by the answer or by a push     hold
 //	refused, or its session ended           answered, session.end
 //	its place in the queue is lost          Driver.lost, with errAgain: another attempt follows
-//	its caller goes                         session.giveUp
+//	its caller leaves                       session.giveUp
 //
-// From then on its answers are ignored: its state at the server, if any, is a leftover.
+// From then on the driver ignores answers to it: its state at the server, if any, is a leftover.
 type attempt struct {
 	s      *session
 	wishes []wish
@@ -78,10 +78,10 @@ func (w wish) is(g *lockpb.Grant) bool { return g.Name == w.name && g.RequestId 
 // begin sends an acquire. patient: it waits through a time without a leader, because the request had a place in the
 // queue before. heir: it follows a takeOver, so the service may have part of it even if it is never sent.
 //
-// ctx only has the principal of the request: see onBehalf. begin returns immediately.
+// begin uses ctx only for the principal of the request (see onBehalf), and returns immediately.
 //
-// An attempt in an ended session is decided before begin returns, with errSessionEnded. begin overtakes the leftover
-// of an earlier attempt of the same request: its release must not end this attempt's hold.
+// An attempt in an ended session is decided before begin returns, with errSessionEnded. begin overtakes the leftovers
+// of earlier attempts of the same requests: their releases must not end this attempt's holds.
 func (s *session) begin(ctx context.Context, rs []backend.Request, patient, heir bool) *attempt {
 	d := s.d
 	d.mu.Lock()
@@ -146,7 +146,7 @@ func newNonce() []byte {
 // asks reports whether the acquire is unanswered. The caller holds d.mu.
 func (a *attempt) asks() bool { return a.call != nil && a.s.d.calls[a.call.number] == a.call }
 
-// withdraw makes the attempt ignore answers to the acquire. The caller holds d.mu.
+// withdraw makes the attempt ignore answers to the acquire, and settles its sequence. The caller holds d.mu.
 //
 // The call is removed from d.calls without being finished: its then would decide this attempt a second time.
 func (a *attempt) withdraw() {
@@ -171,8 +171,9 @@ func (d *Driver) acquireOf(rs []backend.Request) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_AcquireAll{AcquireAll: all}}
 }
 
-// oneOf returns one request on the wire, without the common part of a set: the set has it, and for one name acquireOf
-// adds it. The metadata is copied, because the message may be encoded after the caller has changed its map.
+// oneOf returns one request on the wire, without the holds that Under names: acquireOf adds these to the set, or to
+// the request for one name. The metadata is copied, because the message may be encoded after the caller has changed
+// its map.
 func oneOf(r *backend.Request) *lockpb.Acquire {
 	return &lockpb.Acquire{
 		Name: r.Name, RequestId: r.RequestID, HoldId: r.HoldID, Owner: r.Owner, Wait: r.Wait,
@@ -191,9 +192,9 @@ func oneOf(r *backend.Request) *lockpb.Acquire {
 //	an error of the driver's own    decided with it
 //	queued                          it waits; a push decides it. Without wait: refused, as held
 //	granted                         held
-//	an answer to something else     unknown
+//	an answer of another kind       unknown
 //	UNAVAILABLE, UNKNOWN            sent again after a pause
-//	NOT_HELD                        errAgain: its hold ended since, so another attempt follows
+//	NOT_HELD                        errAgain: its hold has ended since, so another attempt follows
 //	other errors                    refused
 func (a *attempt) answered(r *lockpb.Reply, err error) {
 	s := a.s
@@ -246,8 +247,8 @@ func (a *attempt) inOrder(grants []*lockpb.Grant) []*lockpb.Grant {
 	return ordered
 }
 
-// hold decides the attempt: it is granted. grants are in the order of the wishes, from is as in lastOf. The caller holds
-// d.mu.
+// hold decides the attempt as granted, and enters its holds. grants are in the order of the wishes, and from is as in
+// lastOf. The caller holds d.mu.
 func (a *attempt) hold(grants []*lockpb.Grant, from backend.Instant) {
 	for i, w := range a.wishes {
 		a.lasts = append(a.lasts, a.s.d.hold(a.s, grants[i], w.lost, from))
@@ -255,10 +256,10 @@ func (a *attempt) hold(grants []*lockpb.Grant, from backend.Instant) {
 	a.decide(grants, nil)
 }
 
-// again repeats the acquire, with the same sequence, after a pause: the server could not serve. An election takes a
-// second or two; an attempt that waits for a lock keeps waiting. The caller holds d.mu. before is the call that is
-// repeated: if another call has replaced it after the pause, or the attempt is decided, again sends no request. Close
-// cuts the pause short and decides the attempt.
+// again repeats the acquire with the same sequence after a pause, because the server could not serve. An attempt that
+// does not wait for a lock ends after busyTime, which is longer than an election; an attempt that waits keeps waiting.
+// If another call has replaced this one after the pause, or the attempt is decided, again sends no request. Close cuts
+// the pause short and decides the attempt. The caller holds d.mu.
 func (a *attempt) again(wire *lockpb.Error) {
 	d, before := a.s.d, a.call
 	doubt := before.doubt || wire.Code == lockpb.Code_CODE_UNKNOWN
@@ -276,7 +277,7 @@ func (a *attempt) again(wire *lockpb.Error) {
 	})
 }
 
-// granted passes grants, all of one place in the queue, to the attempts that wait for them. The caller holds d.mu.
+// granted decides the attempts that wait for a push of grants, all of one place in the queue. The caller holds d.mu.
 //
 // The validity counts from s.proved, which an answer has set before: a push does not prove the session. If that is
 // long ago, session.attempt proves the session before it returns the grant.

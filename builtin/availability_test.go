@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// availabilityEnv is for how long TestAvailability runs: a duration. A fault comes in each faultEvery of it.
+	// availabilityEnv names the variable with the duration of TestAvailability, which injects a fault in each faultEvery.
 	availabilityEnv = "FENCELOCK_AVAILABILITY"
 	faultEvery      = time.Minute
-	// inTime is within what a call must have its lock to count as served.
+	// inTime is the maximum duration of a call that counts as served.
 	inTime = 5 * time.Second
 )
 
@@ -62,7 +62,7 @@ func TestAvailability(t *testing.T) {
 	}
 }
 
-// struck is a fault that was there.
+// struck is a fault that was injected.
 type struck struct {
 	slug       string
 	began, end time.Time
@@ -108,7 +108,7 @@ func (p *processes) strike(t *testing.T) struck {
 	return f
 }
 
-// leave ends a member as an operator does, and waits for that.
+// leave ends a member as an operator does, and waits for its end.
 func (p *processes) leave(ctx context.Context, i int) error {
 	c := p.child(i)
 	process, err := os.FindProcess(c.Pid())
@@ -145,7 +145,7 @@ type asked struct {
 
 type askedAll []asked
 
-// askAlways asks for rate free names a second, whatever became of earlier calls. The function end stops the calls and
+// askAlways asks for rate free names a second, without waiting for earlier calls. The function end stops the calls and
 // returns them.
 func askAlways(t *testing.T, addrs []string, rate int) (end func() askedAll) {
 	drivers := make([]*builtin.Driver, 4)
@@ -200,7 +200,7 @@ func askAlways(t *testing.T, addrs []string, rate int) (end func() askedAll) {
 	}
 }
 
-// served is the share of calls that had their lock in time.
+// served returns the share of calls that got their lock in time.
 func (all askedAll) served() float64 {
 	n := 0
 	for _, a := range all {
@@ -231,7 +231,7 @@ func (all askedAll) longestGap(from, to time.Time) (longest, together time.Durat
 	return longest, together
 }
 
-// took is the time within which that share of the calls came back.
+// took returns the time within which the given share of the calls returned.
 func (all askedAll) took(share float64) time.Duration {
 	times := make([]time.Duration, len(all))
 	for i, a := range all {

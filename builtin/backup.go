@@ -1,6 +1,6 @@
 package builtin
 
-// Backups: the whole state of a cluster as one stream, from a member with little other work.
+// Backups: the whole state of a cluster as one stream, preferably from a follower.
 
 import (
 	"context"
@@ -18,7 +18,8 @@ import (
 
 // pieceTime bounds the transfer of one piece of a backup.
 //
-// A bound for the whole would have to fit the largest state and the slowest reader: see backupTime.
+// A useful bound for the whole backup would depend on the size of the state and the speed of the reader: see
+// backupTime.
 const pieceTime = 30 * time.Second
 
 // Backup writes the whole state of the cluster to w, including all changes acknowledged to any client before the call.
@@ -41,7 +42,7 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 	}
 	to := &counted{Writer: w}
 	for i := range sources {
-		// The output cannot be undone, so another member is asked only before the first byte.
+		// The output cannot be undone, so Backup asks another member only before the first byte.
 		if err = a.backupFrom(ctx, &sources[i], to); err == nil || to.bytes > 0 || to.err != nil || ctx.Err() != nil {
 			break
 		}
@@ -64,8 +65,8 @@ func (a *Admin) Backup(ctx context.Context, w io.Writer) error {
 	return &backend.CallError{Driver: driverName, Call: call, Err: err}
 }
 
-// counted is a writer that records how much was written, and its error: a broken file must not count as a broken
-// member, nor make Backup ask another member.
+// counted is a writer that records the number of bytes and the last error: a write error must not count as an error of
+// the member, and must not make Backup ask another member.
 type counted struct {
 	io.Writer
 	bytes int
@@ -80,8 +81,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// backupFrom copies the backup of one member to w. It fails if the member sends no piece for pieceTime: a backup may
-// take long, but one piece may not.
+// backupFrom copies the backup of one member to w. It fails if the member sends no piece for pieceTime.
 //
 // The timer cancels the stream's context; each piece resets it, and it stops on return. It also runs while w is
 // written to: a writer that takes longer than pieceTime for one piece ends the backup.
@@ -114,10 +114,10 @@ func (a *Admin) backupFrom(ctx context.Context, m *MemberStatus, w io.Writer) er
 // backupTime bounds a whole backup, so that a slow stream does not stay open indefinitely.
 const backupTime = time.Hour
 
-// awaitSources returns the members that can make a backup, the leader last. It waits while no member can.
+// awaitSources returns the members that can make a backup, the leader last. While there are none, it retries.
 //
-// A member without a leader is omitted: it cannot know the latest changes of the cluster. ctx, or changeTime, ends the
-// search with the last error.
+// It omits a member without a leader, which cannot know the latest changes of the cluster. When ctx or changeTime ends
+// the search, awaitSources returns the last error.
 func (a *Admin) awaitSources(ctx context.Context) (sources []MemberStatus, err error) {
 	err = patiently(ctx, func(ctx context.Context) error {
 		members := a.Status(ctx)

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 )
 
-// BenchmarkAcquireRelease takes and releases free names on one durable server in this process.
+// BenchmarkAcquireRelease acquires and releases free names on one durable server in this process.
 func BenchmarkAcquireRelease(b *testing.B) {
 	n := startNode(b)
 	for _, way := range []struct {

@@ -1,7 +1,7 @@
 package builtin
 
 // Calls: one request to the service, until its answer. A call outlives connections, so its caller need not handle
-// them: it is repeated on the next connection, with a number that makes a second execution harmless.
+// their ends: the driver repeats the call on the next connection, and its sequence makes a second execution harmless.
 //
 // There are two ways to call the service. ask sends one request, repeats it while the service cannot serve, and
 // returns the answer; almost all callers use it. Attempts and leftovers start their calls themselves, because they may
@@ -41,13 +41,14 @@ type call struct {
 	session *session
 	// sequence makes a repetition harmless; zero: the call has no sequence, and is harmless or sent once.
 	sequence uint64
-	// once: it is not repeated when its connection ends, because that would do it twice (ForceRelease), because the next
-	// connection starts with a new one (Attach), or because the caller has sent a newer request meanwhile (overtake).
+	// once: it is not repeated when its connection ends, because a second execution would have an effect (ForceRelease),
+	// because the next connection begins with a new call (Attach), or because the caller has sent a newer request
+	// meanwhile (overtake).
 	once bool
-	// looks: it only reads, so a lost answer is no unknown outcome.
+	// looks: it only reads, or its effect is harmless, so a lost answer is not an unknown outcome.
 	looks bool
-	// waits: for a lock. Once the request is sent, it waits through a time without a leader, because it may have a place
-	// in the queue.
+	// waits: it waits for a lock. Once the request has been sent, the call survives a time without a leader, because it
+	// may have a place in the queue.
 	waits bool
 	// attaches: it opens, attaches or closes the session, and may be sent on a connection to which the session is not
 	// attached. The session's other calls wait for the attachment.
@@ -59,9 +60,9 @@ type call struct {
 	// The following fields are protected by Driver.mu.
 
 	number uint64
-	// size of the request, in bytes.
+	// size is that of the request, in bytes.
 	size int
-	// started is the instant of the first start: repetitions keep it, and so share the time of one call. Otherwise the
+	// started is the instant of the first start. Repetitions keep it and so share the time of one call: otherwise the
 	// driver would ask a busy server indefinitely.
 	started backend.Instant
 	// on is the connection that has it in its queue, or on which it was sent; nil before that.
@@ -76,7 +77,7 @@ type call struct {
 	left backend.Instant
 	// doubt: it may have taken effect already, on an earlier connection or on a server that cannot confirm it.
 	doubt bool
-	// patient: it waits through any time without a leader.
+	// patient: it survives any time without a leader.
 	patient bool
 
 	// The following fields are valid once done is closed.
@@ -90,8 +91,8 @@ type call struct {
 // request from breaking the shared connection.
 const mostBytes = 256 << 10
 
-// start sends c, or lets it wait for a connection. An impossible call is finished immediately: c.then is called
-// before start returns then. The caller holds d.mu.
+// start sends c, or lets it wait for a connection. start finishes a call that cannot be sent, and so calls c.then,
+// before it returns. The caller holds d.mu.
 //
 // start does not block, so it may be called from then. A call must not be started twice: repetitions are copies,
 // because the first one may still be in a connection's queue.
@@ -193,8 +194,8 @@ func noAnswer(doubt bool) error {
 // await waits for the answer. When ctx ends first, c is abandoned, and a later answer is ignored. The error then shows
 // whether c may have taken effect, except after Close: then it is ErrClosed alone.
 //
-// It also watches the end of d.ctx, so no call is left when Close waits for the gate. It returns an answer that has
-// come even if ctx has ended by then: then has handled it, and the caller must get the same result.
+// await also returns when d.ctx ends, so Close does not wait for unanswered calls. It returns an answer that has come
+// even if ctx has ended by then: c.then has handled the answer, and the caller must get the same result.
 func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	var err error
 	select {
@@ -214,26 +215,25 @@ func (d *Driver) await(ctx context.Context, c *call) (*lockpb.Reply, error) {
 	return c.reply, c.err
 }
 
-// busyPause is the pause before a server that cannot serve is asked again, times 0.5 to 1.5 at random. busyTime bounds
-// all repetitions together: it is the longest election while most members work.
+// busyPause is the mean pause before a server that could not serve is asked again; spread makes it random. busyTime
+// bounds all repetitions together: it exceeds the longest election while most members work.
 const (
 	busyPause = 50 * time.Millisecond
 	busyTime  = 10 * time.Second
 )
 
 // ask sends a request and returns its answer. It repeats the request with the same sequence if the answer was lost,
-// unless once is set, and if the server could not serve. An answer that is an error is returned as such: see
-// replyError.
+// unless once is set, and if the server could not serve. It returns an error of the server as replyError converts it.
 //
 // The server's answers and their results:
 //
 //	an answer        it is returned
 //	UNAVAILABLE      asked again until busyTime is over; then backend.ErrUnavailable
-//	UNKNOWN          the same, but then backend.ErrUnknown; with once, at once
+//	UNKNOWN          the same, but then backend.ErrUnknown; with once, immediately
 //	other errors     returned, as replyError says
 //
-// Each round is a new call with the same sequence, so the server executes only one of them. doubt stays with all later
-// rounds: an UNAVAILABLE does not undo an earlier UNKNOWN.
+// Each round is a new call with the same sequence, so the server executes only one of them. doubt stays set in all
+// later rounds: a later UNAVAILABLE does not undo an UNKNOWN.
 func (d *Driver) ask(ctx context.Context, c call) (*lockpb.Reply, error) {
 	began := d.clock.Now()
 	for {
@@ -275,7 +275,7 @@ func isBusy(e *lockpb.Error) bool {
 }
 
 // later runs f under d.mu after busyPause, unless the driver is closed before. It is work of the gate. f must not
-// block, and has to check whether its reason still stands.
+// block, and has to check whether it is still needed.
 func (d *Driver) later(f func()) {
 	d.background(func() {
 		if d.pause(d.ctx, busyPause) != nil {
@@ -294,6 +294,6 @@ func (d *Driver) pause(ctx context.Context, t time.Duration) error {
 	return kit.Sleep(bound, spread(t))
 }
 
-// spread returns a random time around t, from a half to one and a half of it: clients that lost a leader at the same
-// moment must not return at the same moment.
+// spread returns a random time between t/2 and 3t/2: clients that lost a leader at the same moment must not return at
+// the same moment.
 func spread(t time.Duration) time.Duration { return t/2 + rand.N(t) }

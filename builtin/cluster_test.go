@@ -10,8 +10,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// TestClusterFaults breaks three members, the machines they run on, and the paths to and between them, under contending
-// clients.
+// TestClusterFaults breaks three members, their machines, and the paths to and between them, under contending clients.
 func TestClusterFaults(t *testing.T) {
 	testtier.Only(t)
 	cluster.RunAll(t, func(t testing.TB, f cluster.Fault) cluster.Harness {
@@ -25,7 +24,7 @@ func TestClusterFaults(t *testing.T) {
 	})
 }
 
-// harness is the members as a cluster that can be broken in all ways.
+// harness returns the members as a cluster on which every fault can be injected.
 func (p *processes) harness(t testing.TB) cluster.Harness {
 	admin := newAdmin(t, p.addrs()...)
 	return cluster.Harness{

@@ -38,7 +38,8 @@ func TestConformanceInProcess(t *testing.T) {
 	conformance.Run(t, h, testtier.Some(t, "waiting", "cancellation", "capabilities")...)
 }
 
-// TestConformanceWithCertificates runs what has to do with who calls on a server that asks for certificates.
+// TestConformanceWithCertificates runs the clauses about the identity of callers, on a server that asks for
+// certificates.
 func TestConformanceWithCertificates(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)
@@ -73,7 +74,7 @@ func TestConformanceWithCertificates(t *testing.T) {
 	conformance.Run(t, h, "capabilities")
 }
 
-// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
+// TestConformanceAsPermits runs the suite with two of three permits as a mutex: two such holds do not fit.
 func TestConformanceAsPermits(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
@@ -86,8 +87,8 @@ func TestConformanceProcess(t *testing.T) {
 	conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
 }
 
-// TestConformanceCluster runs it on three members, which fail all at once where the suite stops the service. What
-// happens when single ones fail is in TestClusterFaults.
+// TestConformanceCluster runs the suite on three members, all of which end when the suite stops the service.
+// TestClusterFaults covers failures of single members.
 func TestConformanceCluster(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
@@ -105,13 +106,13 @@ func harnessOf(t *testing.T, p *processes) conformance.Harness {
 	return h
 }
 
-// harness returns what all configurations share.
+// harness returns the common part of all configurations.
 func harness(a admin) conformance.Harness {
 	return conformance.Harness{
 		Server: conformance.Server{
 			Evict: a.evict,
 			Wipe:  a.wipe,
-			// Places in queues are part of the replicated state, from which no operator can delete one alone.
+			// Places in queues are part of the replicated state, and no operator can delete a single one.
 			EvictWaiter: func(testing.TB, string) int { return 0 },
 			Compact:     a.compact,
 
@@ -123,7 +124,7 @@ func harness(a admin) conformance.Harness {
 	}
 }
 
-// evict takes name away from whoever holds it. The service has no other way to lose a hold of a session that lives.
+// evict force-releases name: the service loses a hold of a live session in no other way.
 func (a admin) evict(t testing.TB, name string) {
 	t.Helper()
 	within(t, func(ctx context.Context) error {
@@ -134,7 +135,7 @@ func (a admin) evict(t testing.TB, name string) {
 	})
 }
 
-// wipe takes all names away.
+// wipe force-releases all names.
 func (a admin) wipe(t testing.TB) {
 	t.Helper()
 	within(t, func(ctx context.Context) error {

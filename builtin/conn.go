@@ -4,7 +4,7 @@ package builtin
 // connection's context; serve returns when both have ended.
 //
 // The messages of a connection belong to calls (call.go), sessions (session.go) and watches (watch.go), which outlive
-// it. install hands them to a new connection, and uninstall takes them back.
+// it. install assigns these to a new connection, and uninstall detaches them.
 
 import (
 	"cmp"
@@ -49,38 +49,38 @@ type conn struct {
 	// queue has the calls to send, oldest first. An abandoned call stays in it until take meets it: removing it would
 	// cost a search.
 	queue []*call
-	// received is when the last message came. It shows that the server is alive, and does not prove any session.
+	// received is the instant of the last message. It shows that the server is alive, and does not prove any session.
 	received backend.Instant
-	// pushed counts the pushes about sessions, to be compared with the server's count: see receive.
+	// pushed counts the pushes about sessions; allPushed compares it with the server's count.
 	pushed uint64
 	// watchdog runs while a call is unanswered, and is nil otherwise.
 	watchdog *time.Timer
 	// kept are the unanswered keepalives for several sessions, by the number of the request.
 	kept map[uint64][]kept
-	// looked is when keepOthers last checked the other sessions.
+	// looked is the instant at which keepOthers last checked the other sessions.
 	looked backend.Instant
 }
 
 // The bounds of one message: far below the server's own, and high enough for throughput.
 const (
 	batchSize  = 256       // requests
-	batchBytes = 512 << 10 // the message is closed at this size
+	batchBytes = 512 << 10 // no request is added from this size on
 )
 
 // push queues a call. The queue is bounded by the callers: each has one call in progress, or a few. The caller holds
 // d.mu.
 //
-// It does not search the queue, so a caller that gives up and retries briefly has two places.
+// It does not search the queue, so a caller that abandons a call and retries has two places for a while.
 func (c *conn) push(x *call) {
 	c.queue = append(c.queue, x)
 	c.wake.Notify()
 }
 
-// write sends the queued calls, all ready ones in one message. It needs no timer for that: while one message is
-// being sent, the next one gathers. It ends with the connection.
+// write sends the queued calls, in as few messages as take allows. It needs no timer: while it sends one message,
+// calls for the next one gather. It ends with the connection.
 //
-// A pause before each message, to gather more, would cost every lone caller that pause. A goroutine for each call
-// would need a lock around the stream, which must not be used by two at a time.
+// With a pause before each message, to gather more calls, every lone caller would wait for that pause. A goroutine for
+// each call would need a lock around the stream, on which only one may send.
 func (c *conn) write() {
 	for {
 		select {
@@ -101,11 +101,11 @@ func (c *conn) write() {
 	}
 }
 
-// take makes a message of the first calls in the queue. It reads their instants here, before any of it is sent: the
-// proof of a reply counts from then. The instant at which the call was queued would be as safe but earlier.
+// take makes a message of the first calls in the queue. It reads the clock here, before any of the message is sent:
+// the proof of a reply counts from that instant. The instant at which a call was queued would be as safe, but earlier.
 //
-// take reads a sequence's acknowledgement as late as possible, so that the server can forget more. nil means that
-// no call is to be sent now. If calls are left over, take wakes the writer.
+// take reads the acknowledgement of a session as late as possible, so that the server can forget more answers. It
+// returns nil if there is no call to send. If calls remain, take wakes the writer.
 func (c *conn) take() *lockpb.ClientMessage {
 	d := c.d
 	d.mu.Lock()
@@ -168,9 +168,9 @@ var errSilent = errors.New("the server does not answer")
 // server that answers other calls is alive, and one call may take any time. TCP would notice an unresponsive server
 // after minutes, when every lease is over. It runs in a timer, which uninstall stops.
 //
-// The oldest call that was sent here without an answer counts. A waiter in a queue does not: it has the answer that it
-// waits. Idle connections have no watchdog, and the next call starts one; because of keepalives a session soon notices
-// an unresponsive server.
+// The oldest call that was sent here and has no answer counts. A waiter in a queue does not count: the server has
+// answered that it waits. An idle connection has no watchdog, and the next call starts one; because of keepalives a
+// session soon notices an unresponsive server.
 func (c *conn) watch() {
 	d := c.d
 	d.mu.Lock()
@@ -197,13 +197,12 @@ func (c *conn) watch() {
 	c.watchdog = time.AfterFunc(max(limit-silent, time.Millisecond), c.watch)
 }
 
-// read receives messages from the server, until the stream ends. Replies are handled in their order, under d.mu and
-// one at a time: a loss that was pushed before an answer is known before the caller that waits for the answer
-// continues.
+// read receives messages from the server, until the stream ends. It handles replies in their order, under d.mu: a loss
+// that was pushed before an answer takes effect before the caller that waits for the answer continues.
 //
-// It is the only goroutine that reads, so replies take effect in the order of the stream. A message is handled as a
-// whole before holders are notified, and during the notifications it does not read on: by the contract, their
-// functions must not block.
+// It is the only goroutine that reads, so replies take effect in the order of the stream. It handles a whole message
+// before it notifies holders, and does not read during the notifications: by the contract, the functions of holders
+// must not block.
 func (c *conn) read() {
 	for {
 		m, err := c.stream.Recv()
@@ -220,10 +219,10 @@ func (c *conn) read() {
 	}
 }
 
-// unlockAndTell unlocks d.mu and then notifies holders of the losses that were found under it. Their functions are
-// the core's, take its locks and may call the driver, so d.mu must not be held. Losses are reported in the order in
-// which they were found, by whichever goroutine found them. Functions under d.mu that may lose a hold therefore
-// document that the caller unlocks with this one.
+// unlockAndTell unlocks d.mu and then notifies holders of the losses that were found under it. The functions of
+// holders belong to the core, take its locks and may call the driver, so d.mu must not be held. The goroutine that
+// found losses reports them, in the order in which it found them. So a function that may lose a hold under d.mu
+// documents that its caller unlocks with unlockAndTell.
 func (d *Driver) unlockAndTell() {
 	tell := d.tell
 	d.tell = nil
@@ -236,18 +235,18 @@ func (d *Driver) unlockAndTell() {
 // errDeposed: the server no longer leads.
 var errDeposed = errors.New("the server no longer leads")
 
-// errPushLost: a push of the server did not come, or the server does not push to this connection. Neither can happen
-// while a connection works. The next connection begins with a comparison of the session: see attach.
+// errPushLost: a push of the server did not arrive, or the server does not push to this connection. Either is a fault.
+// The next connection begins with a comparison of the sessions: see attach.
 var errPushLost = errors.New("a notification from the server was lost")
 
-// receive handles one reply. It drops a reply to a call that has been abandoned, or that belongs to another
-// connection by now: its call is answered there. The caller holds d.mu.
+// receive handles one reply. It drops a reply to a call that has been abandoned, or that belongs to another connection
+// by now and will be answered there. The caller holds d.mu, and unlocks it with unlockAndTell.
 //
-// The order of the steps is the point:
+// The order of the steps matters:
 //
-//  1. NOT_LEADER            no call was carried out, and the rest of the reply does not count
-//  2. the revision          if the past is lost, no answer may be believed any more
-//  3. the count of pushes   a renewal does not count that may rest on a loss which did not come
+//  1. NOT_LEADER no call was executed, and the rest of the reply does not count
+//  2. the revision if the past is lost, no answer is valid any more
+//  3. the count of pushes if a push is missing, the renewal does not count: the push may have been a loss
 //  4. renewed               the session is proved, from the instant before the request was sent
 //  5. SESSION_ENDED         the session ends, with all of its calls
 //  6. the answer itself
@@ -267,7 +266,7 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	}
 	if e := r.GetError(); e != nil && e.Code == lockpb.Code_CODE_NOT_LEADER {
 		d.leader = e.LeaderAddress
-		x.sent = 0 // it was not carried out; it goes to the next leader
+		x.sent = 0 // it was not executed; it is sent to the next leader
 		c.cancel(errDeposed)
 		return
 	}
@@ -285,8 +284,9 @@ func (d *Driver) receive(c *conn, r *lockpb.Reply) {
 	d.finish(x, r, nil) // no effect if x has ended with its session
 }
 
-// allPushed reports whether all pushes came that the server sent before r, as far as r says. If not, the connection
-// ends: the reply's proof may rest on a push that is missing here. The caller holds d.mu.
+// allPushed reports whether all pushes have arrived that the server sent before r, if r has a count of them. If not,
+// it ends the connection: the missing push may be the loss of a hold that the reply seems to prove. The caller holds
+// d.mu.
 func (d *Driver) allPushed(c *conn, r *lockpb.Reply) bool {
 	if r.Pushed == nil || r.GetPushed() == c.pushed {
 		return true
@@ -297,9 +297,9 @@ func (d *Driver) allPushed(c *conn, r *lockpb.Reply) bool {
 	return false
 }
 
-// pushed handles unsolicited messages. It counts pushes that concern sessions, as the server counts them, but not
-// events and the goodbye: a watch notices gaps by revisions, and the goodbye is the last message. Pushes for a
-// session that is unknown here have no effect. The caller holds d.mu, and unlocks it with unlockAndTell.
+// pushed handles unsolicited messages. It counts pushes that concern sessions, as the server does, but not events and
+// the goodbye: a watch continues from the revision of its last event, and the goodbye is the last message. Pushes for
+// a session that is unknown here have no effect. The caller holds d.mu, and unlocks it with unlockAndTell.
 func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 	switch p := r.Answer.(type) {
 	case *lockpb.Reply_Granted:
@@ -324,8 +324,8 @@ func (d *Driver) pushed(c *conn, r *lockpb.Reply) {
 // install makes c the connection. The unanswered requests are sent in the order in which they were started, a
 // session's requests once it is attached.
 //
-// Watches that wait for a slow caller stay away: they restart when their caller has caught up. The addresses from the
-// last leader are forgotten: some may belong to members that were removed.
+// A watch that waits for a slow caller restarts only when the caller has caught up. The new leader's member addresses
+// replace the earlier ones, some of which may belong to removed members.
 func (d *Driver) install(c *conn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -346,10 +346,11 @@ func (d *Driver) install(c *conn) {
 }
 
 // uninstall notes that c has ended. Calls that were sent may have taken effect: they are in doubt, and wait for the
-// next connection, where their sequence makes them harmless. Calls without a sequence (once) end as unknown.
+// next connection, where their sequence makes them harmless. Calls that must not be repeated (once) end with the error
+// of unanswered.
 //
-// Sessions stay, attached to no connection. Holders are not notified: their holds live on until the next connection
-// shows otherwise, or until the core's deadline.
+// Sessions stay, attached to no connection. Holders are not notified: their holds remain until the next connection
+// shows a loss, or until the core's deadline.
 func (d *Driver) uninstall(c *conn) {
 	cause := context.Cause(c.ctx)
 	d.mu.Lock()
@@ -376,8 +377,8 @@ func (d *Driver) uninstall(c *conn) {
 	}
 }
 
-// inOrder returns the calls that wait, as they were started: on a new connection the server must see them in the order
-// in which the callers made them. The caller holds d.mu.
+// inOrder returns the unanswered calls in the order in which they were started, which is the order in which a new
+// connection must send them. The caller holds d.mu.
 func (d *Driver) inOrder() []*call {
 	return slices.SortedFunc(maps.Values(d.calls), func(a, b *call) int { return cmp.Compare(a.number, b.number) })
 }

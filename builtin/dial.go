@@ -44,8 +44,8 @@ const maxReplyBytes = 64 << 20
 
 // dialOptions returns the options of every connection over TCP or TLS.
 //
-// gRPC does not retry automatically, and ignores proxies and other settings from the environment: the driver knows
-// which request may be sent twice, and which member to ask next.
+// They turn off gRPC's retries, proxies, and service configuration: the driver itself decides which request to send
+// twice, and which member to ask next.
 func dialOptions(o *Options) []grpc.DialOption {
 	o = cmp.Or(o, &Options{})
 	creds := insecure.NewCredentials()
@@ -86,8 +86,8 @@ var errNoStream = errors.New("the server in this process opened no stream")
 // networkDialer speaks gRPC over TCP or TLS. Each stream has a separate connection: a connection that hangs is closed
 // together with its stream.
 //
-// Only the end of ctx closes the connection: the hook on ctx costs no goroutine until then. The name
-// is resolved each time, by Options.Dial or the system, so that a member that moves with its name is found.
+// Only the end of ctx closes the connection: the hook on ctx costs no goroutine until then. Options.Dial or the system
+// resolves the name each time, so that a member with a new address is found.
 func networkDialer(o *Options) dialer {
 	options := dialOptions(o)
 	return func(ctx context.Context, address string) (Stream, error) {

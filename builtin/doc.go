@@ -14,7 +14,7 @@
 // grants to waiters, losses to holders and events to watchers. See package lockpb for the protocol.
 //
 // Notifications are lost only with their connection. On the next connection, the driver compares its records with the
-// server's list: missing holds are lost, and missing waiters repeat their request. If a bug of the server loses a
+// server's list: missing holds are lost, and missing waiters repeat their requests. If a bug of the server loses a
 // notification, the reply to the next keepalive shows this, and the driver closes the connection.
 //
 // All locks of one client with one TTL belong to one session, which the driver renews while it is in use. That takes
@@ -25,20 +25,20 @@
 //
 // # Promises
 //
-// The token is the server's count of changes at the grant. It is in the log entry that grants, and increases strictly
-// over all names of the cluster: across release, expiry, crash, restart and change of leader. Grants are FIFO: no later
-// request overtakes a waiter. The server notifies holders of a loss.
+// The token is the server's count of changes at the grant. It is part of the log entry that grants, and increases
+// strictly over all names of the cluster: across releases, expiries, crashes, restarts and changes of leader. Grants
+// are FIFO: no later request overtakes a waiter. The server notifies holders of a loss.
 //
 // TokenSpace is the cluster's id. A driver that has had a reply from a durable cluster notices if that cluster has
 // lost acknowledged changes: its id has changed (it was wiped or replaced), it was restored from a backup, or its
 // revision has decreased (its data directory is an old copy, or was truncated). Then every hold of the driver is lost
-// with backend.ReasonHistoryLost, and every later call is backend.ErrHistoryLost, until a new driver is created. A new
-// driver accepts the cluster as it is: a restored cluster issues greater tokens than before in the same token space, a
-// wiped cluster has a new one.
+// with backend.ReasonHistoryLost, and every later call returns backend.ErrHistoryLost, until a new driver is created.
+// A new driver accepts the cluster as it is: a restored cluster issues greater tokens than before in the same token
+// space, a wiped cluster has a new one.
 //
-// Identity. A request with the same Request.RequestID for a name gets the hold that this request has, with the same
-// token. The server does not show the id; Look shows Request.HoldID. A renewal for less time than
-// before leaves the hold as it is until the longer time is over.
+// Identity. A repetition of a request, with the same name and Request.RequestID, gets the hold of the request, with
+// the same token. The server does not show the id; Look shows Request.HoldID. A renewal for less time than before
+// leaves the hold as it is until the longer time is over.
 //
 // A request is executed once, however often it arrives, and not at all after its caller has left and the request has
 // been cleaned up. Late messages of an abandoned connection have no effect.
@@ -51,10 +51,10 @@
 // (fencing.Token.Exclusive): guards refuse them.
 //
 // Names do not change their use while they are held or waited for: permits with another limit, permits beside other
-// kinds, and hierarchical beside flat requests are backend.ErrLimitMismatch. The latter holds for the name and its
-// ancestors: while "a" is held flatly, a hierarchical request for "a/b" is refused, and the other way round. But a flat
-// hold of "a/b" does not touch "a": an application that wants a hierarchy has to ask hierarchically throughout.
-// Looking at a name, watching it and force-releasing it concern its own holds, not those below it.
+// kinds, and hierarchical beside flat requests are backend.ErrLimitMismatch. For hierarchical requests this applies to
+// the name and its ancestors: while "a" is held flatly, a hierarchical request for "a/b" is refused, and the other way
+// round. But a flat hold of "a/b" does not touch "a": an application that wants a hierarchy has to ask hierarchically
+// throughout. Looking at a name, watching it and force-releasing it concern its own holds, not those below it.
 //
 // AcquireAll is one log entry with one place in all queues, so sets that overlap cannot deadlock each other. A
 // repetition with the same request ids is the same set; if only part of it is left, because an administrator
@@ -65,20 +65,21 @@
 // *backend.DeadlockError if one of these holds blocks it, directly or through any number of other requests that wait
 // under holds, of any client and TTL, whether they hold the name or wait ahead. Two requests under one hold that want
 // the same name just queue. The server visits at most 10,000 holders and waiters per request by default; a longer
-// cycle is not found. The holds of other processes are named by Options.Under, which "fencelock run" hands to a
-// fencelock inside of it. A holder of permits counts in the search only if no other holder could make room instead. A
-// waiter that queues again because its session had ended is examined again.
+// cycle is not found. Options.Under names the holds of other processes; "fencelock run" passes its own to a fencelock
+// inside of it. A holder of permits counts in the search only if no other holder could make room instead. A waiter
+// that queues again because its session had ended is examined again.
 //
 // # Bounds
 //
 // A holder that dies frees its names when its session ends: one TTL and 50 ms after its last request. If the leader
 // changes meanwhile, that may be an election later, which takes one to two seconds, and 1 s in which clients find the
-// new leader; and if both die at about the same time, up to half a TTL more with many sessions, 10 ms for each
-// with few.
+// new leader; and if both die at about the same time, 10 ms more for each session, and up to half a TTL with many
+// sessions.
 //
 // The driver leaves a server that has not answered for a quarter of the shortest TTL in use, between 500 ms and 3 s. A
-// session outlives the change of leader if its TTL is longer than that and the election together: hence the servers'
-// least TTL of 3 s by default (--min-ttl). If its session ends, a waiter takes a new place at the end of the queue.
+// session outlives a change of leader if its TTL is longer than that time and the election together: hence the
+// servers' minimum TTL of 3 s by default (--min-ttl). If its session ends, a waiter takes a new place at the end of
+// the queue.
 //
 // Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s
 // without a leader, and after 5 s without any answer. Requests in a queue keep waiting.

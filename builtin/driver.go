@@ -4,9 +4,9 @@ package builtin
 // state.
 //
 // One mutex, Driver.mu, protects all of it: sessions, calls, attempts, holds and the queue of the connection. An
-// answer concerns most of them together, and a lock for each would need an order among five. It is never held while a
-// message is sent or awaited, nor while a caller's function runs: unlockAndTell notifies holders of losses after it
-// is unlocked.
+// answer concerns most of them together, and with a mutex for each, five mutexes would need an order. Driver.mu is
+// never held while a message is sent or awaited, nor while a caller's function runs: unlockAndTell notifies holders of
+// losses after it has unlocked the mutex.
 
 import (
 	"cmp"
@@ -43,7 +43,7 @@ type Options struct {
 
 	// TokenFile is a file with a token, which identifies the client, even if it has a certificate. It is read for each
 	// connection, so a new file takes effect from the next connection on; the server ends a connection at most 30 s after
-	// its token has expired. It needs TLS. Empty: the client is known by its certificate, or not at all.
+	// its token has expired. It needs TLS. Empty: the server identifies the client by its certificate, if there is one.
 	TokenFile string
 
 	// Dial opens connections, to the addresses given to New and to those that servers name. Default TCP.
@@ -57,7 +57,8 @@ type Options struct {
 
 	// Under names holds that other processes keep while this process works, by HoldRef, the innermost first: the server
 	// refuses an acquire that would wait for one of them, as if it were made under them (see Deadlocks in the package
-	// comment). At most backend.MaxUnder; an acquire under as many holds of this process names only the latter.
+	// comment). At most backend.MaxUnder. An acquire first names the holds of this process, and then as many of these as
+	// fit into that maximum.
 	Under []string
 }
 
@@ -106,10 +107,10 @@ type Driver struct {
 	// sessions are the sessions that calls join, by TTL. Its mutex may be taken under mu, and mu never under it.
 	sessions *kit.Sessions[time.Duration, *session]
 
-	// lineCtx ends when Close has ended the sessions: connections outlive ctx, because sessions are ended on them.
+	// lineCtx ends when Close has ended the sessions: connections outlive ctx, because Close ends the sessions on them.
 	lineCtx context.Context
 	hangUp  context.CancelFunc
-	// lines counts the goroutines that end with lineCtx: maintain, and greetings.
+	// lines counts the goroutines that end with lineCtx: maintain, and greet for each member.
 	lines sync.WaitGroup
 	// wake rings when a connection is wanted.
 	wake notify.Signal
@@ -122,13 +123,13 @@ type Driver struct {
 	members []string // addresses that servers reported
 	// calls are the unanswered calls, by number, with or without a connection.
 	calls map[uint64]*call
-	last  uint64 // number of a call
+	last  uint64 // the number of the last call
 	// byID are the sessions that may be open in the service, including those that are being opened.
 	byID map[string]*session
-	// holds are the granted holds. An entry is a promise to notify its holder of a loss.
+	// holds are the granted holds, whose holders must be notified of a loss.
 	holds   map[key]*hold
 	watches map[*watch]struct{}
-	// followed has the watches by the number of the call that began them on the present connection.
+	// followed has the watches by the number of the call that began them last.
 	followed map[uint64]*watch
 	// tell has the notifications of losses, in order: see unlockAndTell.
 	tell []func()
@@ -185,8 +186,8 @@ type Member struct {
 	Connect func(ctx context.Context) Stream
 	// Address is the member's address for clients.
 	Address string
-	// Forming reports whether it has known no leader since its start. Meanwhile calls wait until their contexts end:
-	// the cluster is still starting. Nil: never.
+	// Forming reports whether it has known no leader since its start. Until then the cluster is starting, and calls wait
+	// until their contexts end. Nil: never.
 	Forming func() bool
 }
 
@@ -252,15 +253,15 @@ func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 // it has wide bounds of the TTL, no token space, and the exclusion of one durable server. The server itself reports
 // its kind: a majority of several members (backend.ExclusionQuorum), one durable server, or a volatile server
 // (backend.ExclusionVolatileServer). Describe may be called at any time, even after Close, and takes no lock. Its
-// result may change with the next connection; the token space does not, because a driver refuses another one.
+// result may change with the next connection, but a known token space does not, because a driver refuses another one.
 func (d *Driver) Describe() backend.Description { return *d.described.Load() }
 
 // fences reports whether the server's tokens fence, as far as is known: a server that is not durable restarts them.
 func (d *Driver) fences() bool { return d.Describe().Capabilities.Has(backend.CapFencing) }
 
-// begin counts a call in; every call starts with it. After Close it is backend.ErrClosed; an unfit driver refuses all
-// calls except Close, as does every driver after its cluster has lost its history. An ended ctx is refused before
-// anything is sent, so its error is ctx's alone. After nil the caller has to call gate.Leave.
+// begin counts a call in; every call except Close starts with it. It returns backend.ErrClosed after Close, the error
+// of an unfit driver or of a lost history, or ctx's own error, since nothing was sent. If it returns nil, the caller
+// has to call gate.Leave.
 func (d *Driver) begin(ctx context.Context) error {
 	if err := d.gate.Enter(); err != nil {
 		return err
@@ -286,7 +287,7 @@ func incarnation(g *backend.Grant) uint64 {
 	return token
 }
 
-// closeTime is the maximum time that Close tries to end the sessions of an unresponsive service: they expire then.
+// closeTime is the maximum time for which Close tries to end the sessions of an unresponsive service.
 const closeTime = 2 * time.Second
 
 // Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, with their holds and waits.
@@ -294,7 +295,7 @@ const closeTime = 2 * time.Second
 // reports that. Close may be called repeatedly.
 //
 // Holders are not notified of a loss: the caller of Close has asked for the end. Calls in progress, and all later
-// calls, end with backend.ErrClosed. When Close returns, the driver has no goroutines left. A second call returns nil
+// calls, return backend.ErrClosed. When Close returns, the driver has no goroutines left. A second call returns nil
 // immediately, and does not wait for the first.
 func (d *Driver) Close(ctx context.Context) error {
 	if !d.gate.Close() {

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// once answers the first request of a kind as given, and the others as usual.
+// once returns a script that answers the first request of a kind with reply, and all others as usual.
 func once[T any](reply *lockpb.Reply) func(*peer, *lockpb.Request) (*lockpb.Reply, bool) {
 	did := false
 	return func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -36,7 +36,7 @@ func TestLostAnswerIsAskedForAgain(t *testing.T) {
 				return nil, false
 			}
 			lost = true
-			f.answer(q) // it is carried out
+			f.answer(q) // it is executed
 			p.cancel()
 			return nil, true
 		})
@@ -60,7 +60,7 @@ func TestLeaderIsFollowed(t *testing.T) {
 	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
 		a, b := all.members["a"], all.members["b"]
 		g := take(t, d, request("x"))
-		// a is deposed, and says so to the next request.
+		// a is deposed, and answers the next request with that.
 		a.change(func(a *fake) { a.welcome.Leader, a.welcome.LeaderAddress = false, "b" })
 		b.leads(g)
 		b.change(func(b *fake) { b.token = 7 })
@@ -121,14 +121,15 @@ func TestRefusedIsUnavailableSoon(t *testing.T) {
 	})
 }
 
-// A caller that waits for an election gets its lock soon after it; without an election the driver asks less often.
+// A caller that waits for an election gets its lock soon after the election; without an election the driver asks less
+// often.
 func TestElectedIsFoundSoon(t *testing.T) {
 	t.Parallel()
 	for _, election := range []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second} {
 		runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
 			a, b := all.members["a"], all.members["b"]
 			long := request("x")
-			long.TTL = time.Minute // the longer the TTL, the longer a leader may be silent
+			long.TTL = time.Minute // the longer the TTL, the longer a leader may take to answer
 			g := take(t, d, long)
 			b.change(func(f *fake) { f.welcome.LeaderAddress = "" })
 			a.change(func(f *fake) { f.refuses = true })
@@ -183,8 +184,8 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 	})
 }
 
-// Another process may take a hold over for the same request. It is still its grant's then, also if the news of that
-// comes with the answer to a renewal.
+// Another process may take over a hold with the same request. A renewal then moves the hold back, even if the push of
+// the move comes just before the answer to the renewal.
 func TestRenewalOfWhatMovedMovesItBack(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
@@ -246,8 +247,7 @@ func TestEndedSessionIsTold(t *testing.T) {
 	})
 }
 
-// Any call may learn that the session has ended: the driver then loses the session and its holds, and never uses it
-// again.
+// The answer to any call may be that the session has ended: the driver then loses its holds, and never uses it again.
 func TestAnyAnswerMayEndTheSession(t *testing.T) {
 	for what, ask := range map[string]func(t *testing.T, d *Driver, g backend.Grant) error{
 		"acquire": func(t *testing.T, d *Driver, _ backend.Grant) error {
@@ -364,7 +364,7 @@ func TestWaiterThatLeftLeavesNothing(t *testing.T) {
 	})
 }
 
-// What a waiter left is released until the server has answered, also by a server that cannot serve for a while.
+// The driver releases the leftover of a waiter, and retries while the server cannot serve.
 func TestLeftoverIsReleasedByABusyServer(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		queued := once[*lockpb.Request_Acquire](queuedReply())
@@ -385,7 +385,7 @@ func TestLeftoverIsReleasedByABusyServer(t *testing.T) {
 	})
 }
 
-// A clean-up that waits for the service ends with its session: it does not keep the driver connecting for no caller.
+// A cleanup that waits for the service ends with its session: the driver does not keep connecting without a caller.
 func TestLeftoverEndsWithItsSession(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(once[*lockpb.Request_Acquire](queuedReply()))
@@ -637,7 +637,7 @@ func TestAcknowledgedSequences(t *testing.T) {
 	}
 }
 
-// What cannot be sent is refused before it breaks the connection that all share.
+// A request that cannot be sent is refused before it breaks the shared connection.
 func TestUnfitRequestsHarmNobody(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {

@@ -1,6 +1,6 @@
 package builtin
 
-// The wire's errors in the classes of the contract.
+// The errors of the protocol, converted to those of the contract.
 
 import (
 	"cmp"
@@ -17,14 +17,14 @@ var (
 	errSessionEnded = errors.New("the session has ended")
 	// errConflict: another session uses the request id.
 	errConflict = errors.New("another client uses this request id")
-	// errAgain: the sequence was used up by an earlier attempt of the same request.
+	// errAgain: the attempt is over, and the request needs another attempt with another sequence.
 	errAgain = errors.New("the attempt is over")
 )
 
 // LimitError names the server limit that is reached: see docs/SERVER.md. The call had no effect, and there may be room
 // later. It wraps backend.ErrQueueFull if the name has too many waiters, otherwise backend.ErrUnavailable.
 type LimitError struct {
-	Limit   string // sessions, holds, waits, waiters-per-name, …: the limit's option of the server
+	Limit   string // the server's option for the limit: sessions, holds, waits, waiters-per-name, …
 	Message string // for people
 }
 
@@ -60,7 +60,7 @@ func (e *ClosedError) Error() string {
 // Is reports true for backend.ErrUnavailable.
 func (e *ClosedError) Is(target error) bool { return target == backend.ErrUnavailable }
 
-// closedError returns nil unless an elected member serves no client yet, for that time.
+// closedError returns a *ClosedError if a leader serves no clients yet, for the given time, and nil for 0.
 func closedError(nanos int64) error {
 	if nanos == 0 {
 		return nil
@@ -68,8 +68,8 @@ func closedError(nanos int64) error {
 	return &ClosedError{time.Now().Add(time.Duration(nanos))}
 }
 
-// replyError converts an error of the wire to an error of the contract, or to one of the driver's own above, which
-// callers of ask handle. An unknown error leaves the outcome open.
+// replyError converts an error of the protocol to an error of the contract, or to one of the driver's own errors
+// above, which callers of ask handle. An unknown code becomes backend.ErrUnknown.
 //
 //	HELD                          *backend.HeldError
 //	NOT_HELD                      *backend.NotHeldError, with the reason where the server remembers it
@@ -119,10 +119,11 @@ func replyError(e *lockpb.Error) error {
 	return fmt.Errorf("%w: %v: %s", backend.ErrUnknown, e.Code, e.Message)
 }
 
-// deadlockError describes the cycle that the newcomer, the first and the last in it, would close.
+// deadlockError describes the cycle that the new request, which is the first and the last in it, would close.
 //
 // The server lists holders and waiters, each with the name that its predecessor waits for. An edge of the contract is
-// one owner with its held and its wanted name, so each name is in two edges, and the newcomer holds the last one.
+// one owner with its held and its wanted name, so each name is in two edges, and the owner of the new request holds
+// the last one.
 func deadlockError(e *lockpb.Error) error {
 	all := &backend.DeadlockError{}
 	for i := range len(e.Cycle) - 1 {
@@ -135,7 +136,8 @@ func deadlockError(e *lockpb.Error) error {
 	return all
 }
 
-// invalidError is for a value that passed the checks here but that the server refuses: its limits may be narrower.
+// invalidError returns the error for a value that passed the driver's checks but that the server refuses, because its
+// limits may be narrower.
 func invalidError(e *lockpb.Error) error {
 	kind := backend.ErrInvalidOption
 	switch e.Field {
@@ -161,11 +163,11 @@ func reasonOf(r lockpb.Reason) backend.Reason {
 	return ""
 }
 
-// callError names the call and the name. It is the last step of every call of the contract: the unexported errors of
-// this package must not leave it, and become ErrUnavailable, since all of them mean that a retry is right.
+// callError adds the call and the name to an error. It is the last step of every call of the contract: it turns the
+// unexported errors of this package into ErrUnavailable, since the caller may retry after each of them.
 //
-// The loss of acknowledged changes is also an error about a lost hold, for the calls that are about a hold: the core
-// then ends the lease immediately, and does not wait for its deadline.
+// For a call about a hold, the loss of acknowledged changes is also a *backend.NotHeldError: the core then ends the
+// lease immediately, and does not wait for its deadline.
 func (d *Driver) callError(call, name string, err error) error {
 	if err == nil {
 		return nil

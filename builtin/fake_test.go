@@ -16,10 +16,10 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// fakes are servers that do what a test says, by address. They run in the bubble of synctest: time is simulated.
+// fakes are scripted servers, by address. They run in a bubble of synctest: time is simulated.
 type fakes struct{ members map[string]*fake }
 
-// fake is one server. Without a script it grants whatever it is asked for.
+// fake is one server. Without a script it grants every request.
 type fake struct {
 	mu       sync.Mutex // protects the following fields
 	welcome  *lockpb.Welcome
@@ -35,7 +35,7 @@ type fake struct {
 // script answers a request if it returns true; a nil reply sends no answer.
 type script func(*peer, *lockpb.Request) (*lockpb.Reply, bool)
 
-// change changes what a server does from now on.
+// change changes the behavior of a server from now on.
 func (f *fake) change(how func(f *fake)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +61,7 @@ func run(t *testing.T, test func(t *testing.T, f *fake, d *Driver)) {
 	runAll(t, []string{"a"}, func(t *testing.T, all *fakes, d *Driver) { test(t, all.members["a"], d) })
 }
 
-// runAll does it with several, the first of which leads.
+// runAll is run for several fakes, the first of which leads.
 func runAll(t *testing.T, addrs []string, test func(t *testing.T, all *fakes, d *Driver)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func runAll(t *testing.T, addrs []string, test func(t *testing.T, all *fakes, d 
 		}
 		d := newDriver(addrs, all.dial, &Options{Clock: backend.GoClock()})
 		defer func() {
-			_ = d.Close(context.Background()) // the server may be away; TestCloseEndsTheSessions looks at the result
+			_ = d.Close(context.Background()) // the server may be unavailable; TestCloseEndsTheSessions checks the result
 		}()
 		test(t, all, d)
 	})
@@ -272,7 +272,7 @@ func take(t *testing.T, d *Driver, r backend.Request) backend.Grant {
 	return g
 }
 
-// outcome is an acquire in another goroutine.
+// outcome is the result of an acquire in another goroutine.
 type outcome struct {
 	done  chan struct{}
 	grant backend.Grant
@@ -288,7 +288,7 @@ func acquire(ctx context.Context, d *Driver, r backend.Request) *outcome {
 	return o
 }
 
-// leads makes the server the leader, with a hold that it has from the one before.
+// leads makes the server the leader, with a hold that the previous leader granted.
 func (f *fake) leads(g backend.Grant) {
 	f.change(func(f *fake) {
 		f.welcome.Leader = true

@@ -18,8 +18,8 @@ import (
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
-// What can be done to the machines of processes. The child has a disk and a clock that its parent breaks by lines on
-// its standard input, and reports their effects as lines on its standard output.
+// Faults of the machines of processes. The child has a disk and a clock that its parent breaks with lines on the
+// child's standard input. The child reports the effects as lines on its standard output.
 
 // The lines of both.
 const (
@@ -27,12 +27,12 @@ const (
 	lineDisk      = "disk "      // and a cluster.Disk
 	lineJump      = "jump "      // and a duration
 	lineHit       = "hit"        // the disk has refused or delayed something
-	lineLooked    = "looked"     // the clock was looked at after a jump
-	lineInstalled = "installed"  // a snapshot of another member
+	lineLooked    = "looked"     // the clock was read after a jump
+	lineInstalled = "installed"  // a snapshot of another member was installed
 	lineCompacted = "compacted " // and the last index that the log has dropped
 )
 
-// disks are how the child's disk behaves.
+// disks maps the states of the child's disk to its faults.
 var disks = map[cluster.Disk]serverfault.Ailment{
 	cluster.DiskWorks: {},
 	cluster.DiskLies:  serverfault.FailingFsync,
@@ -41,7 +41,7 @@ var disks = map[cluster.Disk]serverfault.Ailment{
 	cluster.DiskStuck: {Delay: 3 * time.Second},
 }
 
-// machine returns the rig of the child.
+// machine returns the rig of the child, on which in injects faults.
 func machine(m *member, in <-chan string) *serverfault.Rig {
 	disk := &serverfault.Disk{Hit: func() { fmt.Println(lineHit) }}
 	clock := &serverfault.Clock{Noticed: func() { fmt.Println(lineLooked) }}
@@ -68,7 +68,7 @@ func machine(m *member, in <-chan string) *serverfault.Rig {
 // telling is a log handler that repeats messages on standard output for the tests that wait for them.
 type telling struct{ slog.Handler }
 
-// Enabled lets raft tell all.
+// Enabled enables all messages of raft.
 func (h telling) Enabled(context.Context, slog.Level) bool { return true }
 
 func (h telling) Handle(ctx context.Context, r slog.Record) error {
@@ -101,13 +101,13 @@ func attr(r slog.Record, key string) (value slog.Value) {
 	return value
 }
 
-// felt is what the processes of a member have reported so far.
+// felt has the reports of a member's processes so far.
 type felt struct {
 	hits, looked, installed int64
 	compacted               uint64 // the log begins after this index
 }
 
-// note takes a line of a member's process.
+// note handles a line of a member's process.
 func (p *processes) note(i int, line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +134,7 @@ func (p *processes) feels(i int) felt {
 	return p.felt[i]
 }
 
-// machines are what can be done to them.
+// machines returns the faults that can be injected into the machines.
 func (p *processes) machines() cluster.Machines {
 	return cluster.Machines{
 		Disk: func(_ context.Context, i int, how cluster.Disk) error {
@@ -165,7 +165,7 @@ func (p *processes) machines() cluster.Machines {
 	}
 }
 
-// restore gives the first member the backup, which the others join.
+// restore restores the first member from the backup, and lets the others join it.
 func (p *processes) restore(ctx context.Context, backup []byte) error {
 	for i := range p.members {
 		if err := p.kill(ctx, i); err != nil {
@@ -218,8 +218,8 @@ func moment(ctx context.Context) error {
 	}
 }
 
-// caughtUp waits until member i has applied what the leader had committed, and all running members know that all
-// members are voters: knowledge that only the leader has may die with it.
+// caughtUp waits until member i has applied the changes that the leader had committed, and all running members know
+// that all members are voters: knowledge that only the leader has may be lost with it.
 func (p *processes) caughtUp(ctx context.Context, i int) error {
 	admin := builtin.NewAdmin(p.addrs(), nil)
 	var target uint64

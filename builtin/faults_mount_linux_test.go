@@ -16,8 +16,8 @@ import (
 // smallDisk is the size of a file system that a test fills quickly, in bytes.
 const smallDisk = 4 << 20
 
-// TestClusterFaultsOnAFullFileSystem is the fault full-disk on a real full file system. To mount one needs
-// privileges; TestClusterFaults needs none and simulates the full disk.
+// TestClusterFaultsOnAFullFileSystem injects the fault full-disk with a file system that is really full, which needs
+// the privilege to mount one. TestClusterFaults only simulates the full disk.
 func TestClusterFaultsOnAFullFileSystem(t *testing.T) {
 	testtier.Only(t)
 	if err := mountSmall(t, t.TempDir()); errors.Is(err, syscall.EPERM) {

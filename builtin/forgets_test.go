@@ -14,14 +14,14 @@ import (
 	"github.com/fencelock/fencelock/internal/server/replica"
 )
 
-// A server comes back wiped, restored from a backup, or with an old copy of its data. A client that lived through it
-// notices; a fresh client gets no smaller token than before in the same token space.
+// A server restarts wiped, restored from a backup, or with an old copy of its data. A client that was running notices
+// it; a new client gets no smaller token than before in the same token space.
 func TestServerThatForgetsUnderALiveClient(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
 		forget    func(t *testing.T, n *node, backup []byte, copied string)
 		sameSpace bool // and greater tokens
-		notFresh  bool // a fresh client cannot know
+		notFresh  bool // a new client cannot detect it
 	}{
 		"wiped": {forget: func(t *testing.T, n *node, _ []byte, _ string) { n.config.DataDir = t.TempDir() }},
 		"restored": {sameSpace: true, forget: func(t *testing.T, n *node, backup []byte, _ string) {
@@ -97,7 +97,7 @@ func opened(t *testing.T, n *node) *builtin.Driver {
 	return d
 }
 
-// No identifier that others can see of a hold lets them release or move it.
+// The visible identifiers of a hold do not permit other clients to release or move it.
 func TestWhatIsShownMovesNothing(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)

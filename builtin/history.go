@@ -13,15 +13,15 @@ import (
 	"github.com/fencelock/fencelock/internal/generation"
 )
 
-// past is the driver's memory of a durable cluster, which the cluster must not contradict. Driver.mu protects it. It
-// is about the service and not about sessions: a session that ended is an everyday loss, after which the next acquire
+// past is the driver's record of a durable cluster, which the cluster must not contradict. Driver.mu protects it. It
+// is about the service and not about sessions: the end of a session is an ordinary loss, after which the next acquire
 // is safe. After a cluster has lost changes no acquire is safe, since a known token may be issued a second time.
 type past struct {
 	// cluster is its name, the token space; empty before the first connection to a durable leader.
 	cluster string
-	// restore is its generation, as the server names it; empty without a restore.
+	// restore is its generation in the server's form; empty if it was never restored.
 	restore string
-	// generation is the same.
+	// generation is its generation in the form of package fencing.
 	generation fencing.Generation
 	// seen is the greatest revision, token or ticket that it has acknowledged to this driver.
 	seen uint64
@@ -32,11 +32,11 @@ type past struct {
 // learn records the leader's report about its cluster. It fails if that is another cluster than the last leader's, or
 // an earlier state of it. A server that is not durable has no history to lose: its holds end with their sessions.
 //
-//	first leader              its cluster is taken as it is
-//	the same as before        bounds of the TTL and the number of voters are taken over
+//	first leader              its cluster is accepted as it is
+//	the same as before        accepted, with its bounds of the TTL and its number of voters
 //	another cluster id        lost: wiped, or replaced
-//	another restore           lost: what came after the backup is forgotten
-//	not durable, as ever      no comparison; no token space, and no fencing
+//	another restore           lost: the changes after the backup are forgotten
+//	never durable             no comparison; no token space, and no fencing
 func (d *Driver) learn(w *lockpb.Welcome) error {
 	d.mu.Lock()
 	defer d.unlockAndTell()
@@ -79,7 +79,8 @@ func (d *Driver) generation() fencing.Generation {
 
 // forgotten ends all sessions, calls and watches: the service has lost acknowledged changes. This driver cannot
 // recover: its holds may be another client's, and a token that it saw may be issued a second time. By making a new
-// driver the user confirms that no old holder still runs. The caller holds d.mu, and unlocks it with unlockAndTell.
+// driver the user confirms that no earlier holder still runs. The caller holds d.mu, and unlocks it with
+// unlockAndTell.
 //
 // past.lost is set first: start then refuses repetitions for an ended call, session or watch. After Close this has no
 // effect, because all of them end anyway.

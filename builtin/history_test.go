@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// A cluster that has forgotten what it acknowledged loses every hold and every wait of the driver, for each sign of
-// it, and grants nothing more to a driver that lived through it.
+// After each sign that the cluster has lost acknowledged changes, the driver loses every hold and every wait, and gets
+// no further grants.
 func TestHistoryLost(t *testing.T) {
 	for what, forget := range map[string]func(f *fake){
 		"cluster id":          func(f *fake) { f.welcome.ClusterId = "another" },
@@ -72,7 +72,7 @@ func TestHistoryLost(t *testing.T) {
 				if after := len(f.requests); after != before {
 					t.Errorf("%d more requests were sent", after-before)
 				}
-				// A new driver takes the cluster as it is.
+				// A new driver accepts the cluster as it is.
 				fresh := newDriver([]string{"a"}, d.dialer, &Options{Clock: backend.GoClock()})
 				defer fresh.Close(context.Background())
 				f.plays(nil)
@@ -82,7 +82,7 @@ func TestHistoryLost(t *testing.T) {
 	}
 }
 
-// A server that stores nothing forgets by nature: a client for efficiency continues after its restart.
+// A volatile server always loses its state: a client of the efficiency tier continues after the restart.
 func TestVolatileServerMayForget(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {

@@ -1,6 +1,6 @@
 package builtin
 
-// Holds: the locks that count as granted, and the notification of their loss.
+// Holds: the granted locks, and the notification of their loss.
 
 import (
 	"cmp"
@@ -11,32 +11,34 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// hold is a lock that counts as granted. Its time is the concern of the session and of the core, except the instant
-// until which a renewal for less time must leave it where it is.
+// hold is a granted lock. The session and the core keep its time, except for the instant until which a renewal for
+// less time must leave it on its session.
 //
-// Driver.holds has it, by name and request id, and Driver.mu protects its fields. While it is there its session has one
-// user more. It ends by drop: released, lost, moved away, or replaced by a later grant of the same request.
+// Driver.holds has it, by name and request id, and Driver.mu protects its fields. While it is there, it counts as a
+// user of its session. drop ends it when it is released, lost, moved away, or replaced by a later grant of the same
+// request.
 type hold struct {
 	session *session
 	// token distinguishes this grant from earlier and later grants of the same request. It is the server's token, even if
 	// it does not fence.
 	token uint64
-	// on is the connection on which the service listed or granted it last: misses compares.
+	// on is the connection on which the service listed or granted it last; misses compares it with the present one.
 	on *conn
 	// lost is nil without a listener.
 	lost func(backend.Loss)
-	// busy counts the calls in progress that end it or move it. Their answers decide its fate, so neither a push that it
-	// has moved nor its absence from a page counts as a loss meanwhile.
+	// busy counts the calls in progress that end it or move it. Until they are answered, neither a push that it has moved
+	// nor its absence from a page counts as a loss.
 	busy int
 	// unsure: it may be on another session, because a move was not answered. The next renewal repeats the move.
 	unsure bool
-	// until is an instant until which it was granted or renewed, at least.
+	// until is an instant until which it was granted or renewed: renewals for a shorter TTL do not move it.
 	until backend.Instant
 	// last is an instant before which the service does not end it for its maximum hold time; zero without a maximum.
 	last backend.Instant
 }
 
-// renewal returns the renewal of a hold. Its session was proved by a request that was sent at that instant.
+// renewal returns the renewal of a hold for ttl, if its session was proved by a request that was sent at the instant
+// sent.
 func (h *hold) renewal(sent backend.Instant, ttl time.Duration) backend.Renewal {
 	switch left := validUntil(sent, ttl, h.last).Sub(sent); {
 	case left == ttl:
@@ -47,8 +49,8 @@ func (h *hold) renewal(sent backend.Instant, ttl time.Duration) backend.Renewal 
 	return backend.Renewal{Err: &backend.NotHeldError{Reason: backend.ReasonMaxHold}}
 }
 
-// validUntil returns the end of a hold's validity, if its session was proved by a request that was sent at that
-// instant. last is hold.last.
+// validUntil returns the end of a hold's validity for ttl, if its session was proved by a request that was sent at the
+// instant sent. last is hold.last.
 func validUntil(sent backend.Instant, ttl time.Duration, last backend.Instant) backend.Instant {
 	if until := sent.Add(ttl); last.IsZero() || until <= last {
 		return until
@@ -56,8 +58,9 @@ func validUntil(sent backend.Instant, ttl time.Duration, last backend.Instant) b
 	return last
 }
 
-// lastOf is the instant until which a hold lasts that the service has bounded; zero: it has not. from is no later than
-// the moment from which the service counts. The clocks of client and service may differ in rate by 1 %.
+// lastOf returns the instant until which a hold with a maximum hold time certainly lasts, or zero without a maximum.
+// from is no later than the instant from which the service counts. The clocks of client and service may differ in rate
+// by 1 %.
 func lastOf(g *lockpb.Grant, from backend.Instant) backend.Instant {
 	bound := time.Duration(g.LastNanos)
 	if bound <= 0 {
@@ -66,17 +69,17 @@ func lastOf(g *lockpb.Grant, from backend.Instant) backend.Instant {
 	return from.Add(bound - bound/100)
 }
 
-// stays reports whether a renewal for ttl leaves the hold on its session: it is the session of that TTL, or of a longer
-// TTL, which a move would shorten.
+// stays reports whether a renewal for ttl leaves the hold on its session. It does if that is the session of ttl, or if
+// it has a longer TTL and a move would shorten the hold.
 func (h *hold) stays(ttl time.Duration, now backend.Instant) bool {
 	return !h.unsure && (h.session.ttl == ttl || h.session.ttl > ttl && h.until > now.Add(ttl))
 }
 
-// hold notes a lock as granted. A later grant of the same request replaces the earlier one. Both have the same
-// caller, which gets no notification. from is as in lastOf. It returns hold.last. The caller holds d.mu.
+// hold records a granted lock and returns hold.last. A later grant of the same request replaces the earlier one,
+// without a notification, since both have the same caller. from is as in lastOf. The caller holds d.mu.
 //
-// It is called in the step that takes the answer or the push, and not by the caller that waits for it: a loss that is
-// pushed right behind the grant must find the hold in its place.
+// It is called in the step that handles the answer or the push, and not by the caller that waits for the grant: a loss
+// that is pushed right behind the grant must find the hold.
 func (d *Driver) hold(
 	s *session, g *lockpb.Grant, lost func(backend.Loss), from backend.Instant,
 ) (last backend.Instant) {
@@ -94,7 +97,7 @@ func (d *Driver) hold(
 	return last
 }
 
-// drop forgets a hold, which then no longer uses its session. The caller holds d.mu.
+// drop removes a hold, which is then no longer a user of its session. The caller holds d.mu.
 //
 // A hold that is not the present one of its key has been dropped already.
 func (d *Driver) drop(k key, h *hold) {
@@ -113,10 +116,10 @@ func (d *Driver) lose(k key, h *hold, loss backend.Loss) {
 }
 
 // lost handles the end of a session, a wait, or a hold. A message about an unknown session, wait or hold, or about an
-// earlier grant (by its token), has no effect. A moved hold is no loss while this driver moves it itself. The caller
+// earlier grant (by its token), has no effect. The move of a hold is no loss while this driver makes it. The caller
 // holds d.mu.
 //
-//	a session    it ends, with all that hangs on it
+//	a session    it ends, with all of its holds and waits
 //	a wait       the attempts that wait end, as waitLost says; an attempt with a request in flight awaits its answer
 //	a hold       dropped, and its holder is notified with the reason; backend.ReasonEvicted where the server does not say
 //

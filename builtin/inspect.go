@@ -17,8 +17,8 @@ import (
 
 // Ping checks that a leader answers, and that most members follow it; otherwise it returns backend.ErrUnavailable.
 //
-// It asks for a name that need not be held, because that reply needs the majority; it writes no log entry. A leader
-// that denies the client that name has answered too. Other errors are ErrMisconfigured (another protocol), ErrDenied
+// It looks up a name that need not be held, because the reply needs the majority and writes no log entry. A leader
+// that denies the client that name has answered, too. Other errors are ErrMisconfigured (another protocol), ErrDenied
 // (the token is not valid), ErrHistoryLost and ErrClosed, or wrap ctx's error. Unless ctx ends sooner, it takes up to
 // 10 seconds while there is no leader.
 func (d *Driver) Ping(ctx context.Context) error {
@@ -43,8 +43,8 @@ func (d *Driver) nameState(ctx context.Context, name string) (*lockpb.NameState,
 	return reply.GetName(), err
 }
 
-// look sends a request without changes: it may be repeated, and without an answer no change is in doubt. It counts
-// itself in at the gate, and out.
+// look sends a request that changes nothing, so it may be repeated, and without an answer no change is in doubt. It
+// enters and leaves the gate.
 func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
 	if err := d.begin(ctx); err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
 	return state, nil
 }
 
-// errNoAnswer: the server violates the protocol.
+// errNoAnswer: the server has violated the protocol.
 var errNoAnswer = fmt.Errorf("%w: unexpected reply of the server", backend.ErrUnavailable)
 
 // stateOf converts a name's state to the contract's type. It omits the tokens of a server that is not durable: they
@@ -116,15 +116,15 @@ func kindOf(k lockpb.Kind) backend.Kind {
 	return backend.KindExclusive
 }
 
-// listPage bounds the names that List requests at once: while the leader, or this client, works on a page, all other
-// calls wait.
+// listPage bounds the names in one page of List: while the leader, or this client, works on a page, all other calls
+// wait.
 const listPage = 100
 
-// List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page shows
-// one moment, the pages together do not.
+// List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page
+// shows the state at one moment, the pages together do not.
 //
-// Names acquired or released while pages are read may be shown or not, but no name comes twice. An error ends it, as
-// the last element. Leaving the loop early is free, and its body may call the driver:
+// Names that are acquired or released while pages are read may be missing or shown, but no name comes twice. An error
+// is the last element. The loop may end early, and its body may call the driver:
 //
 //	for state, err := range d.List(ctx, "orders/") {
 //		if err != nil {
@@ -139,7 +139,7 @@ func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.Stat
 // ListAfter implements backend.Pager.
 func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
-		after := after // of this loop over it
+		after := after // each loop over the sequence begins at the same name
 		if err := backend.ValidateName(prefix); prefix != "" && err != nil {
 			yield(backend.State{}, d.callError("list", prefix, err))
 			return
@@ -168,12 +168,13 @@ func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[
 	}
 }
 
-// ForceRelease ends the holds that r names; a minimum hold ends too. Their holders are notified immediately, with
-// backend.ReasonForceReleased. A name without a holder, or without a matching hold, is backend.ErrNotHeld. The server
-// knows the principal itself; r's is not sent.
+// ForceRelease ends the holds that r names, even during their minimum hold. Their holders are notified immediately,
+// with backend.ReasonForceReleased. A name without a holder, or without a matching hold, is backend.ErrNotHeld. The
+// server knows the principal itself; r's is not sent.
 //
 // r.Reason is text for people, and is shown to watchers of the name. The first waiters are granted in the same step.
-// After backend.ErrUnknown look who holds the name before you call it again: it may be the next holder by now.
+// After backend.ErrUnknown, look at the holder before you call ForceRelease again: the name may have another holder by
+// now.
 func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
 	return d.callError("force-release", r.Name, d.forceRelease(ctx, &r))
 }
@@ -191,7 +192,7 @@ func (d *Driver) forceRelease(ctx context.Context, r *backend.ForceRequest) erro
 	if r.Nonce != (fencing.Nonce{}) {
 		force.Nonce = r.Nonce[:]
 	}
-	// Repeated after a lost answer, a call without a nonce would end the next hold.
+	// A call without a nonce is not repeated after a lost answer, because it could end the next hold.
 	request := onBehalf(ctx, &lockpb.Request{Call: &lockpb.Request_ForceRelease{ForceRelease: force}})
 	_, err := d.ask(ctx, call{once: r.Nonce == (fencing.Nonce{}), request: request})
 	return err

@@ -17,8 +17,8 @@ const (
 // kept is one session in a keepalive.
 type kept struct {
 	session *session
-	call    *call           // that waits for it; nil: it was included
-	sent    backend.Instant // just before the keepalive was sent
+	call    *call           // the call that waits for the answer; nil: keepOthers has included the session
+	sent    backend.Instant // the instant just before the keepalive was sent
 	seen    uint64          // as in call
 }
 
@@ -43,7 +43,8 @@ func (c *conn) addKept(keep *lockpb.Request, k kept) {
 // lookEvery is the minimum interval between two checks of the other sessions. No TTL needs more frequent checks.
 const lookEvery = minTTL / 6
 
-// keepOthers includes the sessions for which half the time until their own keepalive is over. The caller holds d.mu.
+// keepOthers adds the sessions for which at least half of the interval between their own keepalives has passed. The
+// caller holds d.mu.
 func (c *conn) keepOthers(keep *lockpb.Request, now backend.Instant) {
 	if now.Sub(c.looked) < lookEvery {
 		return
@@ -69,7 +70,7 @@ func (d *Driver) keptAlive(c *conn, all []kept, r *lockpb.Reply) {
 		d.leader = e.LeaderAddress
 		for _, k := range all {
 			if k.call != nil && d.calls[k.call.number] == k.call && k.call.on == c {
-				k.call.sent = 0 // it had no effect; it goes to the next leader
+				k.call.sent = 0 // it had no effect; it is sent to the next leader
 			}
 		}
 		c.cancel(errDeposed)

@@ -26,8 +26,8 @@ func (c counting) Send(m *lockpb.ClientMessage) error {
 	return c.Stream.Send(m)
 }
 
-// A client that holds locks with several TTLs, and so has several sessions, renews them together: one keepalive takes
-// along the sessions that are due soon.
+// A client that holds locks with several TTLs, and so has several sessions, renews them together: one keepalive
+// includes the sessions that are due soon.
 func TestOneKeepaliveForAllTTLs(t *testing.T) {
 	t.Parallel()
 	const ttl, sessions = 12 * time.Second, 8

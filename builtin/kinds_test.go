@@ -39,7 +39,7 @@ type pending struct {
 	err   error
 }
 
-// wait begins to wait for r, and returns when there are so many waiters for its name.
+// wait begins to wait for r, and returns when the name has the given number of waiters.
 func wait(t *testing.T, d *builtin.Driver, r backend.Request, waiters int) *pending {
 	t.Helper()
 	p := begin(t, d, r)
@@ -81,7 +81,7 @@ func (p *pending) granted(t *testing.T) backend.Grant {
 	return p.grant
 }
 
-// stillWaiting checks that so many wait for a name.
+// stillWaiting checks the number of waiters for a name.
 func stillWaiting(t *testing.T, d *builtin.Driver, name string, waiters int) {
 	t.Helper()
 	if n := waitersOf(t, d, name); n != waiters {
@@ -98,7 +98,7 @@ func giveBack(t *testing.T, d *builtin.Driver, grants ...backend.Grant) {
 	}
 }
 
-// refused makes one attempt, which must fail for that reason.
+// refused makes one attempt, which must fail with the error why.
 func refused(t *testing.T, d *builtin.Driver, r backend.Request, why error) error {
 	t.Helper()
 	g, err := d.Acquire(t.Context(), r)
@@ -108,7 +108,7 @@ func refused(t *testing.T, d *builtin.Driver, r backend.Request, why error) erro
 	return err
 }
 
-// holdersOf returns who holds a name, and how.
+// holdersOf returns the holders of a name.
 func holdersOf(t *testing.T, d *builtin.Driver, name string) []backend.Holder {
 	t.Helper()
 	info, err := d.Look(t.Context(), name)
@@ -179,7 +179,7 @@ func TestPermits(t *testing.T) {
 	}
 	refused(t, d, permitsOf("pool", 4, 8), backend.ErrHeld)
 	many := wait(t, d, permitsOf("pool", 6, 8), 1)
-	refused(t, d, permitsOf("pool", 1, 8), backend.ErrHeld) // there are three, for whom came first
+	refused(t, d, permitsOf("pool", 1, 8), backend.ErrHeld) // three permits are free, but the waiter is first
 	few := wait(t, d, permitsOf("pool", 2, 8), 2)
 	giveBack(t, d, two)
 	stillWaiting(t, d, "pool", 2)
@@ -371,7 +371,7 @@ func TestDeadlockIsRefusedWithItsCycle(t *testing.T) {
 	stranger.granted(t)
 }
 
-// Callers of one program wait for each other like those of two programs, unless one acquires under the hold of the
+// Callers of one program wait for each other like callers of two programs, unless one acquires under the hold of the
 // other.
 func TestDeadlocksOfOneClient(t *testing.T) {
 	t.Parallel()
@@ -384,7 +384,7 @@ func TestDeadlocksOfOneClient(t *testing.T) {
 	}
 	one := take(t, d, waiting("x"))
 	two := wait(t, d, waiting("x"), 1)
-	refused(t, d, waiting("x", one), backend.ErrDeadlock) // for itself
+	refused(t, d, waiting("x", one), backend.ErrDeadlock) // the request would wait for its own hold
 	child := take(t, d, waiting("y", one))
 	sibling := wait(t, d, waiting("y", one), 1)
 	giveBack(t, d, child)

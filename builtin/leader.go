@@ -1,8 +1,8 @@
 package builtin
 
-// Finding the leader. One goroutine, maintain, does it for the whole driver while a call needs a connection: it asks
-// all members, one shortly after the other, serves the connection to the leader until that ends, and repeats. It ends
-// with Close.
+// The search for the leader. One goroutine, maintain, searches for the whole driver while a call needs a connection:
+// it asks all members, one shortly after the other, serves the connection to the leader until that ends, and repeats.
+// It ends with Close.
 
 import (
 	"cmp"
@@ -29,16 +29,16 @@ const (
 	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the
 	// patience.
 	firstRetry = 25 * time.Millisecond
-	// While members report no leader, the pause stays at electionPause at most for usualElection: the next grant of every
-	// client waits for it. A longer wait means that there is no election, or too few members for one.
+	// While members report no leader, the pause is at most electionPause for usualElection, because the next grant of
+	// every client waits for it. After that time there probably is no election, or there are too few members for one.
 	electionPause = 100 * time.Millisecond
 	usualElection = 3 * time.Second
-	// lasting is the time after which a connection counts as successful.
+	// lasting is the minimum duration of a connection that resets the pause.
 	lasting = time.Second
 	// roundTime bounds one round over all members.
 	roundTime = 2 * time.Second
 	// electionTime, silentTime and refusedTime bound a call's wait for an election, for a network without responses, and
-	// for members that refuse connections: such a member may just be starting. Callers that wait for a lock keep waiting.
+	// for members that refuse connections, which may be starting. Callers that wait for a lock keep waiting.
 	electionTime = 10 * time.Second
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
@@ -53,8 +53,7 @@ const (
 // patience returns the maximum time without a response before another server is asked: a quarter of the shortest TTL
 // in use, so that a session outlives an unresponsive leader. The caller holds d.mu.
 //
-// With no session in use it is mostPatience. It is computed each time, since a session with a short TTL may come or
-// go.
+// Without a session it is mostPatience.
 func (d *Driver) patience() time.Duration {
 	shortest := 4 * mostPatience
 	for _, s := range d.byID {
@@ -66,7 +65,7 @@ func (d *Driver) patience() time.Duration {
 // maintain keeps a connection to the leader while a call needs one. It pauses between rounds, and longer each time, so
 // that a cluster that is down is not flooded; a connection that has lasted resets that.
 //
-//	a leader was found, and served for lasting       begin again at once
+//	a leader was found, and served for lasting       begin again immediately
 //	it was served for less                           pause; the next pause is twice as long
 //	nobody leads, but members answer                 the same, but electionPause at most for usualElection
 //	nobody answers                                   the same, up to a quarter of the patience
@@ -75,7 +74,7 @@ func (d *Driver) patience() time.Duration {
 // Driver.lines, with the first call; it ends only with lineCtx.
 func (d *Driver) maintain() {
 	retry := firstRetry
-	var leaderless backend.Instant // since when rounds have failed; zero: the last one did not
+	var leaderless backend.Instant // the beginning of the first of the failed rounds; zero: the last round succeeded
 	for d.awaitDemand() {
 		began := d.clock.Now()
 		c, err := d.findLeader()
@@ -93,7 +92,7 @@ func (d *Driver) maintain() {
 				leaderless = began
 			}
 		}
-		if kit.Sleep(d.lineCtx, spread(retry)) != nil { // not pause: connections outlive the beginning of Close
+		if kit.Sleep(d.lineCtx, spread(retry)) != nil { // d.pause would end when Close begins
 			return
 		}
 		d.mu.Lock()
@@ -106,10 +105,9 @@ func (d *Driver) maintain() {
 	}
 }
 
-// awaitDemand returns true once a connection is needed, and false when the driver is closed.
+// awaitDemand returns true once a call, a session or a watch needs a connection, and false when the driver is closed.
 //
-// After the end of its last session, a driver keeps its connection, and opens another one only when it needs it. wake
-// may have rung for calls that are done, which costs one check.
+// After the end of its last session, a driver keeps its connection, but opens another one only when it needs it.
 func (d *Driver) awaitDemand() bool {
 	for {
 		d.mu.Lock()
@@ -128,17 +126,16 @@ func (d *Driver) awaitDemand() bool {
 // errElecting: members answer, but no member is the leader.
 var errElecting = errors.New("the members have no leader at present")
 
-// nobodyLeads ends the calls that saw a whole round fail, which began at that instant, once they have waited as long
-// as such a failure may last in a healthy cluster. The next round may succeed for a call that is younger than this
-// one.
+// nobodyLeads handles the failure of a round that began at the instant began. It ends calls that waited through all of
+// the round, once they have waited for as long as such a failure may last in a healthy cluster:
 //
 //	a member answered, and nobody leads   electionTime
 //	a member did not answer               silentTime
 //	all refused                           refusedTime
 //	one serves nobody for longer (closed) not at all
 //
-// Callers that wait in a queue are not ended here (patient), but by their contexts: dropping a place because of an
-// outage would put them at the end of the queue after it. An invalid token is no outage.
+// It does not end the calls of waiters in a queue (patient), since they would lose their places because of an outage;
+// their contexts end these calls. An invalid token is no outage, and ends them, too.
 func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	if d.forming != nil && d.forming() {
 		return
@@ -153,7 +150,7 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	case errors.Is(err, errSilent):
 		hope = silentTime
 	}
-	// A member with an older file of principals may refuse the token that the next leader knows.
+	// A member with an older file of principals may refuse a token that the next leader accepts.
 	invalid := errors.Is(err, errToken) && !errors.Is(err, errElecting) && !errors.Is(err, errSilent) && closed == nil
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -165,8 +162,8 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 	}
 }
 
-// candidates returns the addresses to ask, the likeliest first: the last leader or the leader that a member named, then
-// the user's addresses, then the addresses that members reported. Each address comes once.
+// candidates returns the addresses to ask, without duplicates: the last leader or the leader that a member named, then
+// the user's addresses, then the addresses that members reported.
 func (d *Driver) candidates() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -179,22 +176,21 @@ func (d *Driver) candidates() []string {
 	return all
 }
 
-// greeting is one member's answer: conn, or err. findLeader, which receives it, returns conn or cancels it.
+// greeting is one member's answer: conn or err. findLeader receives it, and returns or cancels conn.
 type greeting struct {
 	conn *conn
 	err  error
 }
 
-// findLeader asks all members in turn, the next one when the previous does not answer immediately, and returns a
-// connection to the leader.
+// findLeader asks the members in turn, each after nextDial or an answer of an earlier one, and returns a connection to
+// the leader.
 //
-// Concurrent requests would find the leader no sooner where the first one leads, which is the usual case, and every
-// client would connect to every member after each election. Strictly sequential requests would spend the round on a
-// frozen member. So the next member is asked after nextDial, or immediately after an answer.
+// Usually the first member leads, so concurrent requests would gain nothing, and every client would connect to every
+// member after each election. Strictly sequential requests would spend the round on a frozen member.
 //
-// It returns when no greeting is in progress: of two members that both claim to lead, it keeps the first to answer,
-// and closes the other connection. The errors of all members are joined, with errElecting if one answered without
-// leading.
+// It returns when no greeting is in progress. If two members claim to lead, it keeps the connection to the first that
+// answers, and closes the other. It joins the errors of all members, with errElecting if a member answered that does
+// not lead; a cluster that serves no clients yet is a *ClosedError alone.
 func (d *Driver) findLeader() (*conn, error) {
 	round, cancel := context.WithTimeoutCause(d.lineCtx, roundTime, errSilent)
 	defer cancel()
@@ -235,7 +231,7 @@ func (d *Driver) findLeader() (*conn, error) {
 				}
 			default:
 				found = g.conn
-				cancel() // the others need not answer any more
+				cancel() // the other members need not answer
 			}
 			next.Reset(0)
 		}
@@ -251,12 +247,11 @@ func (d *Driver) findLeader() (*conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// greet connects to one member and calls hello. round bounds that; the connection outlives it. findLeader receives
-// every greeting that it has begun, so no connection is left open unused.
+// greet connects to one member and calls hello, bounded by round, which the connection outlives. findLeader receives
+// every greeting that it has begun, so no unused connection stays open.
 //
-// The context of the stream is not round's child, because the connection would end with the round. Instead the end of
-// round cancels it until the greeting is over; unhook reports whether that came first, even in the moment between the
-// two.
+// The context of the stream is not a child of round, because the connection would end with the round. Instead the end
+// of round cancels it during the greeting; unhook returns false if that has happened.
 func (d *Driver) greet(round context.Context, address string) greeting {
 	ctx, cancel := context.WithCancelCause(d.lineCtx)
 	unhook := context.AfterFunc(round, func() { cancel(context.Cause(round)) })
@@ -277,11 +272,11 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 	}}
 }
 
-// hello opens a stream and asks the member for its welcome. It refuses a member of another protocol, or of another
-// cluster, before it sends any request.
+// hello opens a stream and asks the member for its welcome. It refuses a server of another protocol, and a leader of
+// another cluster, before the driver sends any other request.
 //
-// Only a leader's report on the cluster counts (learn): a member that lags may not know of a change, and a member
-// that never joined the cluster knows no change.
+// Only a leader's report on the cluster counts (learn): other members may lack changes, or may never have joined the
+// cluster.
 func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
 	stream, err := d.dialer(ctx, address)
 	if err != nil {

@@ -12,23 +12,23 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// lateGrace is the time by which a call outlives its context for cleanup. The contract allows 50 ms.
+// lateGrace is the maximum time for which a call outlives its context, for cleanup. The contract allows 50 ms.
 const lateGrace = 25 * time.Millisecond
 
 // leftover is state that a request may have in the service although no caller here uses it: after an abandoned
-// acquire, after a release that failed, or found on a new connection. A release by the session removes it, once it is due, and is sent until it is
-// answered.
+// acquire, after a failed release, or found on a new connection. Once it is due, the session sends a release of it
+// until the release is answered.
 //
-// It is forgotten when the same request comes again: see overtake. A release that is repeated after that would end
-// the new grant. It stays while its caller releases it, which may fail.
+// When the same request comes again, overtake forgets the leftover: a release that is repeated after that would end
+// the new grant. While a caller of Release releases it, the leftover stays, since that call may fail.
 //
-// Driver.mu protects it. There is one for a key at most, in session.leftovers:
+// Driver.mu protects it. session.leftovers has at most one for a key:
 //
 //	leave ─► due in one TTL ─► remove ─► answered: over
 //	giveBack ───────────────────►┘       └─ overtaken, or the session ended: over
 //
-// CancelWait of the protocol is not used: a release with a target does the same for a wait, ends a hold as well, and
-// stops an acquire that has not arrived yet.
+// The driver does not use CancelWait of the protocol: a release with a target does the same for a wait, ends a hold as
+// well, and stops an acquire that has not arrived yet.
 type leftover struct {
 	s      *session
 	k      key
@@ -41,17 +41,17 @@ type leftover struct {
 	none bool          // the service has no hold or wait of the request; valid once done is closed
 }
 
-// giveUp ends an attempt when its caller leaves. It returns nil if the attempt was decided meanwhile; otherwise why,
-// together with ErrUnavailable (no request was sent) or ErrUnknown (a hold or a wait may be left).
+// giveUp ends an attempt when its caller leaves. It returns nil if the attempt was decided meanwhile, and otherwise
+// why, alone or together with ErrUnavailable (no request was sent) or ErrUnknown (a hold or a wait may remain).
 //
-// A waiter removes all its state from the service: the first release ends the wait in all of its queues, or each ends
-// its hold. An attempt without waiting leaves its holds, if it is granted, to the caller, which may ask for them by
-// the same ids or release them, for one TTL: that is their lifetime in a service without sessions.
+// For a waiter, giveUp removes all state from the service: the first release ends the wait in all of its queues, or
+// each release ends a hold. The holds of an attempt that does not wait, if it is granted, remain for one TTL, which is
+// their lifetime in a service without sessions: until then the caller may repeat the request or release it.
 //
 //	decided meanwhile            nil: the attempt's own outcome counts
-//	Close                        ErrClosed; the session ends with all that it has
+//	Close                        ErrClosed; the session ends with its holds and waits
 //	no request was sent          ErrUnavailable
-//	waited, and all is out       why, alone
+//	waited, and all is removed   why, alone
 //	otherwise                    ErrUnknown
 func (s *session) giveUp(a *attempt, why error) error {
 	d := s.d
@@ -88,10 +88,9 @@ func (s *session) giveUp(a *attempt, why error) error {
 	return fmt.Errorf("%w: %w", backend.ErrUnknown, why)
 }
 
-// left waits a moment for releases, and reports whether the service has confirmed meanwhile that no hold or wait is
-// left.
+// left waits up to lateGrace for releases, and reports whether the service has confirmed that no hold or wait remains.
 //
-// The releases continue after that; only the caller's wait is bounded.
+// It bounds only the caller's wait: the releases continue.
 func (d *Driver) left(all []*leftover) bool {
 	ctx, cancel := context.WithTimeout(d.ctx, lateGrace)
 	defer cancel()
@@ -108,8 +107,8 @@ func (d *Driver) left(all []*leftover) bool {
 	return true
 }
 
-// leave notes a leftover that is due in one TTL: until then its caller may still ask for it; see giveUp. The caller
-// holds d.mu.
+// leave records a leftover that is due in one TTL: until then a caller may repeat or release its request, see giveUp.
+// The caller holds d.mu.
 func (s *session) leave(k key, token, target uint64) *leftover {
 	s.overtake(k)
 	l := &leftover{s: s, k: k, token: token, target: target, due: s.d.clock.Now().Add(s.ttl), done: make(chan struct{})}
@@ -125,8 +124,8 @@ func (s *session) giveBack(k key, token, target uint64) *leftover {
 	return l
 }
 
-// clear releases due leftovers. The session's own loop calls it whenever it wakes: about three times in a TTL, while
-// the server answers. The caller holds d.mu.
+// clear releases due leftovers. keepAlive calls it about three times in a TTL, while the server answers. The caller
+// holds d.mu.
 func (s *session) clear(now backend.Instant) {
 	for _, l := range s.leftovers {
 		if l.call == nil && now >= l.due {
@@ -135,8 +134,8 @@ func (s *session) clear(now backend.Instant) {
 	}
 }
 
-// remove sends the release. It spares holds that another client has taken over by the same request id. The caller
-// holds d.mu.
+// remove sends the release. It does not end holds that another client has taken over by the same request id. The
+// caller holds d.mu.
 func (l *leftover) remove() {
 	s := l.s
 	l.call = &call{
@@ -149,8 +148,8 @@ func (l *leftover) remove() {
 // overtake forgets a leftover. Its release is not repeated on a later connection, where it would follow the new
 // request. The caller holds d.mu.
 //
-// A release in flight is not cancelled: on the same connection it comes before the new request. Its answer finds that
-// it was overtaken.
+// A release in flight is not cancelled: on the same connection it comes before the new request, and answered finds
+// that it was overtaken.
 func (s *session) overtake(k key) {
 	if l := s.leftovers[k]; l != nil {
 		if l.call != nil {
@@ -160,9 +159,9 @@ func (s *session) overtake(k key) {
 	}
 }
 
-// answered handles the answer to the release. While the service cannot serve, the release is repeated after a pause,
-// unless it was overtaken; the sequence is the same, so the server carries out only one. It outlasts a time without a
-// leader (patient), and ends with the session, or with the driver. The caller holds d.mu.
+// answered handles the answer to the release. While the service cannot serve, it repeats the release after a pause,
+// unless the leftover was overtaken; the sequence is the same, so the server executes only one of them. The release
+// survives a time without a leader (patient), and ends with the session or with the driver. The caller holds d.mu.
 func (l *leftover) answered(r *lockpb.Reply, err error) {
 	s := l.s
 	if wire := r.GetError(); wire != nil {

@@ -19,9 +19,9 @@ import (
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
 
-// Members that know rules replace members that do not, one by one and under load. Until the last one is replaced rules are
-// refused, and no entry has a field of rules: a machine of the lower level refuses those, to the client that asked. Then
-// rules are set, and no hold is lost.
+// Members that know rules replace members that do not, one by one and under load. Until the last member is replaced,
+// rules are refused and no entry has a field of rules: a machine of the lower level refuses such an entry with an
+// error to the client. Then rules are set, and no hold is lost.
 func TestMembersAreReplacedThroughTheLevelOfRules(t *testing.T) {
 	t.Parallel()
 	addresses := freeport.Addresses(t, 6)
@@ -63,8 +63,8 @@ func TestMembersAreReplacedThroughTheLevelOfRules(t *testing.T) {
 					err = errors.Join(d.Renew(of, []backend.Grant{kept})[0].Err, d.Release(of, g))
 				}
 				switch {
-				case errors.Is(err, backend.ErrUnavailable), errors.Is(err, backend.ErrUnknown): // nobody led for long
-				case errors.Is(err, backend.ErrHeld): // what such a call has left
+				case errors.Is(err, backend.ErrUnavailable), errors.Is(err, backend.ErrUnknown): // a time without a leader
+				case errors.Is(err, backend.ErrHeld): // the leftover of such a call
 				case err != nil:
 					t.Errorf("client %d: %v", i, err)
 					return

@@ -11,14 +11,14 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// takeOver moves to this session the holds and waits of the requests on other sessions, so that the same acquire
-// finds them here.
+// takeOver moves the holds and waits of the requests from other sessions to this one, so that a repeated acquire finds
+// them here.
 //
-// A set of which only some are held cannot be completed: its remaining holds are ended, even another client's, as any
-// later acquire by the same ids replaces the earlier one.
+// A set of which only some names are held cannot be completed. takeOver ends its remaining holds, even those of
+// another client, since a later acquire with the same ids replaces the earlier one.
 //
-// A hold that moves here may not be requested again; it is noted as a leftover, which the following acquire
-// overtakes. The server notifies the other session that its hold has moved.
+// A hold that moves here is recorded as a leftover, in case that no acquire follows; an acquire that follows overtakes
+// it. The server notifies the other session that its hold has moved.
 //
 //	no name is held           nil: the acquire that follows begins anew
 //	all are held              nil: the acquire finds them
@@ -37,7 +37,7 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 		switch {
 		case err == nil, errors.Is(err, backend.ErrNotHeld):
 		case i > 0 && ctx.Err() != nil:
-			return fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err()) // of the others, some may be here by now
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, ctx.Err()) // some of the earlier ones may be here by now
 		case i > 0:
 			return fmt.Errorf("%w: %v", backend.ErrUnknown, err)
 		default:
@@ -55,10 +55,10 @@ func (s *session) takeOver(ctx context.Context, rs []backend.Request) error {
 	return nil
 }
 
-// endRest ends a hold of this session after its set was broken. Its holder, if there is one, is notified.
+// endRest ends a hold of this session whose set is incomplete, and notifies the holder, if there is one.
 //
-// A hold that is gone already is no error. If the session has ended, so has everything on it, and the caller repeats
-// in another session.
+// A hold that has ended already is no error. If the session has ended, so have its holds, and the caller retries in
+// another session.
 func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	d, k := s.d, key{g.Name, g.RequestId}
 	if err := s.carryOut(ctx, releaseOf(k, g.Token, 0), k, nil); err != nil && !errors.Is(err, backend.ErrNotHeld) {
@@ -72,19 +72,19 @@ func (s *session) endRest(ctx context.Context, g *lockpb.Grant) error {
 	return nil
 }
 
-// move takes a hold over to the session, with token zero any hold or wait of the request. granted is called with d.mu
-// held, when the answer comes: a loss that is pushed right behind it finds the hold. It returns the instant from
-// which the hold is valid. A move is never in doubt for long: a repetition gets the same answer.
+// move moves the hold with the token to the session, or with token zero any hold or wait of the request, and returns
+// the instant from which the hold is valid. It calls granted with d.mu held when the answer comes, so that a loss that
+// is pushed right behind the answer finds the hold.
 //
-// A move needs no sequence: it asks for a state, and a repetition finds it reached.
+// A move needs no sequence: a repetition finds the hold in its new place, and gets the same answer.
 //
 //	moved, or here already     the instant, and granted was called
 //	ErrNotHeld                 the request has no such hold
-//	the session ended          errSessionEnded, after its holders were notified
-//	no answer                  ErrUnknown: the hold hangs on one session or the other
+//	the session ended          errSessionEnded; its holders are notified
+//	no answer                  ErrUnknown: the hold is on one session or the other
 //
-// A wait moves as well, if the token is zero. The server then answers with a place in the queue and no grant, so
-// granted is not called; the acquire that follows finds the place.
+// If a wait moves, the server answers with a place in the queue and no grant, and move does not call granted; the
+// acquire that follows finds the place.
 func (s *session) move(ctx context.Context, k key, token uint64, granted func(*lockpb.Grant)) (backend.Instant, error) {
 	var sent backend.Instant
 	c := call{

@@ -21,7 +21,7 @@ func init() { kit.Register(Open, "fencelock", "fencelocks") }
 //
 //	ca, cert, key   files in PEM form: the authorities to trust, and the client's certificate with its key
 //	server-name     the name to expect in the servers' certificates
-//	timeout         how long to wait for the first answer, 5s by default
+//	timeout         bounds the wait for the first answer, 5s by default
 //	under           holds of other processes, with commas between them: see Options.Under
 //	credential      a file with a token, read for each connection: see Options.TokenFile. It needs TLS
 //
@@ -35,7 +35,7 @@ func init() { kit.Register(Open, "fencelock", "fencelocks") }
 //	}
 //	locks, err := fencelock.ForCorrectness(d, nil)
 //
-// ctx bounds the first answer only, as timeout does; the driver outlives both.
+// ctx and timeout bound only the wait for the first answer; the driver outlives both.
 func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	u, err := syntax.ParseURL(rawURL)
 	if err != nil {

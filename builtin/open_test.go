@@ -52,7 +52,7 @@ func TestOpenWithoutServer(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// Port 1 is reserved and nobody listens there.
+	// Port 1 is reserved, and no server listens there.
 	if _, err := Open(ctx, "fencelock://127.0.0.1:1"); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("open: %v, want ErrUnavailable", err)
 	}

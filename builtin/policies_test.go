@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/builtin"
 )
 
-// adminOf is the service for operators of n.
+// adminOf returns the administration of n.
 func adminOf(t *testing.T, n *node) *builtin.Admin {
 	t.Helper()
 	admin, err := builtin.OpenAdmin("fencelock://" + n.addr())
@@ -21,7 +21,7 @@ func adminOf(t *testing.T, n *node) *builtin.Admin {
 	return admin
 }
 
-// policies gives the cluster of n policies.
+// policies sets the policies of the cluster of n.
 func policies(t *testing.T, n *node, text string) {
 	t.Helper()
 	admin := adminOf(t, n)
@@ -36,8 +36,8 @@ func policies(t *testing.T, n *node, text string) {
 	}
 }
 
-// A lease that is renewed in time ends at its maximum hold time, for that reason and before the rival holds. A grant
-// after a wait counts as one without.
+// A lease that is renewed in time ends at its maximum hold time, with that reason and before the rival holds. The same
+// is true for a grant after a wait.
 func TestPolicyMaxHold(t *testing.T) {
 	t.Parallel()
 	const most = 15 * time.Second
@@ -80,7 +80,7 @@ func TestPolicyMaxHold(t *testing.T) {
 	}
 }
 
-// A grant is not valid beyond the maximum hold time, also when the acquire is repeated.
+// A grant is not valid beyond the maximum hold time, even if the acquire is repeated.
 func TestPolicyMaxHoldOfARepeatedAcquire(t *testing.T) {
 	t.Parallel()
 	const most = time.Minute

@@ -25,7 +25,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// serverRole is a server in a separate process. Its argument is a member in JSON.
+// serverRole is the role of a server in a separate process. Its argument is a member in JSON.
 const serverRole = "server"
 
 func TestMain(m *testing.M) {
@@ -34,15 +34,15 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// member is how to start one server.
+// member has the settings of one server.
 type member struct {
 	DataDir, Listen, PeerListen string
 	Join                        []string
 	BootstrapExpect             int
-	// Routes are where a member dials instead of the addresses that the others advertise.
+	// Routes maps the addresses that the others advertise to the addresses that the member dials instead.
 	Routes map[string]string
 
-	// What its rig is made of: see there. Zero values mean the usual.
+	// Settings of its rig: see serverfault.Rig. Zero values mean the defaults.
 	SegmentBytes                     int
 	SnapshotEntries, TrailingEntries uint64
 	SnapshotInterval                 time.Duration
@@ -50,7 +50,8 @@ type member struct {
 	prepare func(dir string) // is called with the data directory before the first start, if it is not nil
 }
 
-// serve reports to its parent each term in which it leads. It ends on SIGTERM, or by itself.
+// serve runs a server, and reports to its parent each term in which the server leads. It ends on SIGTERM, or after a
+// failure.
 func serve(in <-chan string, args []string) int {
 	var m member
 	if err := json.Unmarshal([]byte(args[0]), &m); err != nil {
@@ -90,20 +91,19 @@ func serve(in <-chan string, args []string) int {
 
 // processes are the members of a cluster, each in a separate process. A test can cut each path between them.
 type processes struct {
-	t       testing.TB // of the whole test
+	t       testing.TB // the whole test
 	members []member
 	paths   [][]*fault.Proxy // from, to; nil on the diagonal
 
 	mu       sync.Mutex // protects the following fields
 	children []*fault.Child
-	term     uint64 // the highest in which a member has led
+	term     uint64 // the highest term in which a member has led
 	leader   int
 	news     chan struct{} // closed when term changes
 	felt     []felt
 }
 
-// startProcesses starts a cluster of n members. An optional member in like carries the unusual settings of all of
-// them.
+// startProcesses starts a cluster of n members. An optional member in like has further settings for all of them.
 func startProcesses(t testing.TB, n int, like ...member) *processes {
 	t.Helper()
 	p := &processes{
@@ -153,7 +153,7 @@ func newProxy(t testing.TB, upstream string) *fault.Proxy {
 	return x
 }
 
-// addrs are where clients connect.
+// addrs returns the addresses for clients.
 func (p *processes) addrs() []string {
 	var all []string
 	for _, m := range p.members {
@@ -168,7 +168,7 @@ func (p *processes) child(i int) *fault.Child {
 	return p.children[i]
 }
 
-// start starts a member, unless it runs, and returns when it takes connections.
+// start starts a member, unless it runs, and returns when it accepts connections.
 func (p *processes) start(ctx context.Context, i int) error {
 	if c := p.child(i); c != nil && c.Running() {
 		return nil
@@ -178,7 +178,7 @@ func (p *processes) start(ctx context.Context, i int) error {
 		return err
 	}
 	c := fault.StartRole(p.t, serverRole, string(text))
-	for line := ""; line != "serving"; { // a member that comes back may have things to tell before
+	for line := ""; line != "serving"; { // a restarted member may report something else first
 		if line, err = c.Line(ctx); err != nil {
 			return err
 		}
@@ -202,7 +202,7 @@ func (p *processes) listen(i int, c *fault.Child) {
 	}
 }
 
-// leads notes that a member leads in a term. p.mu is held.
+// leads notes that a member leads in a term. The caller holds p.mu.
 func (p *processes) leads(i int, term uint64) {
 	if term > p.term {
 		p.term, p.leader = term, i
@@ -214,7 +214,7 @@ func (p *processes) leads(i int, term uint64) {
 func (p *processes) kill(_ context.Context, i int) error  { return p.child(i).Kill() }
 func (p *processes) pause(_ context.Context, i int) error { return p.child(i).Pause() }
 
-// resume lets a paused member go on, if it has not ended.
+// resume resumes a paused member, if it has not ended.
 func (p *processes) resume(_ context.Context, i int) error {
 	if c := p.child(i); c.Running() {
 		return c.Resume()
@@ -222,7 +222,7 @@ func (p *processes) resume(_ context.Context, i int) error {
 	return nil
 }
 
-// lead waits for a leader of a term after the given one. It serves: most members have an entry of its term.
+// lead waits for a leader of a later term than the given one, which serves: most members have an entry of its term.
 func (p *processes) lead(ctx context.Context, after uint64) (int, uint64, error) {
 	for {
 		p.mu.Lock()
@@ -235,7 +235,7 @@ func (p *processes) lead(ctx context.Context, after uint64) (int, uint64, error)
 		}
 		select {
 		case <-news:
-		case <-time.After(50 * time.Millisecond): // it may have lost the lead, which nothing reports
+		case <-time.After(50 * time.Millisecond): // it may have lost the leadership, which no process reports
 		case <-ctx.Done():
 			return 0, 0, fmt.Errorf("no leader after term %d: %w", after, ctx.Err())
 		}
@@ -247,7 +247,7 @@ func (p *processes) hasLeader(ctx context.Context, i int) (bool, error) {
 	return err == nil && (w.Leader || w.LeaderAddress != ""), err
 }
 
-// hello says hello to member i and returns its answer.
+// hello sends a hello to member i and returns its answer.
 func (p *processes) hello(ctx context.Context, i int) (*lockpb.Welcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -271,7 +271,7 @@ func (p *processes) hello(ctx context.Context, i int) (*lockpb.Welcome, error) {
 	return m.Replies[0].GetWelcome(), nil
 }
 
-// cut keeps back what one member sends to another, on connections that either of them opened.
+// cut holds back the messages of one member to another, on connections that either of them opened.
 func (p *processes) cut(from, to int) {
 	p.paths[from][to].Hold(fault.Requests)
 	p.paths[to][from].Hold(fault.Replies)
@@ -298,7 +298,7 @@ func (p *processes) stopAll(t testing.TB) {
 		if err := p.kill(t.Context(), i); err != nil {
 			t.Fatal(err)
 		}
-		_ = p.child(i).Wait() // killed, it says
+		_ = p.child(i).Wait() // the error is that it was killed
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// forgetful is a stream on which the server's pushes about sessions get lost while it says so.
+// forgetful is a stream that drops pushes about sessions while drops is positive.
 type forgetful struct {
 	builtin.Stream
-	drops *atomic.Int32 // how many more
+	drops *atomic.Int32 // the number of pushes still to drop
 }
 
 func (f forgetful) Recv() (*lockpb.ServerMessage, error) {
@@ -28,8 +28,8 @@ func (f forgetful) Recv() (*lockpb.ServerMessage, error) {
 	return m, err
 }
 
-// A server that loses one push blocks no name: the driver learns of it within a third of the TTL. Without the count
-// in the answers to keepalives, the waiter would wait forever, and the holder would rely on a hold that it has lost.
+// A server that loses one push blocks no name: the driver notices within a third of the TTL. Without the count in the
+// answers to keepalives, the waiter would never return, and the holder would rely on a hold that it has lost.
 func TestLostPushIsNoticed(t *testing.T) {
 	t.Parallel()
 	const ttl = 10 * time.Second

@@ -12,19 +12,20 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Release releases a hold if it still is the granted one, and the service grants to the first waiter in the same
-// step. With a grant that Request.Grant made it removes whatever that request has, its hold or its place in the
-// queue. Without a hold it returns backend.ErrNotHeld.
+// Release releases a hold if it still is the granted one, and the service grants to the first waiter in the same step.
+// With a grant that Request.Grant made, it removes the hold of that request or its place in the queue. Without a hold
+// it returns backend.ErrNotHeld.
 //
 // After another error the driver repeats the release in the background, so that the hold does not live as long as its
-// session. Release may be repeated, too: it is ErrNotHeld then if an earlier one was carried out. A minimum hold goes on without its holder, and the name stays closed for the rest of it.
+// session. Release may be repeated, too: it returns ErrNotHeld if an earlier release was executed. A minimum hold
+// continues without its holder, and the name stays closed until it ends.
 // ErrNotHeld has a reason if the service or the driver knows one (*backend.NotHeldError).
 func (d *Driver) Release(ctx context.Context, g backend.Grant) error {
 	return d.callError("release", g.Name, d.release(ctx, &g))
 }
 
 // release is Release without the error's frame. If the session that sends the release is not the hold's and ends
-// meanwhile, another session sends it. If the session was the hold's, the hold is gone.
+// meanwhile, another session sends it. If it is the hold's, the hold has ended with it.
 func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	if err := d.begin(ctx); err != nil {
 		return err
@@ -56,12 +57,12 @@ func (d *Driver) release(ctx context.Context, g *backend.Grant) error {
 	}
 }
 
-// sessionOf returns the session to speak for and counts the caller among its users: the session of the hold, if the
-// hold is one of ours, or else any session. The server compares request id and token, not the session; but a request
-// without a session would have no sequence, and could be carried out twice.
+// sessionOf returns the session that sends a release, and counts the caller among its users: the session of the hold,
+// if this driver has the hold, or else any session. The server compares request id and token, not the session; but a
+// request without a session would have no sequence, and could be executed twice.
 //
-// The hold, if it is returned, is busy: carryOut undoes that. Any session will do for a hold of another process; the
-// session of the grant's TTL is preferred, and no session is opened if another one is open.
+// A returned hold is busy: carryOut undoes that. For a hold of another process, sessionOf prefers the session of the
+// grant's TTL, and opens a session only if none is open.
 func (d *Driver) sessionOf(ctx context.Context, k key, token uint64, ttl time.Duration) (*session, *hold, error) {
 	d.mu.Lock()
 	if h := d.holds[k]; h != nil && (token == 0 || token == h.token) {
@@ -79,18 +80,18 @@ func (d *Driver) sessionOf(ctx context.Context, k key, token uint64, ttl time.Du
 	return s, nil, err
 }
 
-// use counts a caller among the callers that end or move the hold, and among the users of its session: carryOut
-// undoes the first, and the caller the second. The caller holds d.mu.
+// use counts a caller among the callers that end or move the hold, which carryOut undoes, and among the users of its
+// session, which the caller undoes. The caller holds d.mu.
 func (h *hold) use() {
 	h.busy++
 	h.session.Add(1)
 }
 
-// carryOut sends a release, and forgets h, which may be nil.
+// carryOut sends a release, and drops h, which may be nil.
 //
 //	done                     the hold is dropped, and its request's leftover is forgotten
-//	ErrNotHeld               the same: it is gone
-//	the session ended        all of its holds are lost, this one too
+//	ErrNotHeld               the same: it has ended
+//	the session ended        all of its holds are lost
 //	other errors             the hold is a leftover, which the session releases
 //
 // The sequence is settled in every case: no caller waits for an answer any more.
@@ -122,8 +123,8 @@ func (s *session) carryOut(ctx context.Context, release *lockpb.Request, k key, 
 // Expire ends an expired hold on behalf of the core, before its session ends: the session may live on for
 // other holds. It ends only a hold that this driver knows: a hold that has moved to another client is that client's.
 //
-// It has no timer: the core says when. Without it the name would stay closed until the session of all other holds
-// with that TTL ends. Errors are those of Release.
+// The core decides when a hold has expired; the driver has no timer for it. Without Expire the name would stay closed
+// until the session ends, which all holds with that TTL share. Errors are those of Release.
 func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
 	return d.callError("expire", g.Name, d.expire(ctx, &g))
 }
@@ -149,17 +150,17 @@ func (d *Driver) expire(ctx context.Context, g *backend.Grant) error {
 	return h.session.carryOut(ctx, ownReleaseOf(k, h.token, 0), k, h)
 }
 
-// releaseOf is the request on the wire that ends the hold with the token, or with zero whatever the request has. target
-// is the sequence of an acquire that is abandoned with it: should that arrive only later, the server does not carry
-// it out. Zero: no acquire.
+// releaseOf returns the request to end the hold with the token or, if that is zero, any hold or wait of the request.
+// target, unless it is zero, is the sequence of an abandoned acquire: if the acquire arrives later than the release,
+// the server does not execute it.
 func releaseOf(k key, token, target uint64) *lockpb.Request {
 	return &lockpb.Request{Call: &lockpb.Request_Release{Release: &lockpb.Release{
 		Name: k.name, RequestId: k.requestID, Token: token, Target: target,
 	}}}
 }
 
-// ownReleaseOf is releaseOf for the holds of the request's session alone: it spares holds that another client has
-// taken over by the same request id.
+// ownReleaseOf is releaseOf for holds of the sending session only: it leaves holds that another client has taken over
+// by the same request id.
 func ownReleaseOf(k key, token, target uint64) *lockpb.Request {
 	r := releaseOf(k, token, target)
 	r.GetRelease().Own = true

@@ -12,18 +12,19 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Renew prolongs grants, and answers for each of them, in order. One keepalive proves all grants with one TTL: if one
-// of them ended before it was sent, the push comes before its answer, on the same connection.
+// Renew prolongs grants, and returns a result for each of them, in order. One keepalive proves all grants of one
+// session: if a grant ended before the keepalive was sent, the push of its loss comes before the answer, on the same
+// connection.
 //
-// A grant with a TTL other than its session's, or that this driver does not know, moves to the session of its TTL
-// by a separate request; all of them travel together. A renewal never shortens: a grant with a shorter TTL moves only
-// once its earlier validity ends before the requested one.
+// A grant with a TTL other than its session's, or that this driver does not know, moves to the session of its TTL by a
+// separate request; Renew makes all of these concurrently. A renewal never shortens a hold: a grant with a shorter TTL
+// moves only once its earlier validity ends before the requested one.
 //
-// It returns when all are answered, or when ctx ends, each with an instant and a TTL, or an error:
+// It returns when all requests are answered, or when ctx ends. Each result has an instant and a TTL, or an error:
 //
-//	NotHeldError       it is lost, with the reason where that is known; it is never made again
+//	NotHeldError       the hold is lost, with the reason if it is known; Renew never acquires it again
 //	ErrUnavailable     the hold was not renewed
-//	ErrUnknown         it may have been renewed or not
+//	ErrUnknown         the hold may have been renewed or not
 //	ErrHistoryLost     the cluster has forgotten acknowledged changes; the hold is lost with that reason
 //
 // Goroutines: one for each session and one for each move, all of which have ended when it returns.
@@ -70,8 +71,8 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 	return out
 }
 
-// holdOf returns the hold that g names, if it is one of ours. The caller holds d.mu. The token has to be the same: an
-// earlier grant does not renew a later one.
+// holdOf returns this driver's hold of g, or nil. The token has to be the same: an earlier grant does not renew a
+// later one. The caller holds d.mu.
 func (d *Driver) holdOf(g *backend.Grant) *hold {
 	if h := d.holds[key{g.Name, g.RequestID}]; h != nil && h.token == incarnation(g) {
 		return h
@@ -79,15 +80,15 @@ func (d *Driver) holdOf(g *backend.Grant) *hold {
 	return nil
 }
 
-// renew proves the session of the grants with the numbers in members. It returns the grants that were on another
-// session when the server answered: another process may have taken them over for the same request, and they are still
-// the grants of that request.
+// renew proves the session, and writes the results of the grants at the indexes in members into out. It returns the
+// indexes of the grants that were no longer on this session when the server answered, for the caller to move: another
+// process may have taken them over for the same request, and they are still the grants of that request.
 //
-// The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before are known.
-// So a hold that is still there lived when the keepalive was sent.
+// The caller does not hold d.mu; renew takes it after the answer, when all losses that were pushed before the answer
+// have been handled. So a hold that is still there existed when the keepalive was sent.
 //
-// A grant of this session's TTL moves hold.until on. A grant with a shorter TTL stays where it is because of
-// hold.stays, and gets the requested TTL: the hold itself may live longer.
+// Only a grant with this session's TTL advances hold.until. A grant with a shorter TTL is here because of hold.stays,
+// and gets the requested TTL: the hold may live longer.
 func (s *session) renew(
 	ctx context.Context, grants []backend.Grant, members []int, out []backend.Renewal,
 ) (moved []int) {
@@ -112,12 +113,13 @@ func (s *session) renew(
 	return moved
 }
 
-// moveTo puts a hold on the session of the grant's TTL. Its token stays. While the move is on its way, the news that
-// the hold has left its old session is no loss (busy); and if no answer comes, it may be on either (unsure) until the
+// moveTo moves a hold to the session of the grant's TTL. Its token stays. During the move, a push that the hold has
+// left its old session is no loss (busy). If no answer comes, the hold may be on either session (unsure), until the
 // next renewal repeats the move.
 //
 // A hold that this driver does not know is moved too: it may be the grant of another process that acts for the same
-// client. The service decides by name, request id and token. Nobody listens for the loss of such a hold here.
+// client. The service identifies the hold by name, request id and token. Such a hold has no function to call at its
+// loss.
 func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
 	token := incarnation(g)
 	if token == 0 {
@@ -157,5 +159,5 @@ func (d *Driver) moveTo(ctx context.Context, g *backend.Grant) backend.Renewal {
 	if errors.Is(err, backend.ErrNotHeld) {
 		d.drop(k, h)
 	}
-	return out // errSessionEnded is about the session to move to, not the hold's
+	return out // errSessionEnded refers to the target session, not to the hold's
 }

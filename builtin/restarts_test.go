@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// After any number of members die and start again, one of them leads.
+// After any number of members are killed and restarted, one of them leads.
 func TestRestartsAreNeverLeaderless(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -29,7 +29,7 @@ func TestRestartsAreNeverLeaderless(t *testing.T) {
 					if err := p.kill(t.Context(), i); err != nil {
 						t.Fatal(err)
 					}
-					_ = p.child(i).Wait() // killed, it says
+					_ = p.child(i).Wait() // the error is that it was killed
 				}
 				begin := time.Now()
 				within(t, func(ctx context.Context) error {
@@ -38,7 +38,7 @@ func TestRestartsAreNeverLeaderless(t *testing.T) {
 							return err
 						}
 					}
-					if c.killed < c.members { // the leader may be among the others, and go on
+					if c.killed < c.members { // the leader may be among the others and continue
 						before = 0
 					}
 					_, _, err := p.lead(ctx, before)

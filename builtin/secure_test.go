@@ -13,8 +13,8 @@ import (
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
-// TestTLS: the server accepts a client that shows a certificate. A client fails without a certificate, without trust
-// in the server, or without TLS.
+// The server accepts a client with a certificate. A client without a certificate, without trust in the server, or
+// without TLS fails.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)

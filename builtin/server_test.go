@@ -66,7 +66,7 @@ func TestExtendMovesAHold(t *testing.T) {
 	if err := d.Renew(t.Context(), []backend.Grant{longer})[0].Err; err != nil {
 		t.Errorf("renewal on the new session: %v", err)
 	}
-	// A renewal for less does not take away what was promised.
+	// A renewal for a shorter TTL does not shorten the hold.
 	renewal = d.Renew(t.Context(), []backend.Grant{g})[0]
 	if renewal.Err != nil || renewal.TTL != g.TTL {
 		t.Errorf("renewal with less than before: %+v", renewal)
@@ -85,7 +85,7 @@ func TestExtendMovesAHold(t *testing.T) {
 	}
 }
 
-// The same request from another client takes the hold over, and the first client learns of it.
+// The same request from another client takes over the hold, and the first client is notified.
 func TestRequestOfAnotherClient(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
@@ -143,9 +143,9 @@ func TestForceReleaseReachesTheLease(t *testing.T) {
 // A slow consumer gets all events, as long as the server keeps them.
 func TestSlowWatcherMissesNothing(t *testing.T) {
 	t.Parallel()
-	n := startNodeIn(t, "") // its disk takes no time
+	n := startNodeIn(t, "") // without a disk, so that it is fast
 	d := attached(t, n)
-	const rounds = 2200 // two events each: more than wait for a slow caller, fewer than the server keeps
+	const rounds = 2200 // two events each: more than the driver keeps for a slow caller, fewer than the server keeps
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	info, err := d.Look(ctx, "x")
@@ -192,7 +192,7 @@ func TestSlowWatcherMissesNothing(t *testing.T) {
 	}
 }
 
-// A watch goes on across a restart of the server, without a gap.
+// A watch continues across a restart of the server, without a gap.
 func TestWatchSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
@@ -210,7 +210,7 @@ func TestWatchSurvivesARestart(t *testing.T) {
 		}
 	}()
 	var g backend.Grant
-	for len(seen) == 0 { // a watch does not say when it has begun
+	for len(seen) == 0 { // a watch does not report its beginning
 		g = take(t, worker, request("x", time.Minute))
 		if err := worker.Release(ctx, g); err != nil {
 			t.Fatal(err)
@@ -287,7 +287,7 @@ func TestManyCallers(t *testing.T) {
 	}
 }
 
-// A client that no longer has a hold cannot expire it, whatever it believes.
+// A client cannot expire a hold that has moved to another client.
 func TestExpireEndsOnlyWhatIsHere(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)

@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/internal/server"
 )
 
-// patience is how long a test waits for an expected event.
+// patience is the maximum time for which a test waits for an expected event.
 const patience = time.Minute
 
 // node is a server in this process that a test can stop, start again with its data, and freeze for its attached
@@ -105,7 +105,7 @@ func (n *node) attach(ctx context.Context) builtin.Stream {
 	return frozen{n.current().Attach(ctx), ctx, n}
 }
 
-// frozen is a stream that stands still while the node does.
+// frozen is a stream that blocks while its node is frozen.
 type frozen struct {
 	builtin.Stream
 	ctx  context.Context
@@ -139,8 +139,8 @@ func (f frozen) Recv() (*lockpb.ServerMessage, error) {
 	return m, err
 }
 
-// linked returns a driver that connects to each of the servers through a proxy, whichever of them tells it to go
-// there.
+// linked returns a driver that connects to each of the servers through a proxy, even if another server has named the
+// address.
 func linked(t testing.TB, addrs ...string) (*builtin.Driver, fault.Link) {
 	t.Helper()
 	return linkedBy(t, nil, addrs...)
@@ -174,12 +174,12 @@ func open(t testing.TB, addrs ...string) backend.FencingDriver {
 	return d
 }
 
-// admin is a client with which tests do what an administrator does.
+// admin is a client with which tests act as an administrator.
 type admin struct{ driver *builtin.Driver }
 
 func newAdmin(t testing.TB, addrs ...string) admin {
 	d := builtin.New(addrs, nil)
-	t.Cleanup(func() { _ = d.Close(context.Background()) }) // the servers may be gone by then
+	t.Cleanup(func() { _ = d.Close(context.Background()) }) // the servers may have ended by then
 	return admin{d}
 }
 
@@ -192,7 +192,7 @@ func within(t testing.TB, act func(context.Context) error) {
 	}
 }
 
-// quiet is a logger that writes only what a person who looks for a failure asks for.
+// quiet returns a logger that writes messages only if the environment asks for them.
 func quiet(testing.TB) *slog.Logger {
 	to := io.Discard
 	if os.Getenv("FENCELOCK_SERVER_LOG") != "" {

@@ -1,7 +1,7 @@
 package builtin
 
-// Sessions: one for each TTL in use. All holds and waits of the driver belong to one of them in the service, and live
-// as long as it does; so the driver renews a few sessions, not its holds.
+// Sessions: one for each TTL in use. Each hold and each wait of the driver belongs to a session in the service and
+// lives as long as that session, so the driver renews a few sessions and not its holds.
 //
 // A session's own goroutine, keepAlive, renews it while it is used and closes it a TTL after its last user has left. It
 // ends when the session does, and with Close, which ends all sessions itself.
@@ -19,54 +19,53 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// session has all holds and waiters with one TTL. Its own loop keeps it alive, and records when each request was sent
-// that proved it.
+// session has all holds and waiters with one TTL.
 //
-// The first call that needs its TTL makes a session; it is opened in the service, attached to one connection after
-// the other, and ended: by the service, when its time is over, or here, when nobody uses it. It never comes back: the
-// caller then takes another session, with another id, so that late requests of the old one cannot
-// touch the holds of the new one.
+// The first call that needs its TTL makes a session. The driver opens it in the service and attaches it to one
+// connection after the other. It ends in the service when its time is over, or here when it has no users. An ended
+// session is never used again: callers get another session, with another id, so that late requests of the old session
+// cannot affect holds of the new one.
 //
 // All fields but the first ones are protected by Driver.mu.
 type session struct {
-	kit.Session // its users, and whether it has ended
+	kit.Session // its users, and its end
 	d           *Driver
-	// id is 128 random bits. Anybody who knows it can speak for the session, so no log and no error has it.
+	// id is 128 random bits. A client that knows it can act for the session, so no log and no error contains it.
 	id  []byte
 	ttl time.Duration
 
 	// open: the service has it, as far as is known here. install attaches only open sessions.
 	open bool
-	// reason is why the service ended it; valid once ended, unless it was closed here.
+	// reason is the reason for its end; empty if the driver closed it.
 	reason backend.Reason
-	// on is the connection that it is attached to, which alone may speak for it and receives its pushes; nil: no
-	// connection, or the attachment is under way.
+	// on is the connection to which it is attached: only that connection carries its requests and receives its pushes.
+	// nil: there is no connection, or the attachment is in progress.
 	on *conn
 
-	// proved is just before the last request was sent that renewed it: its holds and waits are valid for ttl from
-	// then on. It is the instant of sending, never that of the answer, which may have been on its way for long.
+	// proved is the instant just before the last request that renewed it was sent: its holds and waits are valid for ttl
+	// from then on. The instant of the answer would be too late, by the time that the answer took.
 	proved backend.Instant
-	// asked is when another session's keepalive last included this one.
+	// asked is the instant at which another session's keepalive last included this one.
 	asked backend.Instant
 
-	// The service remembers the answer to each sequence until it is acknowledged, so that a request that is sent
-	// twice is carried out once. Acknowledged sequences must be settled: otherwise a repetition would get no answer.
+	// The service remembers the answer to each sequence until it is acknowledged, so that it executes a repeated request
+	// once. Only settled sequences may be acknowledged: otherwise a repetition would get no answer.
 	//
 	// sequence is the last one; unsettled are sequences with pending answers; all up to acknowledged are settled.
 	sequence     uint64
 	unsettled    map[uint64]struct{}
 	acknowledged uint64
 
-	// attempts are the undecided acquires, by each of their names: usually one, and several if a caller asks twice at
-	// a time with one request id. A key without attempts is not in the map.
+	// attempts are the undecided acquires, by each of their names: usually one, and several if callers acquire
+	// concurrently with one request id. A key without attempts is not in the map.
 	attempts map[key][]*attempt
 	// leftovers are possible leftovers in the service, one for a key at most.
 	leftovers map[key]*leftover
 }
 
-// sessionFor returns an open session for ttl and counts the caller among its users: it has to Leave. It makes a
-// missing session, for which all concurrent callers wait. The errors are those of opening it,
-// backend.ErrClosed, and ctx's with what unopened says.
+// sessionFor returns an open session for ttl, and counts the caller among its users until the caller calls Leave. It
+// makes a missing session, for which all concurrent callers wait. The errors are those of create, backend.ErrClosed,
+// and ctx's error as unopened wraps it.
 func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, error) {
 	s, err := d.sessions.Join(ctx, ttl, func() *session { return d.newSession(ttl) }, func(s *session) {
 		d.mu.Lock()
@@ -82,21 +81,21 @@ func (d *Driver) sessionFor(ctx context.Context, ttl time.Duration) (*session, e
 	return s, err
 }
 
-// unopened returns the error of a call for which the session was not open in time. Once the request to open it has
-// left, the outcome is unknown, although no lock was requested: the error must not promise that no request was sent.
-// The caller holds d.mu.
+// unopened returns the error of a call for which the session was not open in time. Once the request to open it may
+// have been sent, the outcome is unknown, although no lock was requested: the error must not promise that nothing was
+// sent. The caller holds d.mu.
 func (s *session) unopened(err error) error {
 	for _, x := range s.d.calls {
 		if x.session == s && (x.doubt || x.sent != 0) {
-			return fmt.Errorf("%w: %w", backend.ErrUnknown, err) // at least the session may be there
+			return fmt.Errorf("%w: %w", backend.ErrUnknown, err) // the session may have been opened
 		}
 	}
 	return unavailable(err)
 }
 
-// newSession makes a session that the service does not know yet. Its id is new and random, never derived from
-// anything: anybody who knows it can speak for the session, and a reused id could meet requests of its predecessor.
-// It is called under kit's mutex, and takes no mutex.
+// newSession makes a session that the service does not know yet. Its id is new and random: a client that can guess the
+// id can act for the session, and a reused id could meet requests of an earlier session. newSession is called under
+// kit's mutex, and takes no mutex.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, id: make([]byte, 16), ttl: ttl,
@@ -106,12 +105,12 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 	return s
 }
 
-// create opens the session, in the background: the end of one caller's context must not fail the others. It then goes
-// on as the session's own goroutine. If the session cannot be opened, all waiting callers get the error, and the next
-// call makes another one.
+// create opens the session in the background, since the end of one caller's context must not fail the other callers,
+// and then runs keepAlive in the same goroutine. If the session cannot be opened, all waiting callers get the error,
+// and the next call makes another session.
 //
-// sessionFor has started it, as work of the gate: Close waits until it has ended. It holds no mutex during the
-// request, and the answer takes effect in then, before any later push on the connection.
+// sessionFor starts it as work of the gate, so Close waits until it has ended. The answer takes effect in then, before
+// any later push on the connection.
 func (s *session) create() {
 	d := s.d
 	_, err := d.ask(d.ctx, call{
@@ -139,8 +138,8 @@ func (s *session) create() {
 	}
 }
 
-// forget removes the session from the driver: from now on only its end is sent. It is true once, so that only one of
-// several goroutines that end a session at the same time draws the consequences. The caller holds d.mu.
+// forget removes the session from the driver: from now on the driver sends only its end. It returns true to the first
+// caller only, so that one of several goroutines that end a session handles the consequences. The caller holds d.mu.
 //
 // The order of mutexes is d.mu, then kit's.
 func (s *session) forget() bool {
@@ -149,12 +148,11 @@ func (s *session) forget() bool {
 	return s.d.sessions.End(s)
 }
 
-// end takes note that the service has ended the session, and with it all its holds and waits: holders are notified,
-// waiters queue anew in another session, and calls fail with errSessionEnded. Leftovers are gone with the session.
-// The caller holds d.mu, and unlocks it with unlockAndTell.
+// end handles the end of the session in the service, which ends its holds, waits and leftovers: it notifies holders,
+// lets waiters queue again in another session, and ends calls with errSessionEnded. The caller holds d.mu, and unlocks
+// it with unlockAndTell.
 //
-// A second end has no effect, so every goroutine that hears of the end may call it. The session's own goroutine ends
-// with it.
+// A second call has no effect, so every goroutine that notices the end may call it. keepAlive ends with the session.
 func (s *session) end(reason backend.Reason) {
 	if !s.forget() {
 		return
@@ -182,15 +180,15 @@ func (s *session) finishCalls() {
 	}
 }
 
-// lostHold is the error for a hold that ended with the session. The caller holds d.mu.
+// lostHold returns the error for a hold that ended with the session. The caller holds d.mu.
 func (s *session) lostHold() error {
 	return &backend.NotHeldError{Reason: cmp.Or(s.reason, backend.ReasonSessionExpired)}
 }
 
 // number returns the next sequence. The caller holds d.mu.
 //
-// Every number has to be settled once, or acknowledged stops and the server remembers all later answers for the life
-// of the session; it accepts only a limited number of them (unacked: see docs/SERVER.md).
+// Every sequence has to be settled: otherwise acknowledged stops, and the server remembers all later answers for the
+// life of the session, of which it allows only a limited number (unacked: see docs/SERVER.md).
 func (s *session) number() uint64 {
 	s.sequence++
 	s.unsettled[s.sequence] = struct{}{}
@@ -199,7 +197,7 @@ func (s *session) number() uint64 {
 
 // settled notes that the answer to a sequence is no longer needed. The caller holds d.mu.
 //
-// Settling a sequence twice does no harm. acknowledged moves over all settled sequences without a gap; one slow call
+// Settling a sequence twice does no harm. acknowledged advances over consecutive settled sequences; one slow call
 // holds it back.
 func (s *session) settled(sequence uint64) {
 	delete(s.unsettled, sequence)
@@ -211,18 +209,18 @@ func (s *session) settled(sequence uint64) {
 	}
 }
 
-// keepAlive is the request of all sessions. Nobody writes to it.
+// keepAlive is the request that renews a session. It is shared and read-only.
 var keepAlive = &lockpb.Request{Call: &lockpb.Request_KeepAlive{KeepAlive: &lockpb.KeepAlive{}}}
 
-// prove makes the service renew the session, by a request that is sent after this call. An earlier proof does not
-// help a caller that has to know whether a hold lives now.
+// prove makes the service renew the session, by a request that is sent after this call. An earlier proof would not
+// show whether a hold exists now.
 //
-// A session that is not attached to the connection on which it speaks receives no pushes: prove ends that connection,
-// and the next one begins with an attachment.
+// If the server answers that the session is not attached to this connection, the session receives no pushes: prove
+// ends the connection, and the next one begins with an attachment.
 //
-//	nil                   the session lived when the request was sent; s.proved says when that was
-//	errSessionEnded       it is gone: end has been called, and its holders are notified
-//	other errors          unknown: the session may live or not
+//	nil                   the session existed when the request was sent, at s.proved or earlier
+//	errSessionEnded       it has ended: end has been called, and its holders are notified
+//	other errors          the state of the session is unknown
 func (s *session) prove(ctx context.Context) error {
 	reply, err := s.d.ask(ctx, call{
 		request: keepAlive, session: s,
@@ -241,11 +239,11 @@ func (s *session) prove(ctx context.Context) error {
 	return err
 }
 
-// keepAlive runs while the session lives. It closes a session that has been unused for one TTL, not earlier: a new
-// session for each lock would cost two log entries more for each.
+// keepAlive runs while the session lives. It closes a session that has been unused for one TTL, and not earlier,
+// because a new session for each lock would cost two more log entries.
 //
-// It renews a third of the TTL after the last proof, so that two renewals may fail before time runs out. It also
-// sweeps the leftovers: they need no goroutine each, as no leftover is urgent to the millisecond.
+// It renews a third of the TTL after the last proof, so that two renewals may fail before the session expires. It also
+// releases due leftovers, which need no exact timing and so no goroutine each.
 //
 // due is a twentieth of the TTL before that third is over, so that a timer which fires a little early still renews.
 // A request that proves the session meanwhile (each acquire does) moves the next renewal, so a busy session sends no
@@ -288,28 +286,28 @@ func (s *session) keepAlive() {
 	}
 }
 
-// next returns the time that the loop sleeps: until the session is to be renewed, if no other request has done so by
-// then.
+// next returns the time for which keepAlive sleeps: until the next renewal is due, if no other request renews the
+// session before.
 //
-// It never is less than a twentieth of the TTL, so that a clock that stands still, or a proof that came late, cannot
-// make the loop spin.
+// It is at least a twentieth of the TTL, so that keepAlive does not spin if the clock does not advance or a proof comes
+// late.
 func (s *session) next() time.Duration {
 	s.d.mu.Lock()
 	defer s.d.mu.Unlock()
 	return max(s.proved.Add(s.ttl/3).Sub(s.d.clock.Now()), s.ttl/20)
 }
 
-// retire closes a session that has retired. Nobody waits for the answer: without keepalives it expires. Nobody can
-// join it any more, so the request comes after all its other requests. Waiting calls are clean-ups: their leftovers
-// end with the session. The caller holds d.mu.
+// retire closes a retired session. No caller waits for the answer, since the session expires without keepalives. No
+// caller can join it any more, so the request comes after all of its other requests. Its remaining calls are releases
+// of leftovers, which end with the session. The caller holds d.mu.
 func (s *session) retire() {
 	s.forget()
 	s.finishCalls()
 	s.d.start(s.closing())
 }
 
-// closing is the call that ends the session in the service. It needs no attachment, since it is the session's last
-// request.
+// closing returns the call that ends the session in the service. It needs no attachment, since it is the session's
+// last request.
 func (s *session) closing() *call {
 	return &call{
 		request: &lockpb.Request{Call: &lockpb.Request_CloseSession{CloseSession: &lockpb.CloseSession{}}},
@@ -317,11 +315,11 @@ func (s *session) closing() *call {
 	}
 }
 
-// closeSessions ends all sessions in the service, at the same time. Close calls it after it has ended the waiters;
-// their holds end with their session.
+// closeSessions ends all sessions in the service concurrently, and their holds with them. Close calls it after it has
+// ended the waiters.
 //
 // Holders are not notified: the caller of Close has asked for the end. The error is the first one, or
-// backend.ErrUnavailable if ctx ended first; in both cases the sessions end with their TTL.
+// backend.ErrUnavailable if ctx ended first; after an error the sessions may end only with their TTL.
 func (d *Driver) closeSessions(ctx context.Context) error {
 	d.mu.Lock()
 	var last []*call

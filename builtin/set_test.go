@@ -26,7 +26,7 @@ func setOf(wait bool, names ...string) []backend.Request {
 	return rs
 }
 
-// outcomeAll is an AcquireAll in another goroutine.
+// outcomeAll is the result of an AcquireAll in another goroutine.
 type outcomeAll struct {
 	done   chan struct{}
 	grants []backend.Grant
@@ -42,7 +42,7 @@ func acquireAll(ctx context.Context, d *Driver, rs []backend.Request) *outcomeAl
 	return o
 }
 
-// tokensOf writes down what was granted.
+// tokensOf returns the names and tokens of grants as text.
 func tokensOf(grants []backend.Grant) string {
 	var all []string
 	for _, g := range grants {
@@ -70,7 +70,7 @@ func TestSetWhoseAnswerIsLostIsAskedForAgain(t *testing.T) {
 				return nil, false
 			}
 			lost = true
-			f.answer(q) // it is carried out
+			f.answer(q) // it is executed
 			p.cancel()
 			return nil, true
 		})
@@ -89,14 +89,14 @@ func TestSetWhoseAnswerIsLostIsAskedForAgain(t *testing.T) {
 	})
 }
 
-// One place in the queue may have been taken by the same requests in another order.
+// The same requests may have taken the place in the queue in another order.
 func TestSetIsGrantedInTheOrderOfItsRequests(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(once[*lockpb.Request_AcquireAll](queuedReply()))
 		rs := setOf(true, "x", "y")
 		o := acquireAll(t.Context(), d, rs)
 		synctest.Wait()
-		f.push([]backend.Request{rs[1]}, 1) // no set that anybody waits for
+		f.push([]backend.Request{rs[1]}, 1) // no attempt waits for this set
 		f.push([]backend.Request{rs[1], rs[0], request("z")}, 2, 3, 4)
 		f.push([]backend.Request{rs[1], rs[0]}, 5, 6)
 		<-o.done
@@ -106,10 +106,11 @@ func TestSetIsGrantedInTheOrderOfItsRequests(t *testing.T) {
 	})
 }
 
-// It asks for its holds, whether the pages listed them or not: a hold may have ended since.
+// A waiter for a set whose grant was lost repeats its request, whether the pages list its holds or not: a hold may
+// have ended since.
 func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 	for what, c := range map[string]struct {
-		lost    string // a name that an operator takes between the pages
+		lost    string // a name that an operator force-releases between the pages
 		granted string
 	}{
 		"whole":                               {"", "x:5 y:6"},
@@ -136,7 +137,7 @@ func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 						return stateReply(&lockpb.SessionState{Holds: []*lockpb.SessionEntry{entries["x"]}, NextAfter: "x"}), true
 					default:
 						if now(maps.Clone(entries)); c.lost != "" {
-							now(map[string]*lockpb.SessionEntry{}) // and the driver releases the rest of the set
+							now(map[string]*lockpb.SessionEntry{}) // the driver then releases the rest of the set
 							p.push(&lockpb.Reply{Answer: &lockpb.Reply_Lost{Lost: &lockpb.Lost{
 								Session: q.Session, Name: c.lost, RequestId: entries[c.lost].RequestId, Token: entries[c.lost].Token,
 								Reason: lockpb.Reason_REASON_FORCE_RELEASED,
@@ -228,7 +229,7 @@ func TestSetThatWasGivenUpLeavesNothing(t *testing.T) {
 		rs := setOf(true, "x", "y")
 		o := acquireAll(ctx, d, rs)
 		synctest.Wait()
-		f.change(func(f *fake) { // it is granted at this moment, and nobody hears of it
+		f.change(func(f *fake) { // it is granted now, and the answer is lost
 			for i, r := range rs {
 				f.holds[r.Name] = &lockpb.SessionEntry{Name: r.Name, RequestId: r.RequestID, Token: uint64(i + 1)}
 			}
@@ -249,7 +250,8 @@ func TestSetThatWasGivenUpLeavesNothing(t *testing.T) {
 	})
 }
 
-// Who takes over what others have of the request, and goes before it could be asked for, cleans up.
+// An attempt that has taken over the request's holds from another session, and is abandoned before its acquire is
+// sent, cleans up.
 func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
@@ -327,7 +329,7 @@ func TestHoldsOfASetThatNobodyClaimsAreGivenBack(t *testing.T) {
 	})
 }
 
-// What makes no sense, and what no server does, is refused before anything is sent.
+// Contradictory requests, and requests that no server supports, are refused before anything is sent.
 func TestUnfitKindsAndSets(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {

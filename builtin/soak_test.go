@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// soakTarget is how a client of TestSoak connects: the members, and the proxy for each advertised address.
+// soakTarget has the addresses for a client of TestSoak: the members, and the proxy for each advertised address.
 type soakTarget struct {
 	Members []string
 	Proxies map[string]string
@@ -81,8 +81,8 @@ func TestSoak(t *testing.T) {
 	})
 }
 
-// soakKinds are the faults of the members' machines. Nothing may depend on wall clocks, and a slow disk may only slow
-// a member down.
+// soakKinds returns the faults of the members' machines. The cluster must not depend on wall clocks, and a slow disk
+// may only slow a member down.
 func (p *processes) soakKinds() []nemesis.Kind {
 	m := p.machines()
 	more := func(ctx context.Context, count func(int) int64, node int, before int64) error {
@@ -90,7 +90,7 @@ func (p *processes) soakKinds() []nemesis.Kind {
 			if ctx.Err() != nil {
 				return fmt.Errorf("node %d has not felt it: %w", node, ctx.Err())
 			}
-			time.Sleep(10 * time.Millisecond) // no notification
+			time.Sleep(10 * time.Millisecond) // there is no notification
 		}
 		return nil
 	}
@@ -112,7 +112,7 @@ func (p *processes) soakKinds() []nemesis.Kind {
 					return err
 				}
 				last(ctx, length)
-				_, err := p.hasLeader(ctx, node) // so that also a follower has a reason to look
+				_, err := p.hasLeader(ctx, node) // so that a follower reads its clock, too
 				return errors.Join(err, more(ctx, m.Looked, node, looked), m.Jump(ctx, node, -d))
 			}),
 		nemesis.NewKind("slow-disk", "the leader's disk takes 100 ms for a write", 0.5, 2,

@@ -1,7 +1,6 @@
 package builtin
 
-// Looking without a leader, at single members. It is part of Admin, because a Driver promises answers that are true
-// now.
+// Looks at single members, without a leader. They are part of Admin, because a Driver promises up-to-date answers.
 
 import (
 	"context"
@@ -17,8 +16,8 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// StaleState is one member's knowledge of a name. It may be long outdated: it is for people, where no member leads,
-// and no reason to touch a resource that a lock protects.
+// StaleState is one member's knowledge of a name. It may be long outdated: it is for people while no member leads.
+// Never access a resource that a lock protects because of it.
 type StaleState struct {
 	backend.State // ExpiresIn of its holders is zero: only a leader knows it
 	// Member that answered, by its id, and the Address at which it was asked.
@@ -28,10 +27,10 @@ type StaleState struct {
 	Heard time.Duration
 }
 
-// StaleLook asks one member, the first that answers at an address of the Admin, who holds a name. That needs neither
-// a leader nor a majority. Errors wrap backend.ErrInvalidName, backend.ErrUnsupported, or backend.ErrUnavailable: no
-// member answers. It waits two seconds for each member. Two calls may ask two members, of which the second knows
-// less; do not use the result to decide about a lock.
+// StaleLook asks one member, the first that answers at an address of the Admin, for the holders of a name. It needs
+// neither a leader nor a majority. Errors wrap backend.ErrInvalidName, backend.ErrUnsupported, or
+// backend.ErrUnavailable: no member answers. It waits two seconds for each member. Two calls may ask two members, of
+// which the second knows less; do not use the result to decide about a lock.
 func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) {
 	err := backend.ValidateName(name)
 	if err != nil {
@@ -48,8 +47,8 @@ func (a *Admin) StaleLook(ctx context.Context, name string) (StaleState, error) 
 }
 
 // StaleList asks one member as StaleLook does, for the names that begin with prefix and are held. All pages come from
-// the member that answered the first one, so that they can be compared with each other. An error is the last element,
-// and leaving the loop early is allowed.
+// the member that answered the first one, so that they can be compared with each other. An error is the last element.
+// The loop may end early.
 func (a *Admin) StaleList(ctx context.Context, prefix string) iter.Seq2[StaleState, error] {
 	return func(yield func(StaleState, error) bool) {
 		at, after := a.addresses, ""

@@ -30,7 +30,7 @@ func (f tokenFile) read() (string, error) {
 	return token, err
 }
 
-// GetRequestMetadata has the token sent. gRPC returns its errors as codes.Unauthenticated.
+// GetRequestMetadata returns the token for gRPC to send. gRPC returns its errors as codes.Unauthenticated.
 func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
 	token, err := f.read()
 	if err != nil {
@@ -42,10 +42,10 @@ func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]st
 // RequireTransportSecurity implements credentials.PerRPCCredentials.
 func (f tokenFile) RequireTransportSecurity() bool { return true }
 
-// errToken: a server says that the token is not valid.
+// errToken: a server refuses the token.
 var errToken = fmt.Errorf("%w: no valid token", backend.ErrDenied)
 
-// deniedToken adds errToken to what a server says of a token that is not valid. Other errors stay as they are.
+// deniedToken adds errToken to an error of a server that refuses the token. Other errors stay as they are.
 func deniedToken(err error) error {
 	if status.Code(err) == codes.Unauthenticated {
 		return fmt.Errorf("%w: %w", errToken, err)

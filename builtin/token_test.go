@@ -21,7 +21,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testcert"
 )
 
-// tokenServer is a server with rules and with clients that have tokens.
+// tokenServer is a server with rules, whose clients have tokens.
 type tokenServer struct {
 	*server.Server
 	t         *testing.T
@@ -69,7 +69,7 @@ func (s *tokenServer) open(file string) (*builtin.Driver, error) {
 	return d, err
 }
 
-// client is a driver that calls dialled before it opens a connection. It shows a certificate of each name.
+// client returns a driver that calls dialled before it opens a connection, and has a certificate for each of names.
 func (s *tokenServer) client(file string, dialled func(), names ...string) *builtin.Driver {
 	s.t.Helper()
 	config := &tls.Config{
@@ -93,7 +93,7 @@ func (s *tokenServer) client(file string, dialled func(), names ...string) *buil
 	return d
 }
 
-// tokenIn writes a token into a file, in one step.
+// tokenIn replaces a file atomically by one with a token.
 func tokenIn(t *testing.T, path, token string) {
 	t.Helper()
 	if err := os.WriteFile(path+".next", []byte(token+"\n"), 0o600); err != nil {
@@ -145,8 +145,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// A token that is replaced costs its client nothing: the server ends the connection of a token that was removed, and the
-// client connects with the one that its file has by then.
+// A client survives the replacement of its token: the server ends the connection when the token was removed, and the
+// client connects with the token that its file has by then.
 func TestTokenIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := startTokens(t, "allow token:ci acquire,read jobs\n")
@@ -179,7 +179,7 @@ func TestTokenIsReplaced(t *testing.T) {
 	})
 }
 
-// The token of a client counts, and not its certificate.
+// A client with both a token and a certificate is identified by the token.
 func TestTokenBesideACertificate(t *testing.T) {
 	t.Parallel()
 	s := startTokens(t, "allow token:ci acquire jobs\nallow cert:pay acquire pay\n")
@@ -196,8 +196,8 @@ func TestTokenBesideACertificate(t *testing.T) {
 	}
 }
 
-// A connection outlasts its token by the grace period, and then the client connects with the token that its file has.
-// Meanwhile, and while tokens and rules are replaced, no call fails and no hold is lost.
+// A connection outlasts its token by the grace period, and then the client connects with the present token in its
+// file. Meanwhile, and while tokens and rules are replaced, no call fails and no hold is lost.
 func TestCredentialsAreReplacedUnderLoad(t *testing.T) {
 	t.Parallel()
 	const (
@@ -251,7 +251,7 @@ func TestCredentialsAreReplacedUnderLoad(t *testing.T) {
 	works("the start")
 	tokenIn(t, file, second)
 	began := dialled.Load()
-	end := time.Now().Truncate(time.Second).Add(2 * time.Second) // of the grace period
+	end := time.Now().Truncate(time.Second).Add(2 * time.Second) // the end of the grace period
 	s.knows(line(first, end.Add(-grace)) + line(second, time.Time{}))
 	works("the token has expired")
 	eventually(t, "the client connects anew", func() bool { return dialled.Load() > began })

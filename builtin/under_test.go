@@ -13,7 +13,8 @@ import (
 	"github.com/fencelock/fencelock/internal/server"
 )
 
-// A client that works under the hold of another process is refused where it would wait for that, alone and in a set.
+// A client that works under the hold of another process is refused where it would wait for that hold, alone and in a
+// set.
 func TestUnderHoldsOfOtherProcesses(t *testing.T) {
 	t.Parallel()
 	s, err := server.Start(t.Context(), server.Config{Listen: "127.0.0.1:0", Log: quiet(t)})
@@ -46,7 +47,7 @@ func TestUnderHoldsOfOtherProcesses(t *testing.T) {
 		t.Errorf("a set: %v, want a deadlock", err)
 	}
 	own := request("y")
-	own.Under = []string{outer.RequestID} // the same hold by its id
+	own.Under = []string{outer.RequestID} // the same hold, by its request id
 	if _, err := inner.Acquire(t.Context(), own); err != nil {
 		t.Errorf("a name that nobody holds: %v", err)
 	}

@@ -22,16 +22,16 @@ type watch struct {
 	d    *Driver
 	name string
 	ctx  context.Context // of the caller: see onBehalf
-	// wake rings when there are events, or an end, or the caller is to check its state.
+	// wake rings when there are events or an end, or when the caller has to check its state.
 	wake notify.Signal
 
 	// The following fields are protected by Driver.mu.
 
-	// call began it on the present connection, or is waiting for one. It is never nil after start; an empty call
-	// means that there is no call.
+	// call began it on the present connection, or waits for one. It is not nil after start; an empty call means that the
+	// watch has no call.
 	call *call
-	// since is where the watch goes on: the caller's revision, then the revision of the last event that came, shown
-	// to the caller or not. Zero: from now on, until the service reports that revision.
+	// since is the revision from which the watch continues: the caller's revision, then that of the last event that came,
+	// shown to the caller or not. Zero means from now on, until the service reports the present revision.
 	since uint64
 	// events are the events that the caller has not taken; at most mostEvents and one push.
 	events []backend.Change
@@ -41,10 +41,9 @@ type watch struct {
 	err error
 }
 
-// mostEvents bounds the events that wait for a slow caller. The service keeps the rest, as long as it keeps events at
-// all.
+// mostEvents bounds the events that wait for a slow caller. The service keeps later events, within its own limit.
 //
-// Without a bound a caller that never returns from its loop's body would fill the memory of the process.
+// Without a bound, a caller that never returns from the body of its loop would fill the memory of the process.
 const mostEvents = 4096
 
 // Watch yields the changes of a name from now on, or since any revision that the service still keeps; an older one is
@@ -82,7 +81,7 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 // watch registers one watch and yields its events until the caller, ctx, the driver or the service ends it. It runs in
 // the caller's goroutine: a slow caller delays only its own events.
 //
-// It is not counted in at the gate, since the body of the loop may call Close; it ends with d.ctx instead.
+// It leaves the gate before the loop, since the body of the loop may call Close; it ends with d.ctx instead.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change) bool) error {
 	if err := backend.ValidateName(name); err != nil {
 		return err
@@ -123,9 +122,9 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 // start begins the watch on the present or the next connection, at the point where it ended on the last one. The
 // caller holds d.mu.
 //
-// The last call is removed without being answered, and its number with it: events that are still on their way for it
-// find no watch, and come again after since. A call that ended immediately, inside d.start, has ended the watch with
-// it; hence the check of d.watches.
+// start removes the last call and its number without an answer: events that are still on their way for that call find
+// no watch, and come again after since. A call that d.start finishes immediately ends the watch; hence the check of
+// d.watches.
 func (w *watch) start() {
 	d := w.d
 	if w.call != nil {
@@ -154,11 +153,10 @@ func (w *watch) start() {
 //
 //	watching                        events follow
 //	UNAVAILABLE                     again after a pause
-//	the revision is too great       the service has forgotten: it had reported this revision
+//	the revision is too great       the service has lost changes, if it had reported this revision
 //	other errors                    the watch ends with them
 //
-// A revision that is too great, and that the service never reported to this driver, is the caller's mistake: an error
-// only.
+// If the service never reported that revision to this driver, the caller has passed a wrong one: only the watch ends.
 func (w *watch) began(r *lockpb.Reply, err error) {
 	switch wire := r.GetError(); {
 	case err != nil:
@@ -168,7 +166,7 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	case wire != nil && wire.Code == lockpb.Code_CODE_UNAVAILABLE:
 		this := w.call
 		w.d.later(func() {
-			if _, on := w.d.watches[w]; on && w.call == this { // it has not begun meanwhile on another connection
+			if _, on := w.d.watches[w]; on && w.call == this { // it has not restarted meanwhile on another connection
 				w.start()
 			}
 		})
@@ -182,7 +180,7 @@ func (w *watch) began(r *lockpb.Reply, err error) {
 	}
 }
 
-// end notifies the caller that no events follow those that are here. The caller holds d.mu.
+// end ends the watch: the caller gets err after the events that wait for it. The caller holds d.mu.
 func (w *watch) end(err error) {
 	w.err = err
 	delete(w.d.watches, w)
@@ -190,13 +188,13 @@ func (w *watch) end(err error) {
 	w.wake.Notify()
 }
 
-// happened handles the events of one push. Events up to since are repetitions, from the previous connection. A slow
-// caller gets no more events; the service keeps events, and this driver must not keep them all. The caller holds
-// d.mu.
+// happened handles the events of one push. Events up to since are repetitions from the previous connection. A watch
+// with too many events pauses, because the service keeps events and this driver must not keep them all. The caller
+// holds d.mu.
 //
 //	events                          kept for the caller
 //	too many for a slow caller      the watch pauses
-//	COMPACTED                       it pauses too: the server found it too slow, and may still have what follows
+//	COMPACTED                       it pauses too: the server found it too slow, and may still have the next events
 //	another error                   it ends
 func (w *watch) happened(m *lockpb.Events) {
 	for _, e := range m.Events {
@@ -213,16 +211,15 @@ func (w *watch) happened(m *lockpb.Events) {
 	case m.Error != nil && m.Error.Code != lockpb.Code_CODE_COMPACTED:
 		w.end(replyError(m.Error))
 	case m.Error != nil, len(w.events) > mostEvents:
-		// Once the caller has caught up the watch restarts, and learns whether the service has kept the following
-		// events.
+		// The watch restarts once the caller has caught up. The answer shows whether the service has kept the next events.
 		w.paused = true
 		w.unwatch()
 	}
 	w.wake.Notify()
 }
 
-// unwatch ends the watch in the service. Nobody waits for the answer; events that were on their way find no watch.
-// The caller holds d.mu.
+// unwatch ends the watch in the service, without waiting for the answer. Events that are still on their way find no
+// watch. The caller holds d.mu.
 func (w *watch) unwatch() {
 	d, was := w.d, w.call
 	delete(d.calls, was.number)
@@ -237,8 +234,8 @@ func (w *watch) unwatch() {
 	})
 }
 
-// take returns the events since the last call, and the end of the watch, if there is one. A paused watch restarts
-// only when a call finds no more events: the caller has then handled all of them, and not only received them.
+// take returns the events since the last call, and the error of an ended watch. A paused watch restarts only when a
+// call finds no events: the caller has then handled all earlier events, and not only received them.
 func (w *watch) take() ([]backend.Change, error) {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -254,7 +251,7 @@ func (w *watch) take() ([]backend.Change, error) {
 	return events, w.err
 }
 
-// stop ends the watch for good: its caller has gone. An ended or paused watch has no state in the service.
+// stop ends the watch when its caller leaves. An ended or paused watch has no state in the service.
 func (w *watch) stop() {
 	w.d.mu.Lock()
 	defer w.d.mu.Unlock()
@@ -264,7 +261,7 @@ func (w *watch) stop() {
 	}
 }
 
-// eventTypes has the events with a counterpart in the contract.
+// eventTypes maps the types of events that have a counterpart in the contract.
 var eventTypes = map[lockpb.EventType]backend.ChangeType{
 	lockpb.EventType_EVENT_ACQUIRED:       backend.ChangeAcquired,
 	lockpb.EventType_EVENT_RELEASED:       backend.ChangeReleased,
@@ -272,7 +269,8 @@ var eventTypes = map[lockpb.EventType]backend.ChangeType{
 	lockpb.EventType_EVENT_FORCE_RELEASED: backend.ChangeForceReleased,
 }
 
-// eventOf omits events without a counterpart in the contract: waits, and minimum holds that end.
+// eventOf converts an event. It returns false for events without a counterpart in the contract: waits, and minimum
+// holds that end.
 func (d *Driver) eventOf(e *lockpb.Event) (backend.Change, bool) {
 	typ, ok := eventTypes[e.Type]
 	event := backend.Change{

@@ -8,7 +8,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-// Each watch gets the events of its name, also on a new connection, and a watch that has ended leaves nothing.
+// Each watch gets the events of its name, also on a new connection, and an ended watch leaves no state.
 func TestEventsFindTheirWatch(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// TestZones has 64 callers, each of which takes and releases a private name, while a message between members takes 5
-// or 10 ms; then it kills the leader's process again and again. It prints the figures.
+// TestZones measures cycles of 64 callers, each with its own name, while a message between members takes 5 or 10 ms,
+// and then the recovery after the leader's process is killed, several times. It prints the figures.
 func TestZones(t *testing.T) {
 	testtier.Only(t)
 	for _, away := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond} {
@@ -25,7 +25,7 @@ func TestZones(t *testing.T) {
 			p50 := all.took(0.5)
 			t.Logf("zones: %v from member to member, 64 callers: %.0f cycles/s, a cycle takes %v (p50), %v (p99)", away,
 				float64(len(all))/took.Seconds(), p50.Round(100*time.Microsecond), all.took(0.99).Round(100*time.Microsecond))
-			if p50 < 4*away { // two commits, each there and back
+			if p50 < 4*away { // two commits, each of one round trip
 				t.Errorf("a cycle takes %v: less than the way", p50)
 			}
 			var slowest, sum time.Duration
@@ -51,8 +51,8 @@ func (p *processes) apart(d time.Duration) {
 	}
 }
 
-// cycles lets callers acquire and release one name each, for that long, and returns all cycles and how long
-// they took together.
+// cycles lets callers acquire and release one name each, for the given time, and returns all cycles and the total
+// time.
 func cycles(t *testing.T, addrs []string, callers int, length time.Duration) (all askedAll, took time.Duration) {
 	t.Helper()
 	drivers := make([]*builtin.Driver, 4)

@@ -18,8 +18,8 @@ func TestClusterFaults(t *testing.T) {
 	cluster.Run(t, func(t testing.TB) cluster.Harness { return newCluster(t, false) })
 }
 
-// TestAuthUnderClusterFaults does some of it with clients that have a password, whose check keeps a server busy for a
-// tenth of a second.
+// TestAuthUnderClusterFaults injects some of the faults under clients that have a password. The check of a password
+// takes a server a tenth of a second.
 func TestAuthUnderClusterFaults(t *testing.T) {
 	testtier.Only(t)
 	cluster.RunAll(t, func(t testing.TB, _ cluster.Fault) cluster.Harness {
@@ -27,7 +27,7 @@ func TestAuthUnderClusterFaults(t *testing.T) {
 	}, "leader-kill", "leader-pause", "overtaken-leader", "rolling-restart")
 }
 
-// newCluster returns a fresh cluster, which wants users and passwords or not.
+// newCluster returns a new cluster, which requires users and passwords if auth is set.
 func newCluster(t testing.TB, auth bool) cluster.Harness {
 	c := containers.EtcdCluster(t)
 	admin, user := newClient(t, c.Endpoints()...), ""

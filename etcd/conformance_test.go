@@ -22,12 +22,12 @@ import (
 
 // dialer makes a driver in one of the ways that the package offers.
 type dialer struct {
-	prefix string   // of every key, as the server sees it
-	groups []string // of clauses, where it may differ from New
+	prefix string   // the prefix of every key, as the server sees it
+	groups []string // the groups of clauses for which it may differ from New
 	dial   func(t testing.TB, addrs ...string) backend.FencingDriver
 }
 
-// dir is where the keys of a name stand.
+// dir returns the prefix of the keys of a name.
 func (w dialer) dir(name string) string { return w.prefix + "+locks/" + url.PathEscape(name) + "/" }
 
 // dialers are all ways to make a driver.
@@ -74,7 +74,7 @@ func TestConformanceOfOtherWays(t *testing.T) {
 	}
 }
 
-// harnessOfOne has one server.
+// harnessOfOne returns the harness of one server.
 func harnessOfOne(t *testing.T, way dialer) conformance.Harness {
 	server := containers.Etcd(t)
 	return harness(t, way, server, []string{server.Addr()}, func(t testing.TB) ([]string, fault.Link) {
@@ -83,7 +83,7 @@ func harnessOfOne(t *testing.T, way dialer) conformance.Harness {
 	})
 }
 
-// some are the groups that run every time.
+// some returns the groups that run every time.
 func (w dialer) some(t *testing.T) []string {
 	if w.groups == nil {
 		return nil
@@ -91,15 +91,15 @@ func (w dialer) some(t *testing.T) []string {
 	return testtier.Some(t, w.groups...)
 }
 
-// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once.
+// TestConformanceAsPermits runs the suite with two of three permits as a mutex: two such holds do not fit.
 func TestConformanceAsPermits(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOfOne(t, dialers["New"]), 2, 3))
 }
 
-// TestConformanceCluster runs it on three nodes, which fail all at once where the suite stops the service. What happens
-// when single ones fail is in TestClusterFaults.
+// TestConformanceCluster runs the suite on three nodes, all of which stop when the suite stops the service.
+// TestClusterFaults covers failures of single nodes.
 func TestConformanceCluster(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
@@ -221,12 +221,12 @@ func harness(
 				return nil
 			})(t)
 		},
-		TTL: 2 * time.Second, // the least that a server with the default election timeout grants
+		TTL: 2 * time.Second, // the minimum that a server with the default election timeout grants
 	}
 }
 
 // leftovers lists the keys of drivers, with their leases. It skips the trace of a ForceRelease, which stays for a
-// minute on a separate lease for a victim that was away. TestCloseLeavesNoLease checks leases without keys: a lease
+// minute on a separate lease for a victim that was cut off. TestCloseLeavesNoLease checks leases without keys: a lease
 // whose grant got no answer, or whose revocation failed over a broken link, expires and blocks nothing.
 func leftovers(admin *clientv3.Client, prefix string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -245,8 +245,8 @@ func leftovers(admin *clientv3.Client, prefix string) ([]string, error) {
 	return left, nil
 }
 
-// meantToStay also reports the key of a session, and the marks of attempts that ended without an answer. They live and
-// end with their lease, see TestCloseLeavesNothing, and block nothing.
+// meantToStay also reports true for the key of a session, and for the marks of attempts that ended without an answer.
+// They end with their lease (see TestCloseLeavesNothing), and block nothing.
 func meantToStay(key string) bool {
 	return strings.HasSuffix(key, "/forced") || strings.HasSuffix(key, "/+space") ||
 		strings.Contains(key, "/+sessions/") || strings.Contains(key, "/+over/")

@@ -33,7 +33,7 @@ func dial(t testing.TB, addrs ...string) *clientv3.Client {
 	return c
 }
 
-// newDriver returns one more driver on the servers at addrs.
+// newDriver returns another driver on the servers at addrs.
 func newDriver(t testing.TB, addrs ...string) *Driver {
 	t.Helper()
 	d := New(dial(t, addrs...), nil)
@@ -64,7 +64,7 @@ func mustAcquire(t testing.TB, d *Driver, r backend.Request) backend.Grant {
 	return g
 }
 
-// acquireLater starts an acquire and waits until it stands in the queue.
+// acquireLater starts an acquire and waits until it is in the queue.
 func acquireLater(t testing.TB, d *Driver, r backend.Request) <-chan outcome {
 	t.Helper()
 	done := make(chan outcome, 1)
@@ -84,7 +84,7 @@ type outcome struct {
 	err   error
 }
 
-// eventually waits for a condition that only the server can tell.
+// eventually waits for a condition that only the server knows.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(60 * time.Second)
@@ -96,7 +96,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// dirOf is where the keys of a name stand, below the default prefix.
+// dirOf returns the prefix of the keys of a name, below the default prefix.
 func dirOf(name string) string { return "fencelock/+locks/" + url.PathEscape(name) + "/" }
 
 // keyOf returns the key of a request, or nil.
@@ -114,7 +114,7 @@ func keyOf(t testing.TB, d *Driver, r backend.Request) *mvccpb.KeyValue {
 	return nil
 }
 
-// leaseUnder returns the etcd lease on which a request's key stands.
+// leaseUnder returns the etcd lease of a request's key.
 func leaseUnder(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
 	t.Helper()
 	kv := keyOf(t, d, r)
@@ -124,7 +124,7 @@ func leaseUnder(t testing.TB, d *Driver, r backend.Request) clientv3.LeaseID {
 	return clientv3.LeaseID(kv.Lease)
 }
 
-// sameKeys returns n drivers which put their keys of a name first at the same place.
+// sameKeys returns n drivers whose first choice for the keys of a name is the same.
 func sameKeys(t testing.TB, n int, addr string) []*Driver {
 	t.Helper()
 	client, at := dial(t, addr), map[string][]*Driver{}
@@ -204,7 +204,7 @@ func TestTimedOutWaitLeavesNoPhantom(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := request("x", true)
-	link.Hold(fault.Replies) // it is committed, and nobody hears of it
+	link.Hold(fault.Replies) // it is committed, and the answer is lost
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err := d.Acquire(ctx, r)
@@ -253,10 +253,11 @@ func TestCancelledWaitReturnsWithoutTheServer(t *testing.T) {
 	if err := holder.Release(t.Context(), g); err != nil {
 		t.Fatal(err)
 	}
-	mustAcquire(t, holder, request("x", true)) // the cancelled waiter goes from the queue, or its lease ends
+	mustAcquire(t, holder, request("x", true)) // the cancelled waiter leaves the queue, or its lease ends
 }
 
-// The recipe does not notice that its lease is gone while it waits, and campaigns report a leader whose key is gone.
+// The recipe does not notice that its lease has ended while it waits, and campaigns report a leader whose key was
+// deleted.
 func TestWaiterWhoseLeaseIsGoneHoldsNothing(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -317,7 +318,7 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 	}
 }
 
-// The recipe's session tells of its end after a rival holds the lock; the figure is logged for comparison.
+// The recipe's session reports its end after a rival holds the lock; the test logs the figure for comparison.
 func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -386,8 +387,8 @@ func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
 		t.Errorf("the holder was told %v after the rival held the lock", told.Sub(heldAt))
 	}
 	t.Logf("the holder was told %v before the rival held the lock", heldAt.Sub(told))
-	// Do not restore the link earlier: a recipe lease that had not expired yet would live on, and its rival wait
-	// forever.
+	// Do not restore the link earlier: a recipe lease that has not expired yet would continue, and its rival would never
+	// hold.
 	await("the holder by etcd's recipe is told, and its rival holds", recipeDone)
 	link.Pass()
 	if lost := (*fencelock.LostError)(nil); !errors.As(context.Cause(lease.Context()), &lost) {
@@ -532,7 +533,7 @@ func TestListReadsAllPages(t *testing.T) {
 		holder.TTL = time.Minute
 		mustAcquire(t, d, holder)
 		lease := leaseUnder(t, d, holder)
-		for n := range 12 { // places in the queue are keys too
+		for n := range 12 { // places in the queue are keys, too
 			text := `{"fencelock":3,"request":"` + backend.NewRequestID() + `","owner":"test"}`
 			if _, err := d.service.client.Put(
 				t.Context(), dirOf(name)+fmt.Sprint("waits", n), text, clientv3.WithLease(lease)); err != nil {

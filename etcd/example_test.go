@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/etcd"
 )
 
-// New takes the client that the program has, and never closes it.
+// New uses an existing client of the program, and never closes it.
 func ExampleNew() {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"localhost:2379"}})
 	if err != nil {

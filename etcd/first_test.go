@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// Two first calls run at once. One reads an empty store, but gets the answer after the other call has planted the
+// Two first calls run concurrently. One reads an empty store, but gets the answer after the other call has planted the
 // token space. It must not conclude that the space is gone.
 func TestFirstReadMayBeOld(t *testing.T) {
 	t.Parallel()

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// slow keeps the first transaction that creates a key of a name, as a slow member does, until pass is closed.
+// slow delays the first transaction that creates a key of a name, as a slow member does, until pass is closed.
 type slow struct {
 	name string
 	pass chan struct{}
@@ -62,9 +62,9 @@ func takeAway(t *testing.T, d *Driver, g backend.Grant) {
 	}
 }
 
-// A member keeps an acquire for long, and another member answers its repetition. When the first one is carried out, the
-// hold has been released, or was taken away and its holder knows: in neither case does it close the name, although the
-// client holds another name with the same TTL.
+// A member delays an acquire, and another member answers its repetition. When the first request is executed, the hold
+// has been released, or has been deleted and its holder notified. In neither case does the request close the name,
+// although the client holds another name with the same TTL.
 func TestLateAcquireClosesNothing(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -84,7 +84,8 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 				s, err := other.Look(t.Context(), g.Name)
 				return err == nil && s.Held
 			})
-			// Nil on a slow machine: the first of two releases, unanswered for half a second, removed what was late.
+			// The error is nil on a slow machine: the first of two releases, unanswered for half a second, has removed the late
+			// key.
 			if err := d.Release(t.Context(), g); err != nil && !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("Release of a hold that was taken away = %v", err)
 			}
@@ -146,7 +147,7 @@ func TestLateAcquireClosesNothing(t *testing.T) {
 }
 
 // TestRenewalKnowsItsOwnKey: the key of a hold is deleted by an administrator, and the same client is granted the name
-// again, under a key of the same name on the same lease. The first holder learns that it has lost the lock.
+// again, under a key of the same name on the same lease. The first holder is notified that it has lost the lock.
 func TestRenewalKnowsItsOwnKey(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// sameCluster gives two servers the same cluster id, as if an operator had wiped a cluster and made it again with the
+// sameCluster gives two servers the same cluster id, as if an operator had wiped a cluster and restarted it with the
 // same flags.
 func sameCluster() containers.Option { return containers.Args("--initial-cluster-token", "same") }
 
@@ -32,7 +32,7 @@ func someRevisions(t *testing.T, addr string, n int) {
 	}
 }
 
-// survivor is a driver that lives through the loss of a cluster's past, with a hold and a waiter.
+// survivor is a driver with a hold and a waiter, which runs while a cluster loses its history.
 type survivor struct {
 	d       *Driver
 	space   string
@@ -54,8 +54,7 @@ func newSurvivor(t *testing.T, addr string) *survivor {
 	return s
 }
 
-// wantAllLost checks that the driver loses everything it had because of the sign that what names, and gets nothing
-// new.
+// wantAllLost checks that the driver loses its hold and its wait because of the sign what, and gets no new hold.
 func (s *survivor) wantAllLost(t *testing.T, what string) {
 	t.Helper()
 	select {
@@ -99,8 +98,8 @@ func (s *survivor) wantAllLost(t *testing.T, what string) {
 	}
 }
 
-// wantFreshSpace checks that a new driver begins with a new token space, and that nobody had planted the old one
-// before.
+// wantFreshSpace checks that a new driver begins with a new token space, and that no driver has planted the old one
+// again.
 func (s *survivor) wantFreshSpace(t *testing.T, addr string) {
 	t.Helper()
 	resp, err := dial(t, addr).Get(t.Context(), "fencelock/+space")
@@ -116,7 +115,7 @@ func (s *survivor) wantFreshSpace(t *testing.T, addr string) {
 	}
 }
 
-// swapped returns an address behind which swap puts a server in the place of the first.
+// swapped returns an address behind which swap replaces the first server by another one.
 func swapped(t *testing.T, first string) (addr string, swap func(second string)) {
 	t.Helper()
 	p, err := fault.NewProxy(first)
@@ -152,8 +151,8 @@ func TestOtherClusterIsNoticed(t *testing.T) {
 	s.wantFreshSpace(t, addr)
 }
 
-// A cluster that was wiped and has grown beyond all that the driver saw of the old one has the same id, and its
-// revision and term are not below: the token space tells.
+// A cluster was wiped, and its revision and term have grown beyond those that the driver has seen of the old cluster,
+// with the same id: the driver notices the other token space.
 func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -177,8 +176,8 @@ func TestWipedClusterThatHasGrownIsNoticed(t *testing.T) {
 	}
 }
 
-// A server starts from a backup of its files: it has forgotten everything acknowledged since, but not the token
-// space. The driver that notices replaces that, so that guards refuse the tokens of fresh drivers.
+// A server starts from a backup of its files: it has lost all later changes, but not the token space. The driver that
+// notices this replaces the space, so that guards refuse the tokens of new drivers.
 func TestRestoredServerIsNoticed(t *testing.T) {
 	t.Parallel()
 	files, backup := filepath.Join(t.TempDir(), "data"), filepath.Join(t.TempDir(), "backup")
@@ -213,14 +212,13 @@ func TestRestoredServerIsNoticed(t *testing.T) {
 	if g.Token <= forgotten.Token {
 		t.Errorf("token %v after %v, which the backup knew", g.Token, forgotten.Token)
 	}
-	// A fresh client cannot see what such a cluster has forgotten. Guards notice: they refuse tokens that are not
-	// greater.
+	// A new client cannot detect the lost changes of such a cluster. Guards can: they refuse tokens that are not greater.
 	if g.Token >= s.held.Token {
 		t.Errorf("token %v after %v: nothing was forgotten", g.Token, s.held.Token)
 	}
 }
 
-// Deleting all keys of a cluster deletes the token space. A driver cannot distinguish that from a new cluster.
+// The deletion of all keys of a cluster deletes the token space. A driver cannot distinguish that from a new cluster.
 func TestDeletionOfEverythingIsNoticed(t *testing.T) {
 	t.Parallel()
 	addr := containers.Etcd(t).Addr()
@@ -228,7 +226,7 @@ func TestDeletionOfEverythingIsNoticed(t *testing.T) {
 	if _, err := s.d.service.client.Delete(t.Context(), "\x00", clientv3.WithFromKey()); err != nil {
 		t.Fatal(err)
 	}
-	for renewed := false; !renewed; { // by the core, say
+	for renewed := false; !renewed; { // as the core renews
 		err := s.d.Renew(t.Context(), []backend.Grant{s.held})[0].Err
 		renewed = errors.Is(err, backend.ErrNotHeld)
 		if gone := (*backend.NotHeldError)(nil); errors.As(err, &gone) && gone.Reason != backend.ReasonHistoryLost {
@@ -265,7 +263,7 @@ func TestHistoryNote(t *testing.T) {
 			if lost := h.note(header(1, 7, 100, 5), early); lost != nil {
 				t.Fatal(lost)
 			}
-			if c.linearizable { // asked for before: it may be older
+			if c.linearizable { // requested earlier: it may be older
 				if lost := h.note(header(1, 7, 1, 1), early); lost != nil {
 					t.Fatal(lost)
 				}

@@ -23,7 +23,7 @@ import (
 func (u use) asks(name string, wait bool) backend.Request {
 	r := request(name, wait)
 	r.Kind, r.Permits, r.Limit = u.Kind, u.Permits, u.Limit
-	r.TTL = 30 * time.Second // nobody renews: the TTL outlasts a slow machine
+	r.TTL = 30 * time.Second // without renewals the TTL must be enough for a slow machine
 	return r
 }
 
@@ -36,7 +36,7 @@ func mustRelease(t testing.TB, d *Driver, grants ...backend.Grant) {
 	}
 }
 
-// crash ends the lease that a request's key stands on, as if its client had died one TTL ago.
+// crash ends the lease of a request's key, as if its client had died one TTL ago.
 func crash(t testing.TB, d *Driver, r backend.Request) {
 	t.Helper()
 	if _, err := d.service.client.Revoke(t.Context(), leaseUnder(t, d, r)); err != nil {
@@ -44,7 +44,7 @@ func crash(t testing.TB, d *Driver, r backend.Request) {
 	}
 }
 
-// mustGet waits until an acquire that was started before has got its hold.
+// mustGet waits until a started acquire has got its hold.
 func mustGet(t testing.TB, done <-chan outcome) backend.Grant {
 	t.Helper()
 	select {
@@ -211,7 +211,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 	})
 }
 
-// Holds are ended in parts that the server allows, and their waiter gets in after the last.
+// A forced release ends holds in transactions that the server allows, and the waiter is granted after the last one.
 func TestAllReadersAreForcedAwayHoweverMany(t *testing.T) {
 	t.Parallel()
 	for args, server := range map[string]*containers.EtcdServer{
@@ -219,7 +219,7 @@ func TestAllReadersAreForcedAwayHoweverMany(t *testing.T) {
 	} {
 		t.Run("server"+args, func(t *testing.T) {
 			one, two, three := newDriver(t, server.Addr()), newDriver(t, server.Addr()), newDriver(t, server.Addr())
-			const name, readers = "crowd", 103 // of which one transaction ends 50
+			const name, readers = "crowd", 103 // one transaction ends 50
 			start, err := one.Look(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
@@ -312,7 +312,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 				held = append(held, mustAcquire(t, one, taking(1, limit).asks(name, false)))
 			}
 			rand.Shuffle(limit, func(i, j int) { held[i], held[j] = held[j], held[i] })
-			const waiters, look = 12, 500 * time.Millisecond // the look of a waiter that was not woken comes later
+			const waiters, look = 12, 500 * time.Millisecond // a waiter that was not woken looks later
 			end := stallmeter.Late(t)
 			var waiting []<-chan outcome
 			for i := range waiters {
@@ -320,7 +320,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 					acquireLater(t, []*Driver{two, three}[i%2], taking(1, limit).asks(name, true)))
 			}
 			for i, done := range waiting {
-				mustRelease(t, one, held[i]) // any driver may
+				mustRelease(t, one, held[i]) // any driver may release it
 				held = append(held, mustGet(t, done))
 				for _, later := range waiting[i+1:] {
 					mustWait(t, "one that waits behind the next", later)
@@ -375,7 +375,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 	})
 }
 
-// Neither what stands beside our keys nor the trace of a ForceRelease keeps anybody out.
+// Neither foreign keys beside the driver's nor the trace of a ForceRelease block a request.
 func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 	d := newDriver(t, server.Addr())
 	for i, c := range []use{exclusively(), sharing(), taking(1, 2)} {
@@ -421,7 +421,7 @@ func foreignKeysBesideEveryKind(t *testing.T, server *containers.EtcdServer) {
 	}
 }
 
-// What does not fit a name's holders and waiters is refused without a trace.
+// A request that is incompatible with the use of a name is refused, and leaves no key.
 func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 	d := newDriver(t, server.Addr())
 	all := []use{exclusively(), sharing(), taking(1, 2), taking(1, 3)}
@@ -429,7 +429,7 @@ func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 		name := fmt.Sprint("used ", i)
 		held := mustAcquire(t, d, used.asks(name, false))
 		full := used
-		full.Permits = used.Limit // has to wait
+		full.Permits = used.Limit // so that it has to wait
 		if used.Kind == backend.KindShared {
 			full = exclusively()
 		}
@@ -466,7 +466,7 @@ func kindsDoNotMix(t *testing.T, server *containers.EtcdServer) {
 
 func TestPermitsOutOfRangeAreRefused(t *testing.T) {
 	t.Parallel()
-	d := New(nil, nil) // is not asked
+	d := New(nil, nil) // it sends no request
 	for _, c := range []use{
 		taking(0, 2), taking(3, 2), taking(-1, 2), taking(0, 0),
 		{backend.KindShared, 1, 2}, {backend.KindExclusive, 0, 2},
@@ -483,7 +483,7 @@ func TestPermitsOutOfRangeAreRefused(t *testing.T) {
 type witness struct {
 	mu     sync.Mutex
 	held   map[use]int
-	last   fencing.Token // of an exclusive hold
+	last   fencing.Token // the last token of an exclusive hold
 	grants int
 }
 
@@ -516,13 +516,13 @@ func (w *witness) forgets(c use) {
 	w.held[c]--
 }
 
-// Everybody wants one name, in every kind and with different limits, and many lose patience.
+// All clients want one name, in every kind and with different limits, and many of their contexts end.
 func contentionOfAllKinds(t *testing.T, server *containers.EtcdServer) {
 	const name, workers, rounds = "wanted", 12, 40
 	uses := [][]use{
 		{exclusively(), sharing(), sharing()}, {taking(1, 3), taking(2, 3), taking(3, 3)}, {taking(1, 2), taking(2, 2)},
 	}
-	drivers := append(sameKeys(t, 2, server.Addr()), newDriver(t, server.Addr())) // two want the same keys
+	drivers := append(sameKeys(t, 2, server.Addr()), newDriver(t, server.Addr())) // two with the same keys
 	seen := &witness{held: map[use]int{}}
 	var work sync.WaitGroup
 	for n := range workers {
@@ -530,7 +530,7 @@ func contentionOfAllKinds(t *testing.T, server *containers.EtcdServer) {
 			random := rand.New(rand.NewPCG(7, uint64(n)))
 			d := drivers[n%len(drivers)]
 			for round := range rounds {
-				choice := uses[round/5%len(uses)] // most agree on one, for a while
+				choice := uses[round/5%len(uses)] // most requests have the same use, for a while
 				if random.IntN(10) == 0 {
 					choice = uses[random.IntN(len(uses))]
 				}

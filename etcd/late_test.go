@@ -15,9 +15,9 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// A follower that was cut off from the leader comes back and forwards an old request. The client gave up long ago: it
-// asked another node to remove the effects of the request, and that node found none. The client's lease lives, as the
-// client holds another lock, but the late request must not block the name.
+// A follower that was cut off from the leader reconnects and forwards an old request. The client has abandoned the
+// request long ago, and has had its effects removed through another node, which found no effects. The client's lease
+// lives, since the client holds another lock, but the late request must not block the name.
 func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -48,7 +48,7 @@ func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
 	}
 }
 
-// lateRequests makes requests late: d reaches the cluster over links, and rival reaches it directly.
+// lateRequests delays requests: d reaches the cluster over links, and rival reaches it directly.
 type lateRequests struct {
 	c        *containers.EtcdNodes
 	links    fault.Links
@@ -56,8 +56,9 @@ type lateRequests struct {
 	admin    *clientv3.Client
 }
 
-// round makes a request for a name late, and asserts what follows. It returns what prevented that, or "": a node may
-// be cut off for too long to forward the request, may already lead, or may lose the lease, if the machine stalls.
+// round delays a request for a name, and checks the consequences. It returns the reason if that was impossible, or "":
+// if the machine stalls, a node may be cut off for too long to forward the request, may already lead, or may lose the
+// lease.
 func (l *lateRequests) round(ctx context.Context, t *testing.T, name string) (missing string) {
 	t.Helper()
 	request := func(name string, wait bool) backend.Request {
@@ -91,8 +92,8 @@ func (l *lateRequests) round(ctx context.Context, t *testing.T, name string) (mi
 	short, stop := context.WithTimeout(ctx, 250*time.Millisecond)
 	_, acquired := l.d.Acquire(short, late)
 	stop()
-	// A node hands on in the order in which it was asked: what it was asked for next tells that this has arrived, where
-	// a late acquire leaves no trace.
+	// A node forwards requests in their order: the arrival of the next request shows that this one has arrived, since a
+	// late acquire leaves no key.
 	witness, stop := context.WithTimeout(ctx, 250*time.Millisecond)
 	_, _ = newClient(t, l.c.Endpoints()[follower]).Put(witness, "witness of "+name, "")
 	stop()
@@ -105,7 +106,7 @@ func (l *lateRequests) round(ctx context.Context, t *testing.T, name string) (mi
 		}
 		released <- err
 	}()
-	select { // a driver may wait until nothing is on its way; a node keeps the request for about a second
+	select { // a driver may wait until no request is on its way; a node keeps the request for about a second
 	case err = <-released:
 		released <- err
 	case <-time.After(700 * time.Millisecond):
@@ -153,8 +154,8 @@ func (l *lateRequests) only(node int) {
 	}
 }
 
-// arrives reports whether a key of the name, or the witness, has been written since a revision when something else is
-// written that the node was asked for later.
+// arrives waits until a later request to the node has been executed, and reports whether a key of the name, or the
+// witness, has been written since a revision.
 func (l *lateRequests) arrives(ctx context.Context, t *testing.T, node int, name string, since int64) bool {
 	t.Helper()
 	through := newClient(t, l.c.Endpoints()[node])
@@ -182,7 +183,7 @@ func (l *lateRequests) arrives(ctx context.Context, t *testing.T, node int, name
 	return false
 }
 
-// onceConnected returns when d has asked something over link.
+// onceConnected returns when d has sent a request over link.
 func onceConnected(ctx context.Context, d backend.Driver, link fault.Link) error {
 	for before := link.Seen(fault.Requests); ; {
 		err := d.(backend.Pinger).Ping(ctx)

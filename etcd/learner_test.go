@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// startMember starts a member of a cluster that the arguments name.
+// startMember starts a member of the cluster in the arguments.
 func startMember(t testing.TB, name, client, peer, cluster, state string) *fault.Child {
 	t.Helper()
 	return fault.Start(t, exec.Command("etcd", "--name", name, "--data-dir", t.TempDir(), "--log-level", "warn",
@@ -28,7 +28,7 @@ func startMember(t testing.TB, name, client, peer, cluster, state string) *fault
 // voters, and still treats the cluster as having a single member until the learner votes.
 func TestLearnerAmongTheMembers(t *testing.T) {
 	t.Parallel()
-	containers.Etcd(t, containers.AsProcess()) // skips where there is no etcd to run
+	containers.Etcd(t, containers.AsProcess()) // skips the test without etcd
 	addrs := freeport.Addresses(t, 4)
 	cluster := "voter=http://" + addrs[1]
 	startMember(t, "voter", addrs[0], addrs[1], cluster, "new")

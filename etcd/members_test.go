@@ -60,11 +60,11 @@ func TestEndpointsFollowMembers(t *testing.T) {
 	}
 }
 
-// The only member of the URL is replaced by two others: the client goes on with these.
+// Two other members replace the only member of the URL, and the client continues with these.
 func TestClientOutlivesTheMembersOfItsURL(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
-	containers.Etcd(t, containers.AsProcess()) // skips where there is no etcd to run
+	containers.Etcd(t, containers.AsProcess()) // skips the test without etcd
 	addrs := freeport.Addresses(t, 6)
 	cluster := "m0=http://" + addrs[1]
 	first := startMember(t, "m0", addrs[0], addrs[1], cluster, "new")

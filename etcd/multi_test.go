@@ -29,7 +29,7 @@ func mustAcquireAll(t testing.TB, d *Driver, rs []backend.Request) []backend.Gra
 	return grants
 }
 
-// mostNames is the number of exclusive names that one transaction takes.
+// mostNames is the maximum number of exclusive names in one transaction.
 const mostNames = 100
 
 func TestAcquireAll(t *testing.T) {
@@ -199,10 +199,10 @@ func TestAcquireAll(t *testing.T) {
 	t.Run("contention", func(t *testing.T) { contentionOfSets(t, server) })
 }
 
-// Sets that overlap, in both orders, beside requests for single names.
+// Overlapping sets, in both orders, beside requests for single names.
 func contentionOfSets(t *testing.T, server *containers.EtcdServer) {
 	const rounds = 40
-	for _, name := range []string{"x", "y"} { // keeps every set from being written at the first sight
+	for _, name := range []string{"x", "y"} { // so that no set is written in its first transaction
 		d := newDriver(t, server.Addr())
 		if _, err := d.service.client.Put(t.Context(), dirOf(name)+"foreign", "foreign"); err != nil {
 			t.Fatal(err)

@@ -92,7 +92,7 @@ func FuzzKeysAreInjective(f *testing.F) {
 	})
 }
 
-// The error says what is wrong with the address or its port.
+// The error describes the fault of the address or its port.
 func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
 	t.Parallel()
 	closed := freeport.Addresses(t, 1)[0]
@@ -123,7 +123,7 @@ func TestOpenSaysWhyItIsNotConnected(t *testing.T) {
 	}
 }
 
-// Behind a proxy that answers keepalives by its own, no answer proves a lease.
+// Behind a proxy that answers keepalives itself, no answer proves a lease.
 func TestProxyIsRefused(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t, containers.AsProcess())

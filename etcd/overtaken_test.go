@@ -16,9 +16,9 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// A leader that stood still while another one was elected answers keepalives until it hears of that, for etcd asks
-// nobody else about them: it prolongs a lease that the new leader ends in its own time. A holder that can reach no
-// other node must not believe it.
+// A leader that was frozen while another one was elected answers keepalives until it is notified of the election,
+// since etcd answers them without a quorum: it prolongs a lease that the new leader may end. A holder that can reach
+// no other node must not rely on such an answer.
 func TestOvertakenLeaderProvesNothing(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -36,7 +36,7 @@ func TestOvertakenLeaderProvesNothing(t *testing.T) {
 	}
 }
 
-// overtaken is one round. It reports whether the old leader answered a keepalive when another one had been elected.
+// overtaken is one round. It reports whether the old leader answered a keepalive after the election of another one.
 func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl time.Duration) (answered bool) {
 	t.Helper()
 	addrs, links := c.NewLinks(t)
@@ -86,7 +86,7 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 				r.SentAt.Sub(elected))
 		}
 	}
-	for backend.SystemClock().Now().Sub(elected) < ttl/5 { // the last proof before is too old then
+	for backend.SystemClock().Now().Sub(elected) < ttl/5 { // then the last proof before the election is too old
 		renew()
 	}
 	if err := c.Node(leader).Resume(ctx); err != nil {
@@ -99,7 +99,7 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 		cancel()
 		answered = answered || err == nil
 		if s, err := c.Status(ctx, leader); err == nil && s.Leader == 0 {
-			break // it leads no longer, and says so
+			break // it no longer leads, and reports that
 		}
 		if ctx.Err() != nil {
 			t.Fatal("the old leader goes on leading")
@@ -108,9 +108,9 @@ func overtaken(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl t
 	return answered
 }
 
-// When such a leader continues, it also revokes leases that expired by its clock while it stood still: its lessor
-// only asks whether the clock ticks, and it forwards the revocations to the current leader. A lease that the new
-// leader has prolonged may so end at any moment. A hold must therefore be on a lease that the old leader never knew.
+// When such a leader continues, it also revokes leases that expired by its clock while it was frozen: it checks only
+// its clock, and forwards the revocations to the current leader. A lease that the new leader has prolonged may
+// therefore end at any moment. So a hold must be on a lease that the old leader never knew.
 func TestOvertakenLeaderEndsNoHold(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -129,7 +129,7 @@ func TestOvertakenLeaderEndsNoHold(t *testing.T) {
 // holds were renewed meanwhile.
 func revoked(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl time.Duration) bool {
 	t.Helper()
-	const clients = 8 // it ends some leases and not others
+	const clients = 8 // it ends only some of the leases
 	leader, term, err := c.Leader(ctx, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func revoked(ctx context.Context, t *testing.T, c *containers.EtcdNodes, ttl tim
 	if _, _, err := c.Leader(ctx, term); err != nil {
 		t.Fatal(err)
 	}
-	for time.Since(frozen) < ttl+ttl/5 { // until all leases have run out by the old leader's clock
+	for time.Since(frozen) < ttl+ttl/5 { // until all leases have expired by the old leader's clock
 		for _, lease := range leases {
 			attempt, cancel := context.WithTimeout(ctx, ttl/10)
 			_, _ = plain.KeepAliveOnce(attempt, lease)

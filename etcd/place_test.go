@@ -40,8 +40,8 @@ func everWritten(t testing.TB, d *Driver, name string) map[string]int {
 	return nil
 }
 
-// etcd remembers deleted keys until the next compaction, and comparisons of ranges visit them: so a name has few keys,
-// however often it was held, by drivers that are no more too.
+// etcd remembers deleted keys until the next compaction, and comparisons of ranges visit them. So a name must have few
+// keys, however often it was held, also by drivers that have ended.
 func TestKeysOfANameAreFew(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -109,7 +109,7 @@ func TestDriversThatWantOneKey(t *testing.T) {
 	}
 }
 
-// A foreign key stands where a hold would.
+// A foreign key is in the place of a hold.
 func TestForeignKeyOnAPlace(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())
@@ -130,7 +130,7 @@ func TestForeignKeyOnAPlace(t *testing.T) {
 	}
 }
 
-// A grant names its hold by the whole request id, also where its incarnation and its key are right.
+// A grant names its hold by the whole request id: a right incarnation and a right key are not enough.
 func TestAnotherRequestIDMovesNothing(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)

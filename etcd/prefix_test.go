@@ -39,7 +39,7 @@ func TestPrefixIsValidated(t *testing.T) {
 	}
 }
 
-// FuzzPrefixesAreApart: no key of one prefix lies where another one looks.
+// FuzzPrefixesAreApart: no key of one prefix is in a range that another prefix reads.
 func FuzzPrefixesAreApart(f *testing.F) {
 	f.Add("locks/", "locks/orders/", "orders", "17")
 	f.Add("team/", "team/+locks/", "1y", "y")
@@ -132,7 +132,7 @@ func TestPrefixIsAllThatARoleNeeds(t *testing.T) {
 	mustRelease(t, d, second)
 }
 
-// What others can see of a hold does not move it.
+// The visible data of a hold do not permit other clients to move it.
 func TestNobodySeesRequestIDs(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -142,7 +142,7 @@ func TestNobodySeesRequestIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := request("x", false)
-	r.HoldID = "the-hold" // not made from the request id: it is stored
+	r.HoldID = "the-hold" // not derived from the request id, so it is stored
 	mustAcquire(t, d, r)
 	var seen []any
 	_, err = other.Acquire(t.Context(), request("x", false))

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// A renewal for less leaves the hold where it is, until what was promised before has passed: then it moves.
+// A renewal for a shorter TTL leaves the hold on its lease until the earlier promise has passed, and then moves it.
 func TestRenewalForLessCutsNothingShort(t *testing.T) {
 	t.Parallel()
 	const long, short = 6 * time.Second, 2 * time.Second
@@ -47,8 +47,8 @@ func TestRenewalForLessCutsNothingShort(t *testing.T) {
 	}
 }
 
-// A server may allow fewer operations in a transaction than is usual. After an election all holds move, in parts that
-// fit.
+// A server may allow fewer operations in a transaction than by default. After an election all holds move, in
+// transactions that the server allows.
 func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 	t.Parallel()
 	testtier.NotShort(t)
@@ -84,7 +84,7 @@ func TestHoldsMoveInPartsThatTheServerAllows(t *testing.T) {
 		}
 		return leaseUnder(t, d, rs[0]) != before && leaseUnder(t, d, rs[holds-1]) != before
 	})
-	// A hold that is gone keeps no other hold from moving, and its renewal reports the loss.
+	// A deleted hold does not prevent the move of others, and its renewal reports the loss.
 	if _, err := d.service.client.Delete(t.Context(), d.Key(grants[3])); err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func open(t testing.TB, rawURL string) (*Driver, error) {
 	return d, err
 }
 
-// TestTLS: the server accepts a client that shows a certificate; a client without one, or one that does not trust the
+// TestTLS: the server accepts a client with a certificate. A client without a certificate, or without trust in the
 // server, fails.
 func TestTLS(t *testing.T) {
 	t.Parallel()
@@ -71,14 +71,14 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// secured returns a server that wants a user and a password, and forgets who somebody is a second after the last
-// request.
+// secured returns a server that requires a user and a password, and whose auth tokens expire a second after their last
+// use.
 func secured(t *testing.T) *containers.EtcdServer {
 	t.Helper()
 	return securedFor(t, "1")
 }
 
-// securedFor is secured, with another time in seconds.
+// securedFor is secured with another lifetime of auth tokens, in seconds.
 func securedFor(t *testing.T, tokenTTL string) *containers.EtcdServer {
 	t.Helper()
 	server := containers.Etcd(t, containers.Args("--auth-token-ttl", tokenTTL))
@@ -86,8 +86,8 @@ func securedFor(t *testing.T, tokenTTL string) *containers.EtcdServer {
 	return server
 }
 
-// EnableAuth makes a cluster want a user and a password: root master, who may do everything, or ann secret, who may
-// read and write below the default prefix.
+// EnableAuth makes a cluster require a user and a password: root with the password master, who may do everything, or
+// ann with the password secret, who may read and write below the default prefix.
 func EnableAuth(t testing.TB, c *clientv3.Client) {
 	t.Helper()
 	for _, step := range []func(context.Context) error{
@@ -148,7 +148,7 @@ func TestAuthTokenExpires(t *testing.T) {
 	}
 }
 
-// TestServerForgetsAuthTokens: a restarted server knows no token that it gave out, and everybody goes on.
+// TestServerForgetsAuthTokens: a restarted server does not know its earlier tokens, and all clients keep working.
 func TestServerForgetsAuthTokens(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -181,8 +181,8 @@ func TestServerForgetsAuthTokens(t *testing.T) {
 	}
 }
 
-// TestPasswordFileIsReplaced: a client keeps its hold, and gets more, over a change of its password in etcd and in the
-// file.
+// TestPasswordFileIsReplaced: a client keeps its hold, and gets further holds, across a change of its password in etcd
+// and in the file.
 func TestPasswordFileIsReplaced(t *testing.T) {
 	t.Parallel()
 	server := secured(t)
@@ -199,7 +199,7 @@ func TestPasswordFileIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	held := request("held", false)
-	held.TTL = 30 * time.Second // a server takes its time to check a password
+	held.TTL = 30 * time.Second // a server is slow to check a password
 	g := mustAcquire(t, d, held)
 	root, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{server.Addr()}, Username: "root", Password: "master", DialTimeout: 20 * time.Second, Logger: quiet,
@@ -224,7 +224,7 @@ func TestPasswordFileIsReplaced(t *testing.T) {
 	}
 }
 
-// TestAuthRefused: a wrong password and a missing right are told as what they are.
+// TestAuthRefused: the errors distinguish a wrong password and a missing right.
 func TestAuthRefused(t *testing.T) {
 	t.Parallel()
 	server := secured(t)
@@ -239,7 +239,7 @@ func TestAuthRefused(t *testing.T) {
 	}
 }
 
-// TestKeepalivesAuthenticateOnce: keepalives go on one stream, for which the client says once who it is.
+// TestKeepalivesAuthenticateOnce: keepalives use one stream, for which the client authenticates once.
 func TestKeepalivesAuthenticateOnce(t *testing.T) {
 	t.Parallel()
 	addr := securedFor(t, "300").Addr()
@@ -296,7 +296,7 @@ func TestKeepalivesAuthenticateOnce(t *testing.T) {
 	if n := streams.Load(); n != 1 {
 		t.Errorf("%d keepalives went on %d streams, want 1", keepalives.Load(), n)
 	}
-	// One for the stream of keepalives, and one for that of watches.
+	// Once for the stream of keepalives, and once for that of watches.
 	if n := authenticated.Load() - atFirst; n > 2 {
 		t.Errorf("the client has authenticated %d times more, want at most 2", n)
 	}
@@ -313,14 +313,14 @@ func (s sending) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// TestOneTokenServesAllStreams: waits open and close streams, and the client says who it is once.
+// TestOneTokenServesAllStreams: waits open and close streams, and the client authenticates once.
 func TestOneTokenServesAllStreams(t *testing.T) {
 	t.Parallel()
 	d, err := open(t, "etcd://ann:secret@"+securedFor(t, "300").Addr()+"?timeout=20s")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 5 { // each wait has the only watch
+	for range 5 { // the watch of each wait is the only one
 		g := mustAcquire(t, d, request("x", false))
 		waiter := acquireLater(t, d, request("x", true))
 		mustWait(t, "the waiter", waiter)
@@ -340,8 +340,8 @@ func TestOneTokenServesAllStreams(t *testing.T) {
 	}
 }
 
-// TestSlowCheckOfAPassword: a server that takes long is asked once, however many want the token and however soon they
-// stop waiting for it; the next request for one is given more time if that failed.
+// TestSlowCheckOfAPassword: the client asks a slow server for a token once, however many calls need it and however
+// soon they stop waiting. If the request fails, the next one gets more time.
 func TestSlowCheckOfAPassword(t *testing.T) {
 	t.Parallel()
 	conns := newConnections("ann")
@@ -389,7 +389,7 @@ func TestSlowCheckOfAPassword(t *testing.T) {
 		t.Errorf("a server may be silent for %v, want %v", time.Duration(got), silence)
 	}
 
-	conns.token.forget(conns.token.inUse() - 1) // said of an older one
+	conns.token.forget(conns.token.inUse() - 1) // the refusal of an older token
 	all(t.Context(), "token-2")
 	conns.token.forget(conns.token.inUse())
 	go func() { answers <- nil }()

@@ -66,7 +66,7 @@ func TestSilentServerIsLeft(t *testing.T) {
 				handOver(a, b)
 				handOver(b, a)
 			}
-			// gRPC would need longer to notice.
+			// gRPC would notice later.
 			took := end(10*time.Second, "hand-overs beside a silent "+what)
 			t.Logf("%d hand-overs beside a silent %s took %v", 4*containers.Nodes, what, took)
 			if err := c.Node(silent).Resume(ctx); err != nil {
@@ -84,7 +84,7 @@ func release(ctx context.Context, d backend.FencingDriver, g backend.Grant) erro
 			return err
 		}
 		if errors.Is(err, backend.ErrNotHeld) {
-			return nil // an earlier one arrived
+			return nil // an earlier release arrived
 		}
 	}
 }

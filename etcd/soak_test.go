@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// openSoak opens a driver for addresses with commas between them.
+// openSoak opens a driver for addresses separated by commas.
 func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 	d, err := etcd.Open(ctx, "etcd://"+addrs)
 	if err != nil {
@@ -47,7 +47,7 @@ func TestSoak(t *testing.T) {
 				_, err := c.Status(ctx, node)
 				return "", err
 			},
-			// No RefuseRelease: who may not delete keys may not put them either.
+			// No RefuseRelease: a user without the right to delete keys may not put them either.
 			RefuseWrites: harness(t, dialers["Open"], c, c.Endpoints(), nil).Server.RefuseWrites,
 			Leader:       c.Leader,
 			Cut:          c.Cut,

@@ -23,14 +23,14 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 )
 
-// lasting is a request with another TTL.
+// lasting returns a request with another TTL.
 func lasting(name string, wait bool, ttl time.Duration) backend.Request {
 	r := request(name, wait)
 	r.TTL = ttl
 	return r
 }
 
-// session returns a session of a minute.
+// session returns a session with a TTL of a minute.
 func session(t *testing.T, s *service) engine.Session {
 	t.Helper()
 	own, err := s.Open(t.Context(), time.Minute)
@@ -121,8 +121,8 @@ func movesKey(txn *pb.TxnRequest) bool {
 	})
 }
 
-// A transaction that was to move a key to a session is carried out when the key has moved to the next one already: it
-// changes nothing.
+// A transaction that moves a key to a session is executed after the key has moved to the next session: it changes
+// nothing.
 func TestLateMoveTakesNothingBack(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -177,7 +177,7 @@ func TestLateMoveTakesNothingBack(t *testing.T) {
 			if err := l.deliver(); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.End(t.Context(), second); err != nil { // with all that is on it
+			if err := s.End(t.Context(), second); err != nil { // with all of its keys
 				t.Fatal(err)
 			}
 			state, err := s.Look(t.Context(), name)
@@ -220,7 +220,7 @@ func (m *moving) outgrow() {
 	m.outgrown[m.current] = true
 }
 
-// A waiter moves with its session, and with the next one, and gets its hold.
+// A waiter moves to the next session, and to the one after it, and gets its hold.
 func TestWaiterMovesWithItsSession(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
@@ -346,7 +346,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// A late answer to a keepalive is not taken for that to a later one.
+// A late answer to a keepalive does not count as the answer to a later one.
 func TestSlowKeepaliveTakesItsStreamWithIt(t *testing.T) {
 	t.Parallel()
 	addr, link := containers.Etcd(t).NewLink(t)

@@ -61,7 +61,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 	server := containers.Etcd(t, containers.Args("--quota-backend-bytes", "1048576"))
 	d := newDriver(t, server.Addr())
 	r := request("x", false)
-	r.TTL = 20 * time.Second // longer than the server is away
+	r.TTL = 20 * time.Second // longer than the server's restart
 	r.Lost = func(loss backend.Loss) { t.Errorf("the hold was lost: %v", loss.Reason) }
 	held := mustAcquire(t, d, r)
 	other := request("other", false)
@@ -93,7 +93,7 @@ func TestFullServerKeepsHolds(t *testing.T) {
 			t.Fatalf("Renew = %v", renewal.Err)
 		}
 		last = renewal.SentAt
-		time.Sleep(held.TTL / 10) // as the core, which does not renew all the time
+		time.Sleep(held.TTL / 10) // the core does not renew continuously, either
 	}
 	mustRelease(t, d, alsoHeld)
 
@@ -117,7 +117,7 @@ func fill(t *testing.T, c *clientv3.Client) {
 	})
 }
 
-// makeRoom undoes fill, but for the alarm.
+// makeRoom undoes fill, except for the alarm.
 func makeRoom(t *testing.T, c *clientv3.Client) {
 	t.Helper()
 	resp, err := c.Delete(t.Context(), "filling/", clientv3.WithPrefix())
@@ -143,9 +143,8 @@ func disarm(t *testing.T, c *clientv3.Client) {
 	}
 }
 
-// In a full cluster of several members nothing can move after an election. Then nobody relies on a hold for longer
-// than the previous leader has granted; the key stays, and the hold continues with its token when there is room in
-// time.
+// In a full cluster of several members no hold can move after an election. Then no client relies on a hold for longer
+// than the previous leader has granted. The key stays, and the hold continues with its token if there is room in time.
 func TestFullClusterAfterAnElection(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()

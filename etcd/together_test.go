@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 )
 
-// Callers of one client that come at once share transactions; each gets its own answer, and no name is in one twice.
+// Concurrent callers of one client share transactions. Each gets its own answer, and no transaction has a name twice.
 func TestStepsTravelTogether(t *testing.T) {
 	t.Parallel()
 	for args, server := range map[string]*containers.EtcdServer{
@@ -81,7 +81,7 @@ func TestStepsTravelTogether(t *testing.T) {
 	}
 }
 
-// A step that the server refuses, or whose comparison fails, does not keep others from being done.
+// A step that the server refuses, or whose comparison fails, does not prevent others.
 func TestEachStepAnswersForItself(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, containers.Etcd(t).Addr())

@@ -17,7 +17,7 @@ func TestClaimIsReadBackFromItsKey(t *testing.T) {
 			t.Errorf("%+v became %+v", c, got)
 		}
 	}
-	// Whatever else stands there keeps everybody out.
+	// Any other text is read as the exclusive use, which excludes all others.
 	for _, part := range []string{
 		"+permits/8/9/", "+permits/8/0/", "+permits/08/1/", "+permits/8/+1/", "+permits/8/",
 		"+permits//1/", "+permits/8/1/2/", "+permits/99999999999999999999/1/", "+shared/x/", "+later/", "x/",

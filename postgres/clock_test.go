@@ -26,7 +26,7 @@ type jumping interface {
 	driver() *postgres.Driver
 }
 
-// stepping is a server whose functions find a clock that can be set before that of the system.
+// stepping is a server whose functions use a settable clock instead of the system's.
 type stepping struct {
 	*containers.PostgresServer
 	t testing.TB
@@ -54,7 +54,7 @@ func (s stepping) pool(addr string) *pgxpool.Pool {
 
 func (s stepping) driver() *postgres.Driver { return postgres.New(s.pool(s.Addr()), nil) }
 
-// faked is a server with libfaketime, whose clock can be set as that of its machine.
+// faked is a server with libfaketime, whose clock can be set like that of its machine.
 type faked struct {
 	*node
 	file  string
@@ -88,7 +88,7 @@ func (f *faked) jump(by string) {
 		f.t.Fatal(err)
 	}
 	f.ahead += d
-	// In one step, since the server reads it at any time.
+	// Replace the file atomically, since the server reads it at any time.
 	if err := os.WriteFile(f.file+"-next", fmt.Appendf(nil, "%+d\n", int(f.ahead.Seconds())), 0o644); err != nil {
 		f.t.Fatal(err)
 	}
@@ -99,8 +99,8 @@ func (f *faked) jump(by string) {
 
 func (f *faked) driver() *postgres.Driver { return postgres.New(newPool(f.t, f.URL()), nil) }
 
-// The server's clock jumps, ahead and back, under a holder that lives. Neither a waiter nor a client that has seen the
-// clock before nor a new one is granted the name, and the holder keeps it.
+// The server's clock jumps ahead and back under a live holder. A waiter, a client that has seen the clock before, and
+// a new client are not granted the name, and the holder keeps it.
 func TestClockJumpsUnderAHolder(t *testing.T) {
 	t.Parallel()
 	t.Run("functions", func(t *testing.T) {
@@ -153,7 +153,7 @@ func clockJumps(t *testing.T, server jumping) {
 	}
 	for _, by := range jumps {
 		server.jump(by)
-		// Until a session that is not renewed would end, whoever has noticed first.
+		// Wait until a session without renewals would end, whichever client has noticed first.
 		for end := time.Now().Add(ttl/3 + 1200*time.Millisecond); time.Now().Before(end); {
 			fresh := server.driver()
 			for who, d := range map[string]*postgres.Driver{"a new client": fresh, "a client of before": idle} {
@@ -177,8 +177,8 @@ func clockJumps(t *testing.T, server jumping) {
 	}
 }
 
-// The clock jumps, and a holder is gone: its name opens, also if each client asks only once, and the row of a session
-// says no more than its TTL.
+// The clock jumps, and a holder is dead: its name becomes free, even if each client asks only once, and the row of a
+// session is valid for its TTL at most.
 func TestClockJumpsAndTheHolderIsGone(t *testing.T) {
 	t.Parallel()
 	const ttl = 3 * time.Second
@@ -186,7 +186,7 @@ func TestClockJumpsAndTheHolderIsGone(t *testing.T) {
 		for who, same := range map[string]bool{"one client": true, "a new client each time": false} {
 			t.Run(name+"/"+who, func(t *testing.T) {
 				if (name == "back") != same {
-					testtier.Only(t) // the other ways are as one of these
+					testtier.Only(t) // the other ways behave like one of these
 				}
 				t.Parallel()
 				server := newStepping(t)

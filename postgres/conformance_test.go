@@ -27,7 +27,7 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.MaxConns = 3 // each is a process of the server's
+	config.MaxConns = 3 // each is a process of the server
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {
 		t.Fatal(err)
@@ -65,9 +65,9 @@ var ways = map[string]func(t testing.TB, addr string) backend.FencingDriver{
 	},
 }
 
-// TestConformance runs the suite over every way to make a driver, each on a server of its own, one after the other. It
-// runs beside no other test of the package: each connection is a process of the server's, and two cores that run more
-// than the suite let its first attempts fail.
+// TestConformance runs the suite over every way to make a driver, each on a separate server, one after the other. It
+// does not run in parallel with other tests of the package: each connection is a process of the server, and if two
+// processors run more than the suite, its first attempts fail.
 func TestConformance(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -79,8 +79,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestConformanceAsPermits runs it with permits as mutexes: two of three, of which no two fit at once. It runs
-// beside no other test, as TestConformance does.
+// TestConformanceAsPermits runs the suite with two of three permits as a mutex: two such holds do not fit. Like
+// TestConformance, it does not run in parallel with other tests.
 func TestConformanceAsPermits(t *testing.T) {
 	testtier.Only(t)
 	conformance.Run(t, conformance.AsPermits(harness(migrated(t), ways["New"]), 2, 3))
@@ -88,8 +88,8 @@ func TestConformanceAsPermits(t *testing.T) {
 
 // service is a server as the suite needs it.
 type service interface {
-	Addr() string // for clients: of a pooler, where there is one
-	URL() string  // of the server itself
+	Addr() string // for clients: that of a pooler, if there is one
+	URL() string  // that of the server itself
 	NewLink(t testing.TB) (addr string, link fault.Link)
 	Restart(context.Context) error
 	Stop(context.Context) error
@@ -150,7 +150,7 @@ func harness(s service, way func(testing.TB, string) backend.FencingDriver) conf
 				on conflict do nothing`,
 				name+" of others")
 		},
-		TTL: 2 * time.Second, // a new connection is a new process of the server's
+		TTL: 2 * time.Second, // a new connection is a new process of the server
 	}
 }
 
@@ -169,7 +169,8 @@ func execute(t testing.TB, s interface{ URL() string }, sql string, args ...any)
 	return rows
 }
 
-// readOnly makes the server read-only for everybody, or ends that, and returns when a connection of before has noticed.
+// readOnly makes the server read-only for all clients, or ends that, and returns when an existing connection has
+// noticed.
 func readOnly(t testing.TB, s interface{ URL() string }, value string) {
 	t.Helper()
 	containers.Within(func(ctx context.Context) error {
@@ -193,8 +194,8 @@ func readOnly(t testing.TB, s interface{ URL() string }, value string) {
 	})(t)
 }
 
-// leftovers lists what lives on. Names and their greatest tokens are meant to; so are the sessions of clients that
-// live, see TestCloseEndsItsSessions.
+// leftovers lists the leftovers of clients. Names and their greatest tokens are meant to stay, and so are the sessions
+// of live clients, see TestCloseEndsItsSessions.
 func leftovers(s service) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -86,7 +86,7 @@ func TestMigrationsMeet(t *testing.T) {
 		})
 	}
 	all.Wait()
-	// Two schemas are two lock services; one that is missing says what to do.
+	// Two schemas are two lock services; the error of a missing schema names the remedy.
 	pool := newPool(t, server.URL())
 	a, b, none := postgres.New(pool, nil), postgres.New(pool, &postgres.Options{Schema: "other"}),
 		postgres.New(pool, &postgres.Options{Schema: "none"})
@@ -127,7 +127,7 @@ func TestCloseEndsItsSessions(t *testing.T) {
 	}
 }
 
-// Asking for a longer TTL moves a hold to another session; asking for a shorter one never ends it earlier.
+// A renewal for a longer TTL moves a hold to another session; a renewal for a shorter TTL never ends it earlier.
 func TestRenewalNeverShortens(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -195,8 +195,8 @@ func TestTx(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, err, c.want)
 		}
 	}
-	// A caller that does not ask is refused, as is one that asked for something else, and a failed section leaves
-	// nothing.
+	// A write without a check is refused, and so is a write after a check of another claim, and a failed section leaves
+	// no change.
 	var pg *pgconn.PgError
 	if _, err := pool.Exec(t.Context(), `update accounts set balance = 0`); !errors.As(err, &pg) || pg.Code != "FL403" {
 		t.Errorf("a write that did not ask: %v, want FL403", err)
@@ -218,7 +218,7 @@ func TestTx(t *testing.T) {
 	if err := postgres.Tx(t.Context(), pool, claim(12), debit); err != nil {
 		t.Errorf("after a section with token 20 was rolled back, token 12: %v", err)
 	}
-	// The same check in SQL, for those who have no pgx.
+	// The same check in SQL, for programs without pgx.
 	inSQL := func(token int) error {
 		tx, err := pool.Begin(t.Context())
 		if err != nil {
@@ -257,15 +257,15 @@ func TestTx(t *testing.T) {
 	}
 }
 
-// leaping is the system's clock, ahead of it.
+// leaping is a clock ahead of the system's.
 type leaping struct{ ahead atomic.Int64 }
 
 func (c *leaping) Now() backend.Instant {
 	return backend.SystemClock().Now().Add(time.Duration(c.ahead.Load()))
 }
 
-// A driver in use looks at the server's settings every 30 s: what has become unfit is refused, and what is fit again is
-// used again at once.
+// A driver in use examines the server's settings every 30 s: it refuses a server that has become unfit, and uses it
+// again immediately when it is fit.
 func TestSettingsAreLookedAtAgain(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -274,8 +274,8 @@ func TestSettingsAreLookedAtAgain(t *testing.T) {
 	defer closeDriver(t, d)
 	tries := 0
 	try := func() error {
-		tries++ // each has a name of its own, since a release is refused too
-		// Its renewals, which look too, come later than the end of the test.
+		tries++ // each try has its own name, since a release is refused, too
+		// Its renewals also examine the settings, but come after the end of the test.
 		r := request(fmt.Sprint("x", tries), 12*time.Hour)
 		g, err := d.Acquire(soon(t, 20*time.Second), r)
 		if err == nil {
@@ -319,7 +319,7 @@ func TestSettingsAreLookedAtAgain(t *testing.T) {
 	}
 }
 
-// Behind a pooler in transaction mode notifications do not arrive. The driver finds that out, says so, and polls.
+// Behind a pooler in transaction mode notifications do not arrive. The driver detects that, reports it, and polls.
 func TestBehindATransactionPooler(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, urlOf(pooler(t, migrated(t), "transaction")))
@@ -339,7 +339,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 		got <- next
 	}()
 	for b.Describe().Capabilities.Has(backend.CapPushLoss) && ctx.Err() == nil {
-		time.Sleep(20 * time.Millisecond) // until it has found out
+		time.Sleep(20 * time.Millisecond) // until it has detected that
 	}
 	if err := a.Release(ctx, g); err != nil {
 		t.Fatal(err)
@@ -352,7 +352,7 @@ func TestBehindATransactionPooler(t *testing.T) {
 	}
 }
 
-// Where all poll, the end of a long queue leaves the server alone while its head looks often.
+// When all waiters poll, the end of a long queue polls rarely while its head looks often.
 func TestPollIntervalGrowsWithTheQueue(t *testing.T) {
 	t.Parallel()
 	const n, rounds = 16, 6
@@ -433,7 +433,7 @@ func TestPollIntervalGrowsWithTheQueue(t *testing.T) {
 	}
 }
 
-// With one connection past the pooler a holder is told at once.
+// With one connection past the pooler a holder is notified immediately.
 func TestListensBesideAPooler(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -456,7 +456,7 @@ func TestListensBesideAPooler(t *testing.T) {
 		if why != backend.ReasonForceReleased {
 			t.Errorf("the reason is %q", why)
 		}
-	case <-time.After(60 * time.Second): // by its renewals it would learn in a third of its hour
+	case <-time.After(60 * time.Second): // its renewals would notice after a third of its hour
 		t.Error("the loss was not pushed")
 	}
 	if desc := d.Describe(); !desc.Capabilities.Has(backend.CapPushLoss) || desc.Polling != 0 {
@@ -464,8 +464,8 @@ func TestListensBesideAPooler(t *testing.T) {
 	}
 }
 
-// A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and for
-// good if its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its renewals find
+// A hold that a call moves to another session, with another TTL, may be on either session during the call, and also
+// later if the answer is lost. It is not lost: no check reports its loss, no cleanup deletes it, and its renewals find
 // it.
 func TestHoldMovesUnheard(t *testing.T) {
 	t.Parallel()
@@ -498,8 +498,8 @@ func TestHoldMovesUnheard(t *testing.T) {
 	}
 }
 
-// Calls of one client that come together share a commit, and each has its own answer: a name that somebody else holds
-// or whose row a foreign transaction keeps is refused to its caller alone, and at once to nobody else.
+// Concurrent calls of one client share a commit, and each has its own answer: if another client holds a name, or a
+// foreign transaction locks its row, only the call for that name is affected.
 func TestCallsTogether(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -511,7 +511,7 @@ func TestCallsTogether(t *testing.T) {
 	if err := d.Release(soon(t, 30*time.Second), take(t, d, name(1))); err != nil {
 		t.Fatal(err)
 	}
-	take(t, rival, name(0)) // the others are new
+	take(t, rival, name(0)) // the other names are new
 	tx, err := connect(t, server.URL()).Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// Lock, check and write in the database that is there: whoever has lost the lock writes nothing.
+// Lock, check and write in an existing database: a client that has lost the lock cannot write.
 func Example() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, "postgres://app@db/app")
@@ -39,7 +39,7 @@ func Example() {
 	}
 }
 
-// Migrations prints the SQL for a migration tool of yours.
+// Migrations returns the SQL for your own migration tool.
 func ExampleMigrations() {
 	steps, err := postgres.Migrations(nil)
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// IgnoreNotices makes a driver that believes a commit whose wait for the standbys was cancelled.
+// IgnoreNotices makes a driver accept a commit whose wait for the standbys was cancelled.
 func IgnoreNotices(d *Driver, pool *pgxpool.Pool) { d.pool = pool }
 
-// MoveUnheard moves a hold to a session with another TTL in the service, as a call does whose answer is lost, and lets
-// the driver look after what nobody may know.
+// MoveUnheard moves a hold in the service to a session with another TTL, as a call does whose answer is lost, and lets
+// the driver check holds with an unknown session.
 func (d *Driver) MoveUnheard(ctx context.Context, g backend.Grant, ttl time.Duration) error {
 	to, err := d.join(ctx, ttl)
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// forgetting is what the loss of the last commits shows as: a holder is told that its hold is gone, or a rival is
-// granted beside it.
+// forgetting has the violations that the loss of the last commits causes: a holder gets a loss, or a rival is granted
+// beside it.
 var forgetting = []check.Kind{check.EarlyLoss, check.Early, check.Overlap, check.Illegal}
 
-// TestFailoversUnderLoad kills the primary under clients that contend, and promotes the standby: twenty times with a
-// standby that has everything but the last moment, with one that lags, and with one that every commit waits for. Tokens
-// rise in all of them. Beliefs overlap never with a quorum; how often without one is printed.
+// TestFailoversUnderLoad kills the primary under contending clients, and promotes the standby: twenty times each with
+// a standby that lacks at most the last moment, with a lagging standby, and with a standby for which every commit
+// waits. Tokens always increase. With the last kind, holds never overlap; for the others the test prints the number of
+// overlaps.
 func TestFailoversUnderLoad(t *testing.T) {
 	testtier.Only(t)
 	const rounds = 20
@@ -101,7 +102,7 @@ func failover(t *testing.T, quorum, lags bool) check.Report {
 					mu.Unlock()
 					length := rand.N(20 * time.Millisecond)
 					if rand.N(10) == 0 {
-						length = rand.N(ttl) // through the failover
+						length = rand.N(ttl) // the time from before to after the failover
 					}
 					select {
 					case <-time.After(length):
@@ -143,7 +144,7 @@ func failover(t *testing.T, quorum, lags bool) check.Report {
 	}
 	standby.promote()
 	if quorum {
-		standby.set("") // alone it would wait for a standby of its own for ever
+		standby.set("") // without a standby it would wait for one indefinitely
 	}
 	recorder.Healed("the standby is primary")
 	more(20, "after the failover")

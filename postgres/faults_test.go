@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A waiter whose client's listening connection is ended acquires all the same, and losses are pushed again afterwards.
+// A waiter still acquires when its client's listening connection is ended, and losses are pushed again afterwards.
 func TestListenerIsEnded(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -67,13 +67,13 @@ func TestListenerIsEnded(t *testing.T) {
 		if why != backend.ReasonForceReleased {
 			t.Errorf("the reason is %q", why)
 		}
-	case <-time.After(20 * time.Second): // by its renewals it would learn in a third of its minute
+	case <-time.After(20 * time.Second): // its renewals would notice after a third of its minute
 		t.Error("the loss was not pushed")
 	}
 }
 
-// A session's row is made by a request whose answer is lost, and asked for again: what is granted on it is believed no
-// longer than the row lives.
+// The request that makes a session's row loses its answer and is repeated: grants on the session are not valid for
+// longer than the row.
 func TestSessionWithUnansweredStart(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -108,8 +108,8 @@ func TestSessionWithUnansweredStart(t *testing.T) {
 	}
 }
 
-// The schema is dropped under a client that holds, and made anew: the client has lost its history, and those that come
-// after get greater tokens.
+// The schema is dropped under a holder, and made again: the holder's driver detects the loss of history, and later
+// clients get greater tokens.
 func TestSchemaIsDropped(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -139,8 +139,8 @@ func TestSchemaIsDropped(t *testing.T) {
 	}
 }
 
-// A client that is cut off while it waits for a row leaves nothing that waits in the server, however long somebody's
-// transaction keeps that row; a client that waits on is granted the lock when the transaction ends.
+// A client that is cut off while it waits for a row leaves no waiting statement in the server, however long a foreign
+// transaction locks the row. A client that keeps waiting is granted the lock when the transaction ends.
 func TestDisconnectedClientLeavesNoWaitingStatement(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -172,7 +172,7 @@ func TestDisconnectedClientLeavesNoWaitingStatement(t *testing.T) {
 	defer hangUp()
 	gone := ask(ctx, cutOff)
 	blocked(t, server.URL(), "acquire")
-	link.Hold(fault.Both) // the request to cancel is not heard either
+	link.Hold(fault.Both) // the cancel request does not arrive either
 	hangUp()
 	if err := <-gone; !errors.Is(err, context.Canceled) {
 		t.Errorf("the caller who hung up: %v, want its context's error", err)
@@ -205,8 +205,8 @@ func TestDisconnectedClientLeavesNoWaitingStatement(t *testing.T) {
 	}
 }
 
-// Somebody's transaction keeps the row of a name, another one an old snapshot: calls end with their contexts, other
-// names are free, and all goes on afterwards.
+// One foreign transaction locks the row of a name, and another one keeps an old snapshot: calls end with their
+// contexts, other names are free, and all names work afterwards.
 func TestForeignTransactions(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)

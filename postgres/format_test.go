@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A schema of the version before format 2, in which SQL and clients have shown tokens, is migrated with what it has seen.
+// The migration of a schema before format 2 keeps the tokens that SQL and clients have shown.
 func TestTokensAreMigrated(t *testing.T) {
 	t.Parallel()
 	server := containers.Postgres(t)
@@ -53,7 +53,7 @@ func TestTokensAreMigrated(t *testing.T) {
 	if called, err := tx(33, 8); !called || err != nil {
 		t.Errorf("write 8: %v, called: %v", err, called)
 	}
-	// The statement of the version before, for clients that were not upgraded.
+	// The statement of the previous version, for clients that were not upgraded.
 	if _, err := pool.Exec(
 		t.Context(), `SELECT epoch, token, sequence, checks FROM fencelock.fencing_tokens WHERE resource = 'accounts/42'`,
 	); err == nil {

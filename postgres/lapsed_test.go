@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A grant whose answer comes after the end of its session had no caller: its minimum hold does not refuse the next try of
-// the same call.
+// A grant whose answer comes after the end of its session did not reach its caller: its minimum hold does not block
+// the next try of the same call.
 func TestLapsedGrantLeavesNoMinimum(t *testing.T) {
 	t.Parallel()
 	const patience, ttl = time.Minute, 2 * time.Second
@@ -59,8 +59,8 @@ func TestLapsedGrantLeavesNoMinimum(t *testing.T) {
 	}
 }
 
-// A Watch that finds a session over grants the name to a waiter. The waiter may be answered as soon as that is
-// visible, so it is durable by then, although what else a Watch writes is not waited for.
+// A Watch that finds an expired session grants the name to a waiter. The waiter may be answered as soon as the grant
+// is visible, so the grant must be durable by then, although other writes of a Watch need not be.
 func TestWatchGrantsDurably(t *testing.T) {
 	t.Parallel()
 	ctx, conn := soon(t, time.Minute), connect(t, migrated(t).URL())

@@ -17,7 +17,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// twoWays is a driver whose connections go over a link, or directly to the server once the link is passed by.
+// twoWays is a driver whose connections use a link, or lead directly to the server once direct is set.
 type twoWays struct {
 	*postgres.Driver
 	server service
@@ -36,7 +36,7 @@ func newTwoWays(t *testing.T, server service) *twoWays {
 	w := &twoWays{server: server, link: link}
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		to := addr
-		if w.direct.Load() { // also to cancel a statement that was sent over the link
+		if w.direct.Load() { // also a request to cancel a statement that was sent over the link
 			to = server.Addr()
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, to)
@@ -51,8 +51,8 @@ func newTwoWays(t *testing.T, server service) *twoWays {
 	return w
 }
 
-// late keeps back what send sends, lets the driver go on directly, and returns what delivers it, once the server has
-// carried it out. The driver must have no other call in progress.
+// late delays the requests of send and lets the driver continue directly. It returns a function that delivers these
+// requests and returns when the server has executed them. The driver must have no other call in progress.
 func (w *twoWays) late(t *testing.T, send func()) (deliver func()) {
 	t.Helper()
 	conn := connect(t, w.server.URL())
@@ -73,7 +73,7 @@ func (w *twoWays) late(t *testing.T, send func()) (deliver func()) {
 	return func() {
 		t.Helper()
 		w.link.Pass()
-		// The driver has left these connections: they are idle behind their last statement, or ended.
+		// The driver has abandoned these connections: they have ended, or are idle after their last statement.
 		for ctx, n := soon(t, time.Minute), 1; n > 0; time.Sleep(5 * time.Millisecond) {
 			row := conn.QueryRow(ctx, `select count(*) from pg_stat_activity
 				where pid = any ($1) and not (state = 'idle' and query_start > $2)`, linked, before)
@@ -95,14 +95,14 @@ func sessionsOf(t *testing.T, server interface{ URL() string }, name string) (tt
 	return ttls
 }
 
-// An acquire that the server carries out late makes no hold after the release of its request, and takes no hold back to
-// the session that it has left.
+// An acquire that the server executes late makes no hold after the release of its request, and moves no hold back to
+// an earlier session.
 func TestLateAcquireChangesNothing(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
 	for what, c := range map[string]struct {
 		wait bool
-		// The call that is held back, and what comes before the delivery.
+		// The delayed call, and the calls before its delivery.
 		patience time.Duration
 		then     func(*testing.T, *twoWays, backend.Request, <-chan backend.Grant)
 		want     []int
@@ -171,13 +171,13 @@ func releaseRequest(t *testing.T, w *twoWays, r backend.Request, _ <-chan backen
 	}
 }
 
-// A move that the server carries out late takes no hold back from the session to which a later renewal has moved it.
+// A move that the server executes late does not take a hold from the session to which a later renewal has moved it.
 func TestLateMoveChangesNothing(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
 	w := newTwoWays(t, server)
 	g := take(t, w.Driver, "moves")
-	other := request("other", 2*time.Minute) // its session is there before the move
+	other := request("other", 2*time.Minute) // makes its session before the move
 	if _, err := w.Acquire(soon(t, time.Minute), other); err != nil {
 		t.Fatal(err)
 	}
@@ -243,8 +243,8 @@ func TestMinimumOfAMovedHold(t *testing.T) {
 	}
 }
 
-// A hold that moves to the session of a longer TTL, and whose client then ends, lasts for what it had left before, also
-// where the other session would end earlier.
+// A hold that moves to the session of a longer TTL, and whose client then dies, lasts at least for its earlier
+// remaining time, even if the other session would end sooner.
 func TestMovedHoldLastsAsBefore(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -269,8 +269,7 @@ func TestMovedHoldLastsAsBefore(t *testing.T) {
 	}
 }
 
-// A caller that no longer waits takes nothing from another attempt of its request, of the same client or of another
-// one.
+// The end of a wait does not affect another attempt of the same request, by the same client or another one.
 func TestEndedWaitSparesItsRepeat(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -319,7 +318,7 @@ func TestEndedWaitSparesItsRepeat(t *testing.T) {
 		w.link.Hold(fault.Both)
 		mine := placeOf("x")
 		second := wait(soon(t, time.Minute), other, r)
-		stands("x", mine, 1) // the place is the repeat's now
+		stands("x", mine, 1) // the place belongs to the repetition now
 		if err := holder.Release(soon(t, time.Minute), front); err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A schema of a later version is refused with both versions, also by drivers that ran while it was migrated.
+// A schema of a later version is refused with both versions, also by drivers that ran during its migration.
 func TestLaterSchemaIsRefused(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -44,14 +44,14 @@ func TestLaterSchemaIsRefused(t *testing.T) {
 	}
 }
 
-// A schema of an earlier version is refused with both versions, although it lacks what this driver reads.
+// A schema of an earlier version is refused with both versions, although it lacks columns that this driver reads.
 func TestEarlierSchemaIsRefused(t *testing.T) {
 	t.Parallel()
 	steps, err := postgres.Migrations(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, known := range []int{2, len(steps) - 1} { // of the previous release, and the last one
+	for _, known := range []int{2, len(steps) - 1} { // that of the previous release, and the last one
 		server := containers.Postgres(t, containers.Args("-c", "fsync=on"))
 		for _, step := range steps[:known] {
 			execute(t, server, step.SQL)

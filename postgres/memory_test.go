@@ -22,7 +22,7 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// doors are the ways to show a claim to the guard of a database.
+// doors returns the ways to show a claim to the guard of a database.
 func doors(t testing.TB, pool *pgxpool.Pool) map[string]func(context.Context, fencing.Claim) error {
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { db.Close() })
@@ -66,21 +66,21 @@ func stale(err error) bool {
 	return errors.Is(err, fencing.ErrStale) || errors.As(err, &pg) && pg.Code == "FL409"
 }
 
-// second reports whether err says that the database has two memories of guards.
+// second reports whether err is that of a database with two memories of guards.
 func second(err error) bool {
 	var pg *pgconn.PgError
 	return errors.Is(err, fencing.ErrInvalid) && strings.Contains(err.Error(), "second memory") ||
 		errors.As(err, &pg) && (pg.Code == "FL413" || pg.Code == "42P07")
 }
 
-// database makes a database of its own.
+// database makes a separate database.
 func database(t testing.TB, server *containers.PostgresServer, name, options string) *pgxpool.Pool {
 	t.Helper()
 	execute(t, server, `create database `+name+` `+options)
 	return newPool(t, strings.Replace(server.URL(), "/postgres?", "/"+name+"?", 1))
 }
 
-// A database has one fencing memory, whichever way a claim is shown, and whatever was there first.
+// A database has one fencing memory, whichever way a claim is shown, and whichever part was made first.
 func TestOneMemory(t *testing.T) {
 	t.Parallel()
 	server := containers.Postgres(t)
@@ -157,7 +157,7 @@ func TestOneMemory(t *testing.T) {
 			if err := guard(ctx, claim); err != nil {
 				t.Errorf("after Migrate has refused, the guard: %v", err)
 			}
-			// As docs/UPGRADE.md says it.
+			// As documented in docs/UPGRADE.md.
 			for _, each := range []string{`create schema fencelock`, `alter table fencing_tokens set schema fencelock`} {
 				if _, err := pool.Exec(ctx, each); err != nil {
 					t.Fatal(err)
@@ -250,7 +250,7 @@ func TestOneMemory(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
-		// Somebody makes a second one by hand.
+		// A second memory is made by hand.
 		if _, err := pool.Exec(ctx, `create table fencing_tokens (like fencelock.fencing_tokens including all)`); err != nil {
 			t.Fatal(err)
 		}
@@ -279,7 +279,7 @@ func TestOneMemory(t *testing.T) {
 		if _, err := pool.Exec(ctx, `drop table public.fencing_tokens`); err != nil {
 			t.Fatal(err)
 		}
-		// Another lock service in the database has a guard of its own: the table is named then.
+		// Another lock service in the database has its own guard: the error then names the table.
 		if _, err := postgres.Migrate(ctx, pool, &postgres.Options{Schema: "other"}); err != nil {
 			t.Fatal(err)
 		}
@@ -293,7 +293,7 @@ func TestOneMemory(t *testing.T) {
 	})
 }
 
-// In a database of another encoding guards and locks mean the same text, whoever names it.
+// In a database of another encoding, guards and locks store the same text, whichever client names it.
 func TestEncoding(t *testing.T) {
 	t.Parallel()
 	server := containers.Postgres(t, containers.Args("-c", "fsync=on"))
@@ -304,7 +304,7 @@ func TestEncoding(t *testing.T) {
 	url := pool.Config().ConnString()
 	utf8 := newPool(t, url+"&client_encoding=UTF8")
 	claim := fencing.Claim{Resource: "Straße 7", Token: 34, Space: "here"}
-	for name, door := range doors(t, pool) { // pgx does not name its encoding
+	for name, door := range doors(t, pool) { // pgx does not declare its encoding
 		if name == "fencelock.guard" {
 			continue
 		}

@@ -17,11 +17,11 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// mutant is a schema in which one thing is done as others do it.
+// mutant is a schema with one fault that other implementations have.
 type mutant struct {
 	what   string
 	schema string
-	change [][2]string // of the migrations' text: what stands there, what stands there instead
+	change [][2]string // replacements in the migrations' text: old, new
 }
 
 const (
@@ -36,7 +36,7 @@ var (
 		what: "the token is a counter in the row", schema: "counter", change: [][2]string{{tokenIs, counts}},
 	}
 
-	// A pg_control_checkpoint tells the timeline of before until the first checkpoint after a promotion.
+	// pg_control_checkpoint returns the previous timeline until the first checkpoint after a promotion.
 	controlFile = mutant{what: "the timeline is that of the control file", schema: "control_file", change: [][2]string{{
 		"('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint << 43",
 		"(select timeline_id from pg_control_checkpoint())::bigint << 43",
@@ -51,7 +51,7 @@ var (
 			return a;`},
 		}}
 
-	// The values of an INSERT are computed before it finds out that it has to wait for somebody else's row.
+	// The values of an INSERT are computed before it waits for a conflicting row of another transaction.
 	inserted = mutant{what: "the token is computed in the INSERT", schema: "inserted", change: [][2]string{
 		{tokenIs, "token = token\n"},
 		{"insert into fencelock.names (name) values (nm) on conflict do nothing", `insert into fencelock.names (name, token)
@@ -66,12 +66,12 @@ var (
 		{"renewed_at = clock_timestamp(), suspected_at = null,\n\t\t\texpires_at = clock_timestamp() + ttl;", "ttl = ttl;"},
 	}}
 
-	// What is read beside a row that is waited for is as old as the statement.
+	// Data that is read beside an awaited row is as old as the statement.
 	unlocked = mutant{what: "calls together look before they have the rows", schema: "unlocked", change: [][2]string{
 		{"		for update skip locked) n;\n\twith asked", "		) n;\n\twith asked"},
 	}}
 
-	// As a jump of the server's clock makes each session look.
+	// A jump of the server's clock makes each session look expired.
 	firstSight = mutant{what: "a session that looks expired is ended at once", schema: "first_sight",
 		change: [][2]string{{"return coalesce(s.expires_at <= now and", "return coalesce(s.expires_at <= now or"}}}
 
@@ -117,7 +117,7 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-// patient is connect, for statements that may have to wait longer for a row than the driver's.
+// patient is connect for statements that may have to wait longer for a row than the driver's statements do.
 func patient(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn := connect(t, url)
@@ -127,7 +127,7 @@ func patient(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-// caught fails unless err, of what was tried with m, is as it should be: an error for a mutant, and none for asItIs.
+// caught fails the test unless err, the result of a check of m, is an error for a mutant, and nil for asItIs.
 func (m mutant) caught(t testing.TB, by string, err error) {
 	t.Helper()
 	switch {
@@ -141,7 +141,7 @@ func (m mutant) caught(t testing.TB, by string, err error) {
 	}
 }
 
-// TestMutants shows that the tests below, and a clause, fail with drivers that do one thing as others do it.
+// TestMutants shows that the tests below, and a clause, fail for schemas with one fault.
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -164,7 +164,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// f1 is the clause: a row that is deleted takes the counter in it along.
+// f1 is the clause: if a row is deleted, the counter in it is lost.
 func f1(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	h := harness(server, nil)
 	h.New = func(t testing.TB) backend.Driver { return postgres.New(newPool(t, server.URL()), o) }
@@ -176,8 +176,7 @@ func f1(t *testing.T, server *containers.PostgresServer, o *postgres.Options) er
 	return nil
 }
 
-// tokenBehindTheWait: what a token is computed of is read when the row of the name is there, and not before the wait
-// for it.
+// tokenBehindTheWait: a token must be computed from data that is read after the wait for the row of the name.
 func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	d := postgres.New(newPool(t, server.URL()), o)
 	defer closeDriver(t, d)
@@ -207,7 +206,7 @@ func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *post
 	}
 	execute(t, server, strings.ReplaceAll(`select fencelock.begin_session('by-hand', 'nobody', 60000)`, "fencelock.",
 		o.Schema+"."))
-	acquire() // from here on the row is this transaction's
+	acquire() // from here on this transaction has the row
 	got := make(chan error, 1)
 	var g backend.Grant
 	go func() {
@@ -217,7 +216,7 @@ func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *post
 	}()
 	blocked(t, server.URL(), "acquire")
 	release()
-	last := acquire() // the latest grant before the other one
+	last := acquire() // the last grant before the other one
 	release()
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
@@ -231,7 +230,7 @@ func tokenBehindTheWait(t *testing.T, server *containers.PostgresServer, o *post
 	return nil
 }
 
-// grantedTogether: calls that share a statement are granted nothing that another transaction is granting.
+// grantedTogether: calls that share a statement are not granted a name that another transaction is granting.
 func grantedTogether(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
 	const hold = `row('x', 'request-' || $1, 'h', $1, 'hand', 0, 0, 0, 0, null, null, false, null, null)::fencelock.holds`
@@ -286,7 +285,7 @@ func grantedTogether(t *testing.T, server *containers.PostgresServer, o *postgre
 	return nil
 }
 
-// blocked waits until a statement with the text waits for somebody's lock.
+// blocked waits until a statement with the text waits for a lock.
 func blocked(t testing.TB, url, text string) {
 	t.Helper()
 	for ctx := soon(t, 20*time.Second); !waits(t, url, text); time.Sleep(10 * time.Millisecond) {
@@ -296,7 +295,7 @@ func blocked(t testing.TB, url, text string) {
 	}
 }
 
-// waits reports whether a statement with the text waits for somebody's lock.
+// waits reports whether a statement with the text waits for a lock.
 func waits(t testing.TB, url, text string) (yes bool) {
 	t.Helper()
 	ctx := soon(t, 20*time.Second)
@@ -336,10 +335,10 @@ func clockJumped(t *testing.T, server *containers.PostgresServer, o *postgres.Op
 	return nil
 }
 
-// vouches is the argument of fencelock.seen of a caller that has seen the server's clock pass evenly from 1970 to 2255.
+// vouches is the argument of fencelock.seen of a caller that has seen the server's clock run evenly from 1970 to 2255.
 const vouches = "1 9000000000000000 0"
 
-// timePasses: a session whose time is over while its request waits for the row of the name is granted nothing.
+// timePasses: a session that expires while its request waits for the row of the name gets no grant.
 func timePasses(t *testing.T, server *containers.PostgresServer, o *postgres.Options) error {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "fencelock.", o.Schema+".") }
 	keeper, asker := connect(t, server.URL()), patient(t, server.URL())

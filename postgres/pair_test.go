@@ -31,15 +31,15 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// local is a PostgreSQL as a process, from Debian's programs.
+// local is a PostgreSQL server as a process, from Debian's programs.
 type local struct {
 	bin  string
 	dir  string
 	port int
-	who  *syscall.Credential // it refuses to be run by root
+	who  *syscall.Credential // the server refuses to run as root
 	cmd  *exec.Cmd
 	log  bytes.Buffer
-	env  []string // of the server, beside ours
+	env  []string // of the server, in addition to ours
 
 	ended <-chan struct{}
 }
@@ -99,13 +99,13 @@ func (n *local) Restart(ctx context.Context) error { return errors.Join(n.Stop(c
 func (n *local) Pause(context.Context) error       { return n.signal(syscall.SIGSTOP) }
 func (n *local) Resume(context.Context) error      { return n.signal(syscall.SIGCONT) }
 
-// signal goes to the server and to all of its processes.
+// signal sends a signal to the server and to all of its processes.
 func (n *local) signal(sig syscall.Signal) error {
 	server := n.cmd.Process.Pid
-	err := syscall.Kill(server, sig) // first: it starts no more of them
+	err := syscall.Kill(server, sig) // first, so that it starts no more processes
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range stats {
-		text, _ := os.ReadFile(file) // it may have ended
+		text, _ := os.ReadFile(file) // the process may have ended
 		_, rest, _ := strings.Cut(string(text), ") ")
 		if fields := strings.Fields(rest); len(fields) > 1 && fields[1] == strconv.Itoa(server) {
 			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -141,12 +141,12 @@ func (n *local) Start(ctx context.Context) error {
 	}
 }
 
-// Stop ends the server and all of its processes at once, as the loss of the machine would.
+// Stop ends the server and all of its processes immediately, as the loss of the machine would.
 func (n *local) Stop(context.Context) error {
 	if n.cmd == nil {
 		return nil
 	}
-	_ = n.cmd.Process.Signal(syscall.SIGQUIT) // its processes end without writing anything more
+	_ = n.cmd.Process.Signal(syscall.SIGQUIT) // its processes end without further writes
 	<-n.ended
 	n.cmd = nil
 	return nil
@@ -161,7 +161,7 @@ type node struct {
 func (n *node) start() { n.t.Helper(); containers.Within(n.Start)(n.t) }
 func (n *node) kill()  { n.t.Helper(); containers.Within(n.Stop)(n.t) }
 
-// until waits until a query answers true.
+// until waits until a query returns true.
 func (n *node) until(what string, patience time.Duration, query string) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -194,7 +194,7 @@ func one(t testing.TB) *node {
 	return server
 }
 
-// pair is a primary with a standby that follows it. With quorum a commit waits for the standby.
+// pair starts a primary with a standby that follows it. With quorum a commit waits for the standby.
 func pair(t testing.TB, quorum bool) (primary, standby *node) {
 	t.Helper()
 	p, s := newLocal(t), newLocal(t)
@@ -207,7 +207,7 @@ func pair(t testing.TB, quorum bool) (primary, standby *node) {
 	return joined(primary, standby, quorum)
 }
 
-// containerPair is pair, of containers.
+// containerPair is pair for containers.
 func containerPair(t testing.TB, quorum bool) (primary, standby *node) {
 	t.Helper()
 	p, s := containers.PostgresPair(t)
@@ -224,7 +224,7 @@ func joined(primary, standby *node, quorum bool) (*node, *node) {
 	return primary, standby
 }
 
-// set says which standbys a commit waits for.
+// set sets the standbys for which a commit waits.
 func (n *node) set(synchronous string) {
 	n.t.Helper()
 	conn := connect(n.t, n.URL())
@@ -239,20 +239,20 @@ func (n *node) set(synchronous string) {
 		"select current_setting('synchronous_standby_names') = '"+synchronous+"'")
 }
 
-// promote makes a standby primary.
+// promote makes a standby the primary.
 func (n *node) promote() {
 	n.t.Helper()
 	n.until("it is promoted", 60*time.Second, "select case when pg_is_in_recovery() then pg_promote() else true end")
 }
 
-// replicated waits until the standby has all that was committed.
+// replicated waits until the standby has all commits.
 func (n *node) replicated() {
 	n.t.Helper()
 	n.until("the standby has everything", 20*time.Second,
 		"select bool_and(replay_lsn >= pg_current_wal_lsn()) from pg_stat_replication")
 }
 
-// both is the URL that finds whichever of the two is primary.
+// both returns the URL that finds the primary among the two.
 func both(a, b *node) string {
 	return fmt.Sprintf("postgres://postgres@%s,%s/postgres?sslmode=disable&target_session_attrs=read-write&connect_timeout=2",
 		a.Addr(), b.Addr())
@@ -301,8 +301,8 @@ func renewed(t testing.TB, d backend.Driver, g backend.Grant) error {
 	}
 }
 
-// A standby that has not seen the last grants is promoted, and its clock is an hour ahead. A counter in a row would
-// issue their tokens again; so would a sequence. A hold that the standby has seen lives on.
+// A standby that lacks the last grants is promoted, and its clock is an hour ahead. A counter in a row would issue
+// their tokens again, and so would a sequence. A hold that the standby has seen continues.
 func TestAsynchronousFailover(t *testing.T) {
 	t.Parallel()
 	primary, standby := pair(t, false)
@@ -340,7 +340,7 @@ func TestAsynchronousFailover(t *testing.T) {
 		t.Errorf("the exclusion of an asynchronous pair is %v", ex)
 	}
 	primary.replicated()
-	standby.kill() // it lags from here on, by more than the new primary will have written when it grants
+	standby.kill() // from here on it lags by more than the new primary writes before it grants
 	execute(primary, `create table written_after`+someWAL)
 	for _, one := range all {
 		for range 10 {
@@ -349,7 +349,7 @@ func TestAsynchronousFailover(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		one.skipped = take(t, one.d, "skipped") // forgotten by the failover
+		one.skipped = take(t, one.d, "skipped") // lost in the failover
 	}
 	primary.kill()
 	standby.start()
@@ -361,7 +361,7 @@ func TestAsynchronousFailover(t *testing.T) {
 	const rises, lives = "tokens rise across a failover", "holds live on across a failover"
 	for _, m := range mutants {
 		one := all[m.schema]
-		other := postgres.New(stepping(), one.o) // whose first call may be the first on the new timeline
+		other := postgres.New(stepping(), one.o) // its first call may be the first on the new timeline
 		_, err := other.Acquire(soon(t, 20*time.Second), request("kept", time.Minute))
 		if errors.Is(err, backend.ErrHeld) {
 			err = nil
@@ -400,8 +400,8 @@ func TestAsynchronousFailover(t *testing.T) {
 	}
 }
 
-// A standby is promoted while its primary lives on and grants: a guard that has seen the new one refuses the old one's
-// tokens. A driver that a promotion reaches looks at the new server's standbys.
+// A standby is promoted while its primary continues and grants: a guard that has seen the new primary refuses the
+// tokens of the old one. After a promotion, a driver examines the standbys of the new server.
 func TestTwoPrimaries(t *testing.T) {
 	t.Parallel()
 	primary, standby := pair(t, false)
@@ -445,7 +445,7 @@ func TestTwoPrimaries(t *testing.T) {
 	}
 }
 
-// With a quorum nothing that was acknowledged is lost: the hold lives on through the failover.
+// With a quorum no acknowledged change is lost: the hold survives the failover.
 func TestHoldSurvivesQuorumFailover(t *testing.T) {
 	t.Parallel()
 	for name, pair := range map[string]func(testing.TB, bool) (*node, *node){
@@ -453,7 +453,7 @@ func TestHoldSurvivesQuorumFailover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "containers" {
-				testtier.Only(t) // on a slow disk they take a minute to begin
+				testtier.Only(t) // on a slow disk the servers take a minute to start
 			}
 			t.Parallel()
 			primary, standby := pair(t, true)
@@ -474,7 +474,7 @@ func holdSurvives(t *testing.T, primary, standby *node) {
 	}
 	primary.kill()
 	standby.promote()
-	standby.set("") // alone it would wait for a standby of its own for ever
+	standby.set("") // without a standby it would wait for one indefinitely
 	if err := renewed(t, d, held); err != nil {
 		t.Errorf("the hold did not live on: %v", err)
 	}
@@ -489,13 +489,14 @@ func holdSurvives(t *testing.T, primary, standby *node) {
 	}
 }
 
-// A commit waits for its standby. An operator cancels the wait: it is answered as a success with a warning, and is
-// none. Or the client dies: what it asked for is granted when the standby comes back, and closes the name for one TTL.
+// A commit waits for its standby. If an operator cancels the wait, the server reports a success with a warning, which
+// is no success. If the client dies, its request is granted when the standby comes back, and closes the name for one
+// TTL.
 func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	t.Parallel()
 	primary, standby := pair(t, true)
 	migrate(t, newPool(t, primary.URL()))
-	// Whatever the role's setting is, a grant waits.
+	// A grant waits whatever the role's setting is.
 	if _, err := connect(t, primary.URL()).Exec(
 		soon(t, 20*time.Second), `alter role postgres set synchronous_commit = off`,
 	); err != nil {
@@ -521,7 +522,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	ask := func(d *postgres.Driver, name string) <-chan error {
 		done := make(chan error, 1)
 		go func() {
-			_, err := d.Acquire(ctx, request(name, time.Minute)) // on the session that it has
+			_, err := d.Acquire(ctx, request(name, time.Minute)) // on the existing session
 			done <- err
 		}()
 		return done
@@ -548,7 +549,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 			null, null, false, null, null)::fencelock.holds, false, null)`)
 	}()
 	primary.until("its commit waits", 20*time.Second, waits(1))
-	_ = dying.PgConn().Conn().Close() // and says nothing
+	_ = dying.PgConn().Conn().Close() // without a message
 	standby.start()
 	execute(t, primary, `update fencelock.sessions set expires_at = least(expires_at, clock_timestamp() + interval '1 s')
 		where id = 'dying'`)
@@ -559,8 +560,9 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	}
 }
 
-// A disk is rolled back to an earlier copy: the server's timeline is the same, and its log position falls behind what
-// the driver has seen. Tokens could be issued again, so the driver grants nothing more, and its holds are lost.
+// A disk is rolled back to an earlier copy: the server's timeline is the same, and its log position is below the
+// position that the driver has seen. The server could issue tokens again, so the driver makes no further grants, and
+// its holds are lost.
 func TestDiskIsRolledBack(t *testing.T) {
 	t.Parallel()
 	n := newLocal(t)
@@ -580,7 +582,7 @@ func TestDiskIsRolledBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	execute(t, server, `create table written as select generate_series(1, 20000) as n`) // more than a recovery writes
+	execute(t, server, `create table written as select generate_series(1, 20000) as n`) // more log than a recovery writes
 	if err := renewed(t, d, held); err != nil {
 		t.Fatal(err)
 	}
@@ -619,5 +621,5 @@ func closeDriver(t testing.TB, d backend.Driver) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
-	_ = d.Close(ctx) // the server may be gone
+	_ = d.Close(ctx) // the server may have ended
 }

@@ -24,10 +24,10 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// pooler starts a PgBouncer in front of a server, and returns an address that leads to it. As under a service manager,
-// the socket on which it listens is not its own, and it is started again when it ends: version 1.18 (Debian 12) ends
-// itself when a request to cancel meets a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer. What
-// brings that about most often, that who asks goes first, is kept from it: see toPooler.
+// pooler starts a PgBouncer in front of a server, and returns its address. As under a service manager, it listens on
+// an inherited socket, and is restarted when it ends: version 1.18 (Debian 12) ends itself when a cancel request meets
+// a connection that ends, see issues 801, 822 and 904 of pgbouncer/pgbouncer. The most frequent cause is a sender of
+// the cancel request that closes its connection first, which toPooler prevents.
 func pooler(t testing.TB, server *containers.PostgresServer, mode string) string {
 	t.Helper()
 	program, err := exec.LookPath("pgbouncer")
@@ -112,8 +112,8 @@ func pooler(t testing.TB, server *containers.PostgresServer, mode string) string
 	return listen
 }
 
-// toPooler returns an address that leads to the pooler at addr. The connection of a request to cancel stays open until
-// the pooler ends it, though who has asked may have gone.
+// toPooler returns an address that leads to the pooler at addr. The connection of a cancel request stays open until
+// the pooler ends it, even if the client has closed its own.
 func toPooler(t testing.TB, addr string) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -128,7 +128,7 @@ func toPooler(t testing.TB, addr string) string {
 			return
 		}
 		defer to.Close()
-		first := make([]byte, 8) // the length of the first message, and what it asks for
+		first := make([]byte, 8) // the length and the code of the first message
 		if _, err := io.ReadFull(from, first); err != nil {
 			return
 		}
@@ -136,7 +136,7 @@ func toPooler(t testing.TB, addr string) string {
 		if _, err := io.ReadFull(from, first[8:]); err != nil {
 			return
 		}
-		_, _ = to.Write(first) // at once: 1.18 takes no part of it
+		_, _ = to.Write(first) // in one write: 1.18 takes no part of it
 		const cancel = 80877102
 		asksToCancel := binary.BigEndian.Uint32(first[4:]) == cancel
 		go func() {
@@ -147,7 +147,7 @@ func toPooler(t testing.TB, addr string) string {
 		}()
 		_, _ = io.Copy(from, to)
 		if asksToCancel {
-			_, _ = io.Copy(io.Discard, to) // where from has gone
+			_, _ = io.Copy(io.Discard, to) // if from has closed
 		}
 	}
 	go func() {
@@ -167,7 +167,7 @@ func launch(cmd *exec.Cmd) (<-chan struct{}, error) {
 	dieWithParent(cmd.SysProcAttr)
 	started, ended := make(chan error), make(chan struct{})
 	go func() {
-		// Linux sends it when the thread ends that started the child: this one stays as long as the child.
+		// Linux sends the signal when the thread that started the child ends, so this thread stays as long as the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -202,7 +202,7 @@ func linkTo(t testing.TB, addr string) (string, fault.Link) {
 }
 
 // TestConformanceBehindAPooler runs the suite through PgBouncer. In transaction mode the driver declares that its
-// waiters poll, and not that losses are pushed; all else is as without a pooler.
+// waiters poll, and does not declare pushed losses; everything else is as without a pooler.
 func TestConformanceBehindAPooler(t *testing.T) {
 	testtier.Only(t)
 	for mode, o := range map[string]*postgres.Options{"session": nil, "transaction": {NoListen: true}} {

@@ -22,7 +22,7 @@ type in struct {
 
 func (d in) URL() string { return strings.Replace(d.node.URL(), "/postgres?", "/"+d.database+"?", 1) }
 
-// tool runs a program of PostgreSQL's for the database.
+// tool runs a program of PostgreSQL for the database.
 func (d in) tool(t testing.TB, program string, args ...string) {
 	t.Helper()
 	n := d.service.(*local)
@@ -30,8 +30,8 @@ func (d in) tool(t testing.TB, program string, args ...string) {
 		args...)...)
 }
 
-// A dump from before a hold is put back over it, in each way in which that is done. The holder has lost its history,
-// and no rival is granted the name while the holder may believe in its hold. Tokens rise.
+// A dump from before a hold is restored over it, in each of the usual ways. The holder's driver detects the loss of
+// history, and no rival is granted the name while the holder may rely on its hold. Tokens increase.
 func TestDumpIsPutBack(t *testing.T) {
 	t.Parallel()
 	const ttl = 4 * time.Second
@@ -75,7 +75,7 @@ func TestDumpIsPutBack(t *testing.T) {
 			r.Lost = func(loss backend.Loss) { lost <- loss }
 			held := acquire(holder, r)
 			restore(t, d, file)
-			// A new client, and one that asks again and again.
+			// A new client, and a client that asks repeatedly.
 			fresh := postgres.New(newPool(t, d.URL()), nil)
 			defer closeDriver(t, fresh)
 			again := request("x", ttl)
@@ -103,8 +103,8 @@ func TestDumpIsPutBack(t *testing.T) {
 	}
 }
 
-// An operator who has restored a server says so: its clients have lost their history, and nothing is granted for the
-// longest TTL, until the operator knows that nobody believes in a hold of before.
+// An operator declares a restored server: its clients get the loss of history, and no lock is granted for the longest
+// TTL, unless the operator knows that no client relies on an earlier hold.
 func TestRestoredDatabaseIsOpened(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -127,7 +127,7 @@ func TestRestoredDatabaseIsOpened(t *testing.T) {
 	take(t, d, "x")
 }
 
-// What rewrites the tables is no restore.
+// Commands that rewrite the tables are no restore.
 func TestTablesAreRewritten(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -144,8 +144,8 @@ func TestTablesAreRewritten(t *testing.T) {
 	}
 }
 
-// A server is restored from one backup twice, each time to the same timeline: the second one's tokens are above the
-// first one's.
+// A server is restored from one backup twice, each time to the same timeline: the tokens of the second server are
+// above those of the first.
 func TestBackupIsRestoredTwice(t *testing.T) {
 	t.Parallel()
 	server := one(t)
@@ -167,7 +167,7 @@ func TestBackupIsRestoredTwice(t *testing.T) {
 		server := &node{restored, t}
 		server.start()
 		server.until("it is restored", time.Minute, "select not pg_is_in_recovery()")
-		if i == 0 { // more than the second one writes
+		if i == 0 { // more than the second server writes
 			execute(t, server, `create table written as select generate_series(1, 20000) as n`)
 		}
 		g := grant(server)
@@ -179,7 +179,7 @@ func TestBackupIsRestoredTwice(t *testing.T) {
 	}
 }
 
-// However old a backup is, and on which timeline, a token has 43 bits for the log, with room to go on.
+// However old a backup is, and on whichever timeline, a token has 43 bits for the log position, with room for more.
 func TestTokenKeepsItsBits(t *testing.T) {
 	t.Parallel()
 	conn := connect(t, migrated(t).URL())

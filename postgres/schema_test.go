@@ -12,9 +12,8 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A step of a later version is applied under a holder. If it allows programs of this version, all goes on, for those
-// that run and for new ones; if not, acquires are refused with both versions, and the hold is kept until it is
-// released.
+// A step of a later version is applied under a holder. If it permits programs of this version, running and new
+// programs keep working. If not, acquires are refused with both versions, and the hold stays until it is released.
 func TestSchemaOfALaterVersion(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -74,7 +73,7 @@ func TestSchemaOfALaterVersion(t *testing.T) {
 	}
 }
 
-// A program locks the tables in another order than the steps of the migration: the migration begins again.
+// A program locks the tables in another order than the steps of the migration: the migration retries.
 func TestMigrationMeetsADeadlock(t *testing.T) {
 	t.Parallel()
 	server := containers.Postgres(t)
@@ -85,7 +84,7 @@ func TestMigrationMeetsADeadlock(t *testing.T) {
 	for _, step := range steps[:2] {
 		execute(t, server, step.SQL)
 	}
-	// Whoever looks first for a deadlock is its victim: the migration.
+	// The first to check for a deadlock becomes its victim: the migration.
 	program := connect(t, server.URL()+"&deadlock_timeout=10min")
 	if _, err := program.Exec(t.Context(), `begin; select * from fencelock.sessions`); err != nil {
 		t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A statement of AcquireAll that the server carries out late, after its repetition was answered, changes nothing: it
-// ends no hold of the set, and takes no name that its caller has released or lost.
+// A statement of AcquireAll that the server executes late, after its repetition was answered, changes nothing: it ends
+// no hold of the set, and acquires no name that its caller has released or lost.
 func TestLateSetChangesNothing(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// A setting of the role does not reach the driver's connections; behind a pooler that refuses the driver's settings,
-// the setting that the functions cannot work with is named.
+// A setting of the role does not affect the driver's connections. Behind a pooler that refuses the driver's settings,
+// the error names the setting with which the functions cannot work.
 func TestSettingsOfTheRole(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -69,7 +69,7 @@ func TestSettingsOfTheRole(t *testing.T) {
 	}
 }
 
-// Behind a pooler that does not pass the driver's settings on, an isolation with which calls would fail is named.
+// Behind a pooler that drops the driver's settings, the error names an isolation with which calls would fail.
 func TestIsolationBehindAPooler(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) {
 	fault.RunRole(map[string]fault.Role{nemesis.Role: nemesis.Client(openSoak)})
-	testtier.Wide(4) // each connection is a process of the server's
+	testtier.Wide(4) // each connection is a process of the server
 	os.Exit(m.Run())
 }
 
@@ -26,7 +26,7 @@ func openSoak(ctx context.Context, addr string) (backend.Driver, error) {
 	return d, nil
 }
 
-// TestSoak breaks a server, and the links and processes of its clients, as chance wills.
+// TestSoak breaks a server, and the links and processes of its clients, at random.
 func TestSoak(t *testing.T) {
 	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {

@@ -34,7 +34,7 @@ func (l *logs) has(what string) bool {
 	return strings.Contains(l.text.String(), what)
 }
 
-// receive makes a receiver of a server's log, which stays until the test ends, and waits until the server sends to it.
+// receive starts a receiver of a server's log, which runs until the test ends, and waits until the server sends to it.
 func receive(t *testing.T, server *node, name, options string, commands ...string) {
 	t.Helper()
 	ctx := soon(t, time.Minute)
@@ -64,8 +64,9 @@ func receive(t *testing.T, server *node, name, options string, commands ...strin
 		fmt.Sprintf("select count(*) = 1 from pg_stat_replication where application_name = '%s'", name))
 }
 
-// A consumer of changes, a base backup and a receiver with a listed name are no standbys. Another receiver of the log
-// is one: a new client is refused the correctness tier, and a client in use is warned one probe before.
+// A consumer of changes, a base backup and a receiver with a listed name are no standbys. Any other receiver of the
+// log is a standby: a new client is refused the correctness tier, and a client in use logs a warning one probe
+// earlier.
 func TestWhoCountsAsStandby(t *testing.T) {
 	t.Parallel()
 	server := one(t)
@@ -108,6 +109,6 @@ func TestWhoCountsAsStandby(t *testing.T) {
 	if !log.has(warning) {
 		t.Error("no warning at the first probe")
 	}
-	take(t, running, "x") // listens, and describes itself anew
+	take(t, running, "x") // listens, and updates its description
 	expect("in use, at the second probe", running, backend.ExclusionAsyncReplica)
 }

@@ -15,18 +15,18 @@ import (
 	"github.com/fencelock/fencelock/postgres"
 )
 
-// refuser is a way to a server that answers a request with an error in place of the server.
+// refuser is a proxy that answers a request with an error in place of the server.
 type refuser struct {
 	t      testing.TB
 	server string
 	addr   string
 
 	mu     sync.Mutex
-	marker string // of the request, which has this text among its arguments; empty: none
+	marker string // a text among the arguments of the request; empty: no request
 	code   string
 	says   string
 	fatal  bool // the connection ends
-	after  bool // the server carries the request out
+	after  bool // the server executes the request
 }
 
 func newRefuser(t testing.TB, server string) *refuser {
@@ -58,7 +58,7 @@ func (r *refuser) arm(marker, code, says string, fatal, after bool) {
 	r.marker, r.code, r.says, r.fatal, r.after = marker, code, says, fatal, after
 }
 
-// takes reports whether a request is the one to refuse.
+// takes reports whether to refuse a request.
 func (r *refuser) takes(request []byte) (answer []byte, fatal, after, yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +103,7 @@ func (r *refuser) serve(client net.Conn) {
 	if _, err := server.Write(first); err != nil {
 		return
 	}
-	// swallow takes the answers to the next request.
+	// swallow drops the answers to the next request.
 	swallow := make(chan chan struct{}, 1)
 	go func() {
 		defer client.Close()
@@ -133,7 +133,7 @@ func (r *refuser) serve(client net.Conn) {
 		if err != nil {
 			return
 		}
-		// A request ends with Sync, or is one simple query.
+		// A request ends with Sync, or is a simple query.
 		if request = append(request, m...); m[0] != 'S' && m[0] != 'Q' && m[0] != 'X' {
 			continue
 		}
@@ -163,9 +163,9 @@ func (r *refuser) serve(client net.Conn) {
 	}
 }
 
-// TestStates gives each state of the classes for connections, transactions and the server's operation, and PgBouncer's
-// words, to an acquire and to a release, before the commit and after it. A call goes on where another try may do
-// better, and has the hold that it was granted; a refusal has its class. Nothing is left.
+// TestStates answers an acquire and a release with each SQLSTATE of the classes for connections, transactions and the
+// server's operation, and with PgBouncer's errors, before the commit and after it. A call retries if another try may
+// succeed, and returns the hold that was granted; a refusal has its class. No leftovers remain.
 func TestStates(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
@@ -223,11 +223,11 @@ func TestStates(t *testing.T) {
 type refusal struct {
 	code, says string
 	fatal      bool  // the connection ends
-	only       bool  // the server says it before the commit, and does nothing
-	want       error // nil: the call goes on
+	only       bool  // the server returns it only before the commit, and has no effect
+	want       error // nil: the call retries
 }
 
-// refused lets an acquire and a release of d be refused, before the commit and after it.
+// refused has an acquire and a release of d refused, before the commit and after it.
 func refused(t *testing.T, way *refuser, d *postgres.Driver, name string, row refusal) {
 	for _, after := range []bool{false, true} {
 		if after && row.only {
@@ -253,7 +253,7 @@ func refused(t *testing.T, way *refuser, d *postgres.Driver, name string, row re
 		}
 		way.arm(name, row.code, row.says, row.fatal, after)
 		err = d.Release(ctx, g)
-		// A second answer "not held" is right: the first was carried out.
+		// A second answer "not held" is right: the first try was executed.
 		if row.want == nil && err != nil && !(after && errors.Is(err, backend.ErrNotHeld)) ||
 			row.want != nil && !errors.Is(err, row.want) {
 			t.Errorf("%s: release = %v, want %v", what, err, row.want)

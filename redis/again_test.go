@@ -35,7 +35,7 @@ func (around) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.Proc
 	return next
 }
 
-// The late cleanup of an abandoned attempt spares the hold that a later attempt of the same request was answered with.
+// The late cleanup of an abandoned attempt does not end the hold of a later attempt of the same request.
 func TestLateCleanupSparesALaterAttempt(t *testing.T) {
 	t.Parallel()
 	for kind, as := range map[string]func(backend.Request) backend.Request{
@@ -64,7 +64,7 @@ func TestLateCleanupSparesALaterAttempt(t *testing.T) {
 		if err := <-abandoned; !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: the first attempt: %v", kind, err)
 		}
-		mustRelease(t, other, first) // the place of the first attempt is offered the name
+		mustRelease(t, other, first) // the name is offered to the place of the first attempt
 		r.Wait = false
 		g := mustAcquire(t, d, r)
 		close(pass)
@@ -122,7 +122,7 @@ type shifted struct {
 
 func (s shifted) Now() backend.Instant { return s.Clock.Now() + s.by }
 
-// A renewal of a grant without an incarnation prolongs no other's hold.
+// A renewal of a grant without an incarnation prolongs no other hold.
 func TestRenewalWithoutAHold(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

@@ -49,7 +49,7 @@ func mustAcquireAll(t *testing.T, d *Driver, rs []backend.Request) []backend.Gra
 	return grants
 }
 
-// All of the names or none, of whatever kinds, in one round trip.
+// AcquireAll grants either all of the names, of any kinds, in one round trip, or no name.
 func TestAcquireAll(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -66,7 +66,7 @@ func TestAcquireAll(t *testing.T) {
 	}
 	for _, each := range []struct {
 		names []string
-		in    string // whose hold is in the way, in the set of its kinds
+		in    string // the name in the set whose hold blocks it
 	}{
 		{[]string{"x", "y", "p"}, "p"}, {[]string{"w", "y", "z"}, "w"}, {[]string{"r", "x", "z"}, "r"},
 	} {
@@ -88,7 +88,7 @@ func TestAcquireAll(t *testing.T) {
 	if _, err := b.AcquireAll(within(t, 30*time.Second), set("p", "x")); !errors.Is(err, backend.ErrLimitMismatch) {
 		t.Errorf("a lock beside permits: %v", err)
 	}
-	// It passes nobody by who waits.
+	// AcquireAll does not overtake a waiter.
 	next := inLine(t, a, b, request("r", time.Minute, true), 1)
 	if _, err := a.AcquireAll(within(t, 30*time.Second), set("x", "r")); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("a reader passes a writer: %v", err)
@@ -100,7 +100,7 @@ func TestAcquireAll(t *testing.T) {
 		mustRelease(t, a, grants[i])
 	}
 	mustRelease(t, b, <-next)
-	// What can be had at once is had also by those who would wait.
+	// A request that would wait gets a free set immediately, too.
 	rs := set("w", "r", "p")
 	rs[0].Wait, rs[1].Wait, rs[2].Wait = true, true, true
 	for _, g := range mustAcquireAll(t, b, rs) {
@@ -109,8 +109,8 @@ func TestAcquireAll(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// The same set again is the same holds. Where one of them is gone and taken, the others are given back by the driver
-// that was granted them.
+// A repetition of a set gets the same holds. If one of the holds has ended and its name is taken, the driver that was
+// granted the others releases them.
 func TestAcquireAllAgain(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -155,7 +155,7 @@ func TestAcquireAllAgain(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Replies are lost, requests come late, callers give up: all or none, and nothing is left.
+// With lost replies, late requests and cancelled calls, either all names are held or no name, and no key remains.
 func TestAcquireAllWithFaults(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -173,9 +173,9 @@ func TestAcquireAllWithFaults(t *testing.T) {
 	for what, breakIt := range map[string]func(){
 		"the reply": func() { link.Drop(fault.Replies) }, "the request": func() { link.Hold(fault.Requests) },
 	} {
-		// On a busy machine the time may be over before the request has left: then nothing is unknown.
+		// On a busy machine the time may be over before the request is sent: then the outcome is known.
 		eventually(t, what+" is lost", func() (sent bool) {
-			mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false))) // the connection is open
+			mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, false))) // opens the connection
 			breakIt()
 			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 			end := stallmeter.Late(t)
@@ -198,7 +198,7 @@ func TestAcquireAllWithFaults(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A set was granted, its reply was lost, and a rival has one of its names since: then the others are free.
+// A set was granted, its reply was lost, and a rival has acquired one of its names since: then the others become free.
 func TestLostSetIsRefused(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The raw floors: the same two round trips with nothing added.
+// The raw floors: the same two round trips without additions.
 
 var rawRelease = goredis.NewScript(`if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0`)
 
@@ -43,7 +43,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// cpuTime returns what the server has used so far, from its process accounts.
+// cpuTime returns the processor time of the server so far, from /proc.
 func (s *testServer) cpuTime() time.Duration {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.cmd.Process.Pid))
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/redis"
 )
 
-// TestConformance runs the suite over every way to make a driver, each on a server of its own.
+// TestConformance runs the suite over every way to make a driver, each on a separate server.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	for name, dial := range map[string]func(t testing.TB, addr string) backend.Driver{
@@ -52,7 +52,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestConformanceAsPermits runs the suite with permits as mutexes: two of three, of which no two fit at once.
+// TestConformanceAsPermits runs the suite with two of three permits as a mutex: two such holds do not fit.
 func TestConformanceAsPermits(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -67,11 +67,11 @@ func newClient(t testing.TB, o *goredis.Options) *goredis.Client {
 	return c
 }
 
-// prefix is the one that drivers use by default.
+// prefix is the default prefix of the drivers.
 const prefix = "fencelock:"
 
 func harness(t *testing.T, dial func(testing.TB, string) backend.Driver) conformance.Harness {
-	// Restart must bring back what was held, as it does on a server that is set up with care.
+	// The server must keep its holds across a restart, as a carefully configured server does.
 	server := containers.Redis(t, containers.Args("--appendonly", "yes", "--appendfsync", "always"))
 	admin := newClient(t, &goredis.Options{Addr: server.Addr()})
 	return conformance.Harness{

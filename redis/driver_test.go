@@ -30,20 +30,20 @@ func (s *testServer) bind(t testing.TB) (*Driver, *fault.Proxy) {
 	return openAt(t, p.Addr()), p
 }
 
-// A step that was sent on a connection that broke is not sent again, whether it was sent alone or with others.
+// A step that was sent on a connection that broke is not repeated, whether it was sent alone or with others.
 func TestSendsOnce(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, link := s.bind(t)
 	admin := s.admin(t)
 	for _, n := range []int{1, 20} {
-		// On a busy machine the replies may be there before the connection breaks.
+		// On a busy machine the replies may arrive before the connection breaks.
 		eventually(t, fmt.Sprintf("some of %d calls fail", n), func() bool {
 			if _, err := d.Look(within(t, 10*slack), "name"); err != nil {
 				t.Fatal(err)
 			}
-			before := calls(t, admin, "pttl")        // a look carries out one
-			link.Delay(fault.Replies, time.Second/2) // the first call holds up the others, which leave together
+			before := calls(t, admin, "pttl")        // a look executes one
+			link.Delay(fault.Replies, time.Second/2) // the first call delays the others, which are sent together
 			var all sync.WaitGroup
 			var broken atomic.Int64
 			for range n {
@@ -65,7 +65,7 @@ func TestSendsOnce(t *testing.T) {
 	}
 }
 
-// A push that was late is not taken for a hold that began when it arrived.
+// A late push does not count as a hold that begins at its arrival.
 func TestDatesPushes(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -86,10 +86,10 @@ func TestDatesPushes(t *testing.T) {
 		return admin.LIndex(t.Context(), redisscript.KeysOf("fencelock:", "name").Queue, 0).Val()
 	}
 	eventually(t, "there is a waiter", func() bool { return place() != "" })
-	link.Hold(fault.Requests) // or it would make the hold whole
+	link.Hold(fault.Requests) // a request would prolong the hold
 	link.Delay(fault.Replies, 600*time.Millisecond)
 	mustRelease(t, holder, g)
-	rival := mustAcquire(t, holder, request("name", time.Minute, true)) // when the waiter has let its offer end
+	rival := mustAcquire(t, holder, request("name", time.Minute, true)) // granted after the waiter's offer has ended
 	cancel()
 	if got := <-answers; got.RequestID != "" {
 		until := got.SentAt.Add(d.Describe().Validity(got.TTL))
@@ -99,8 +99,8 @@ func TestDatesPushes(t *testing.T) {
 	}
 }
 
-// A master that was demoted keeps the connections of its subscribers, and passes on what the new master publishes,
-// however late. The hold that such a push brings is dated by the waiter's own last sign of life, so it is over.
+// A demoted master keeps the connections of its subscribers, and forwards messages that the new master publishes,
+// however late. The hold of such a push counts from the waiter's last request, so it has ended.
 func TestDatesHandovers(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -144,7 +144,7 @@ func TestDatesHandovers(t *testing.T) {
 		return next.admin(t).LLen(t.Context(), queue).Val() == 1
 	})
 
-	// The failover. From now on the old master is told of everything 3 s later.
+	// The failover. From now on the old master gets every change 3 s late.
 	if err := next.admin(t).Do(t.Context(), "replicaof", "no", "one").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestDatesHandovers(t *testing.T) {
 	}
 	after := next.open(t)
 	mustRelease(t, after, g)
-	rival := mustAcquire(t, after, request("name", time.Minute, true)) // when the waiter has let its offer end
+	rival := mustAcquire(t, after, request("name", time.Minute, true)) // granted after the waiter's offer has ended
 	if _, err := pushes.ReceiveMessage(within(t, time.Minute)); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,8 @@ func TestDatesHandovers(t *testing.T) {
 	}
 }
 
-// A server that may evict a hold grants none, also when that was set later, and lets what is held be kept and released.
+// A server that may evict holds grants no holds, even if that was configured later. Existing holds can be renewed and
+// released.
 func TestRefusesUnfitServers(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -190,7 +191,7 @@ func TestRefusesUnfitServers(t *testing.T) {
 	if err := d.Ping(t.Context()); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("ping = %v, want ErrMisconfigured", err)
 	}
-	link.Reset() // after a fault the next attempt looks at the server, and no later than a second after the last look
+	link.Reset() // after a fault the next attempt examines the server, within a second of the last examination
 	eventually(t, "an attempt is refused", func() bool {
 		g, err := d.Acquire(within(t, slack), request("refused", time.Minute, false))
 		if err == nil {
@@ -206,7 +207,7 @@ func TestRefusesUnfitServers(t *testing.T) {
 	}
 }
 
-// A grant that no replica confirms is released, and ends the request for good, also when it waits.
+// A grant that no replica confirms is released, and the request fails, even if it waits.
 func TestRefusesWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -237,7 +238,7 @@ func TestRefusesWithoutReplicas(t *testing.T) {
 	}
 }
 
-// Every call says what is wrong with the options, and nothing is sent.
+// Every call reports the invalid option, and sends no request.
 func TestReportsInvalidOptions(t *testing.T) {
 	t.Parallel()
 	unfit := &backend.ConfigError{Setting: "an option", Value: "this", Want: "that", Why: "of a test"}

@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/redis"
 )
 
-// A driver on the client that the program has already.
+// A driver on an existing client of the program.
 func ExampleNew() {
 	client := goredis.NewClient(&goredis.Options{
 		Addr:                  "localhost:6379",
@@ -27,8 +27,8 @@ func ExampleNew() {
 	// Output: redis shared,permits,min-hold,metadata,inspect,list,force-release,multi-acquire
 }
 
-// A driver by itself, as a conformance test uses it. Programs hand it to package fencelock, which renews the grant and
-// tells when it is lost.
+// A driver without the core, as a conformance test uses it. Programs pass it to package fencelock, which renews the
+// grant and reports its loss.
 func ExampleOpen() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -31,12 +31,12 @@ func (s *testServer) linked(t testing.TB) (*Driver, *fault.Proxy) {
 	return openAt(t, p.Addr()), p
 }
 
-// slack is for a busy machine: the promise is 50 ms, and a call that overlooked its context would take go-redis's read
+// slack allows for a busy machine: the promise is 50 ms, and a call that ignores its context takes go-redis's read
 // timeout of 3 s, or a TTL.
 const slack = 2 * time.Second
 
-// A server that hangs does not keep a call beyond its context, ended by a deadline or by a cancellation, and what it
-// does when it wakes up does not stay.
+// A hung server does not delay a call beyond the deadline or the cancellation of its context, and the effects of the
+// request after the server resumes do not remain.
 func TestHungServer(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -72,7 +72,7 @@ func TestHungServer(t *testing.T) {
 			end := stallmeter.Late(t)
 			err := call(ctx)
 			end(100*time.Millisecond+slack, fmt.Sprintf("%s, cancelled %v,", name, cancelled))
-			if !errors.Is(err, want) { // with a class, unless nothing was sent or the call only reads
+			if !errors.Is(err, want) { // with a class, unless no request was sent or the call only reads
 				t.Errorf("%s, cancelled %v: %v", name, cancelled, err)
 			}
 			cancel()
@@ -88,7 +88,7 @@ func TestHungServer(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
 }
 
-// The reply to an acquire is lost once: the caller gets the lock, and not "held by somebody else", who is itself.
+// The reply to an acquire is lost once: the caller gets the lock, and not an error that another holder has it.
 func TestLostReply(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -113,14 +113,14 @@ func TestLostReply(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
 }
 
-// A request that is delivered after its caller gave up does not close the name.
+// A request that is delivered after its caller has returned does not close the name.
 func TestLateDelivery(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
 	d, link := s.linked(t)
 	other, admin := s.open(t), s.admin(t)
 	for _, wait := range []bool{false, true} {
-		// On a busy machine the time may be over before the request has left: then nothing is unknown.
+		// On a busy machine the time may be over before the request is sent: then the outcome is known.
 		eventually(t, "a request is sent", func() (sent bool) {
 			mustRelease(t, d, mustAcquire(t, d, request("warm-up", 10*time.Second, wait)))
 			link.Hold(fault.Requests)
@@ -140,8 +140,8 @@ func TestLateDelivery(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
 }
 
-// A driver that is closed after a release whose caller has left ends the hold, although somebody waits, so that the
-// short script is not enough.
+// A driver that is closed after a release whose caller has returned ends the hold, even if a waiter makes the short
+// script insufficient.
 func TestCloseSendsAbandonedReleases(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -164,7 +164,7 @@ func TestCloseSendsAbandonedReleases(t *testing.T) {
 		if err := d.Release(within(t, 50*time.Millisecond), g); !errors.Is(err, backend.ErrUnknown) {
 			t.Errorf("a release without an answer: %v", err)
 		}
-		link.Drop(fault.Both) // what was held, too
+		link.Drop(fault.Both) // and the delayed messages
 		link.Pass()
 		if err := d.Close(within(t, 30*time.Second)); err != nil {
 			t.Error(err)
@@ -241,11 +241,11 @@ func TestServerIsDown(t *testing.T) {
 	}
 }
 
-// A caller that is alone, whose context ends before anything is sent, leaves nothing to find out.
+// If the context of a lone caller ends before the request is sent, the outcome is known.
 func TestContextEndsBeforeSending(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	d, err := Open(t.Context(), "redis://"+s.addr) // a client of its own, on which callers send by themselves
+	d, err := Open(t.Context(), "redis://"+s.addr) // the driver's own client, on which callers send directly
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestContextEndsBeforeSending(t *testing.T) {
 	}
 }
 
-// The server restarts and has forgotten the locks, the queue and the script.
+// The server restarts and loses the locks, the queue and the script.
 func TestRestartedEmpty(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -276,7 +276,7 @@ func TestRestartedEmpty(t *testing.T) {
 	awaitQueue(t, s.admin(t), "n", 1)
 	s.kill()
 	s.start(t)
-	next := <-got // its look finds the place gone
+	next := <-got // its look finds no place
 	answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]
 	var lost *backend.NotHeldError
 	if !errors.As(answer.Err, &lost) && !errors.Is(answer.Err, backend.ErrUnknown) ||
@@ -289,7 +289,7 @@ func TestRestartedEmpty(t *testing.T) {
 	mustRelease(t, other, next)
 }
 
-// What the exclusion rests on is what the server is set up for, as soon as it was asked.
+// Describe returns the exclusion of the server's configuration once the server was examined.
 func TestExclusion(t *testing.T) {
 	t.Parallel()
 	durable := []string{"--appendonly", "yes", "--appendfsync", "always"}
@@ -360,7 +360,7 @@ func TestUnfitServers(t *testing.T) {
 	}
 }
 
-// A full server refuses new holds and still lets the present ones be released.
+// A full server refuses new holds, and existing holds can be released.
 func TestServerOutOfMemory(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -421,7 +421,7 @@ func TestUnfitClients(t *testing.T) {
 	}
 }
 
-// A cancelled acquire leaves nothing, whenever the cancellation comes.
+// A cancelled acquire leaves no key, whenever the cancellation comes.
 func TestCancelledAnytime(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

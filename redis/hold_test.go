@@ -56,7 +56,7 @@ func TestHoldExcludesAndReleaseFrees(t *testing.T) {
 	}
 }
 
-// A request id is compared whole: an id that starts like the holder's does not get its lock.
+// Request ids are compared in full: an id with the same prefix as the holder's does not get the lock.
 func TestRequestIDPrefixes(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -102,7 +102,7 @@ func TestAcquireIsIdempotentByRequestID(t *testing.T) {
 		if through := mustAcquire(t, b, r); through.Incarnation != second.Incarnation {
 			t.Error("another driver's grant replaced the hold")
 		}
-		for _, d := range []*Driver{a, b} { // each may think that nobody wants it any more
+		for _, d := range []*Driver{a, b} { // each may assume that no other client wants the name
 			if err := d.Expire(within(t, 30*time.Second), second); !errors.Is(err, backend.ErrNotHeld) {
 				t.Errorf("a hold that two drivers were granted expires: %v", err)
 			}
@@ -126,7 +126,7 @@ func TestAcquireIsIdempotentByRequestID(t *testing.T) {
 	}
 }
 
-// A sub-second TTL reaches the server as it is, and no key ever lives for ever.
+// A sub-second TTL reaches the server unchanged, and every key expires.
 func TestTTLIsExact(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -260,7 +260,7 @@ func TestMinimumHold(t *testing.T) {
 	}
 	mustRelease(t, b, next)
 
-	// A waiter is there already; and a holder that dies.
+	// A holder dies while a waiter waits.
 	start = time.Now()
 	g = mustAcquire(t, a, r)
 	done := make(chan time.Duration, 1)
@@ -379,7 +379,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// Foreign keys of other types where ours belong: an error, no panic, and nobody's data is changed.
+// Foreign keys of other types at the driver's keys cause an error and no panic, and their data does not change.
 func TestForeignKeys(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -392,7 +392,7 @@ func TestForeignKeys(t *testing.T) {
 		}
 		for _, r := range []backend.Request{request("n", time.Minute, false), request("n", time.Minute, true)} {
 			if key == k.Lock && r.Wait {
-				continue // it waits, as for any holder
+				continue // it waits, as behind any holder
 			}
 			_, err := d.Acquire(ctx, r)
 			var config *backend.ConfigError
@@ -410,12 +410,12 @@ func TestForeignKeys(t *testing.T) {
 		if v, err := admin.HGetAll(ctx, key).Result(); err != nil || v["field"] != "value" {
 			t.Errorf("%s was changed: %v, %v", key, v, err)
 		}
-		g := mustAcquire(t, d, request("other", time.Minute, true)) // in the same batches as ever
+		g := mustAcquire(t, d, request("other", time.Minute, true)) // in the same batches as before
 		mustRelease(t, d, g)
 		admin.Del(ctx, key)
 	}
 
-	// A foreign string is a holder that nobody knows; foreign elements of the queue are dropped.
+	// A foreign string counts as an unknown holder; foreign elements of the queue are dropped.
 	if err := admin.Set(ctx, k.Lock, "foreign", 5*time.Second).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -461,7 +461,7 @@ func TestClosedDriver(t *testing.T) {
 	}
 }
 
-// A call on a hold whose context has ended sends nothing, so that no answer can come before the end is seen.
+// A call on a hold with an ended context sends no request, so that no answer can come before the end is noticed.
 func TestCallsWithAnEndedContextSendNothing(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -469,7 +469,7 @@ func TestCallsWithAnEndedContextSendNothing(t *testing.T) {
 	g := mustAcquire(t, d, request("n", time.Minute, false))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	scripts := func() string { // how often the server has run one
+	scripts := func() string { // the number of scripts that the server has run
 		stats, err := admin.Info(within(t, 20*time.Second), "commandstats").Result()
 		if err != nil {
 			t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// watcher is a hook that notes the commands on locks, and refuses them when told to.
+// watcher is a hook that notes the commands on locks, and can refuse them.
 type watcher struct {
 	mu     sync.Mutex
 	seen   []string
@@ -57,8 +57,8 @@ func (w *watcher) refusing(err error) {
 	w.refuse = err
 }
 
-// Hooks of a client see what the driver does with its locks, whatever the client's settings, and nothing that would
-// move a lock; they can refuse it.
+// Hooks of a client see and can refuse the commands on locks, whatever the client's settings, but see no value with
+// which they could move a lock.
 func TestHooks(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -108,7 +108,7 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// A client that shows no options is refused with a reason.
+// A client of an unknown type, without options, is refused with a reason.
 func TestClientOfUnknownType(t *testing.T) {
 	t.Parallel()
 	type stranger struct{ goredis.UniversalClient }

@@ -16,14 +16,13 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// lateLink is a proxy that keeps back one request, and all that its connection carries behind it, while the other
-// connections go on.
+// lateLink is a proxy that delays one request, and all later data of its connection, but not the other connections.
 type lateLink struct {
 	addr    string
-	request []byte        // what the one contains
-	first   atomic.Bool   // it has come
-	held    chan struct{} // closed then
-	pass    chan struct{} // closed when it may go on
+	request []byte        // a part of the delayed request
+	first   atomic.Bool   // the request has come
+	held    chan struct{} // closed when the request has come
+	pass    chan struct{} // closed to forward the request
 	removal chan struct{} // receives when a removal of the same request comes
 }
 
@@ -63,7 +62,7 @@ func newLateLink(t *testing.T, to string, request string) *lateLink {
 	return l
 }
 
-// carry passes on what client sends, and its end behind it.
+// carry forwards the client's data, and then the end of its connection.
 func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 	defer server.CloseWrite()
 	chunk := make([]byte, 1<<16)
@@ -86,7 +85,8 @@ func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 	}
 }
 
-// passRelease releases by request, as the core does, and lets the request go on when that has waited for it.
+// passRelease releases by request, as the core does, and forwards the delayed request when the release has waited for
+// it.
 func (l *lateLink) passRelease(t *testing.T, d *Driver, r backend.Request, what string) {
 	t.Helper()
 	released := make(chan error, 1)
@@ -94,7 +94,7 @@ func (l *lateLink) passRelease(t *testing.T, d *Driver, r backend.Request, what 
 	select {
 	case <-l.removal:
 		t.Errorf("%s: the removal went out before the request had arrived", what)
-	case <-time.After(200 * time.Millisecond): // it would have come at once
+	case <-time.After(200 * time.Millisecond): // it would have come immediately
 	}
 	close(l.pass)
 	if err := <-released; err != nil {
@@ -102,8 +102,8 @@ func (l *lateLink) passRelease(t *testing.T, d *Driver, r backend.Request, what 
 	}
 }
 
-// What releases a cancelled acquire by its request comes after it, although it takes another connection, and the server reads
-// that one first.
+// The release of a cancelled acquire comes after the acquire, even if it uses another connection, which the server
+// reads first.
 func TestCancelledRequestArrivesLast(t *testing.T) {
 	t.Parallel()
 	for _, wait := range []bool{false, true} {

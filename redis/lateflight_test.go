@@ -10,8 +10,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The same as TestCancelledRequestArrivesLast for a request that shared its round trip, on a connection that was given
-// up.
+// TestCancelledRequestArrivesLast for a request that shared its round trip, on an abandoned connection.
 func TestFailedFlightArrivesLast(t *testing.T) {
 	t.Parallel()
 	for _, wait := range []bool{false, true} {
@@ -20,7 +19,7 @@ func TestFailedFlightArrivesLast(t *testing.T) {
 		link := newLateLink(t, s.addr, r.RequestID)
 		d, other := openAt(t, link.addr), s.open(t)
 		mustRelease(t, d, mustAcquire(t, d, request("warm-up", time.Minute, wait)))
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // as long as a step may take
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // the maximum time of a step
 		defer cancel()
 		if _, err := d.Acquire(ctx, r); !errors.Is(err, backend.ErrUnknown) ||
 			!errors.Is(err, context.DeadlineExceeded) {

@@ -25,7 +25,7 @@ func listed(t *testing.T, d *Driver, prefix string) (names []string) {
 	return names
 }
 
-// Of thousands of keys, foreign ones among them, List yields the names of the prefix that are held, once.
+// Among thousands of keys, including foreign ones, List yields each held name of the prefix once.
 func TestListAmongMany(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -69,7 +69,7 @@ func TestListAmongMany(t *testing.T) {
 	}
 }
 
-// List ends with its context, and after its first error, and a reader that takes its time does not keep Close waiting.
+// List ends with its context and after its first error, and a slow reader does not delay Close.
 func TestListEnds(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -101,8 +101,8 @@ func TestListEnds(t *testing.T) {
 	}
 }
 
-// ForceRelease ends all holds of any kind, every victim learns why, the waiter behind them has the name, and nothing
-// stays.
+// ForceRelease ends all holds of any kind, every victim gets the reason, the next waiter gets the name, and no key
+// remains.
 func TestForceReleaseOfEveryKind(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -146,7 +146,7 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 			t.Errorf("%s: of a free name: %v", name, err)
 		}
 	}
-	// Deleting the keys by hand is not a force-release.
+	// The deletion of keys by hand is not a force-release.
 	g := mustAcquire(t, a, request("deleted", time.Minute, false))
 	if err := s.admin(t).Del(within(t, 10*slack), redisscript.KeysOf("fencelock:", "deleted").Lock).Err(); err != nil {
 		t.Fatal(err)
@@ -159,7 +159,7 @@ func TestForceReleaseOfEveryKind(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// On a cluster List sees the names of all nodes, and ForceRelease finds each.
+// On a cluster, List yields the names of all nodes, and ForceRelease finds each of them.
 func TestListOnCluster(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
-// TestMutants shows that what is checked of offers and of the queue's order fails with scripts that do one thing wrong.
+// TestMutants shows that the checks of offers and of the queue's order fail for scripts with one fault.
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	c := startServer(t).admin(t)
@@ -46,7 +46,7 @@ func TestMutants(t *testing.T) {
 				if err == nil || m.text != "" {
 					break
 				}
-				err = check(c, source, fmt.Sprint(name, "-", again)) // a machine that stands still lets offers end
+				err = check(c, source, fmt.Sprint(name, "-", again)) // on a stalled machine offers expire
 			}
 			if err != nil {
 				t.Logf("%s: %v", m.what, err)
@@ -64,8 +64,8 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// line is a name that somebody holds, and for which two places of a client that never answers, and one of a client that
-// does, stand in the queue.
+// line is a held name with three places in its queue: two of a client that never answers, and one of a client that
+// answers.
 type line struct {
 	c           *goredis.Client
 	source      string
@@ -87,7 +87,7 @@ func newLineOf(c *goredis.Client, source, name string) (*line, error) {
 		holder: hold("holder", "1"), ghost: hold("ghost", "1"), live: hold("live", "1"),
 	}
 	ctx := context.Background()
-	l.listen = c.PSubscribe(ctx, "*") // so that all seem to listen
+	l.listen = c.PSubscribe(ctx, "*") // so that all clients seem to be subscribed
 	if _, err := l.listen.Receive(ctx); err != nil {
 		return nil, err
 	}
@@ -117,8 +117,8 @@ func (l *line) step(code string, args ...string) any {
 // lapse ends the present hold or offer, as its time to live does.
 func (l *line) lapse() { l.c.Del(context.Background(), l.keys.Lock) }
 
-// checkOffers: a hand-over is an offer, which ends soon; who lets it end loses all its places, and who accepts it has
-// the whole TTL.
+// checkOffers: a hand-over is an offer, which expires soon. A client that lets it expire loses all of its places; a
+// client that accepts it gets the whole TTL.
 func checkOffers(c *goredis.Client, source, name string) error {
 	l, err := newLineOf(c, source, name)
 	if err != nil {
@@ -146,7 +146,7 @@ func checkOffers(c *goredis.Client, source, name string) error {
 	return nil
 }
 
-// checkOrder: where a hold or an offer has ended without a word, nobody is served before those who wait.
+// checkOrder: when a hold or an offer has expired, no request is granted before the waiters.
 func checkOrder(c *goredis.Client, source, name string) error {
 	for code, refused := range map[string]func(any) bool{
 		redisscript.Try:  func(answer any) bool { _, ok := answer.([]any); return ok },

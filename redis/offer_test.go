@@ -14,10 +14,10 @@ import (
 	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
-// deadBound is how long a waiter may stand behind waiters that are dead, however many.
+// deadBound is the maximum time of a waiter behind any number of dead waiters.
 const deadBound = 3 * time.Second
 
-// ghosts puts waiters into the queue of a name whose clients are gone, ahead of those who come later.
+// ghosts adds waiters of dead clients to the queue of a name.
 func ghosts(t *testing.T, c goredis.UniversalClient, r backend.Request, n int, client func(i int) string) {
 	t.Helper()
 	for i := range n {
@@ -33,7 +33,7 @@ func ghosts(t *testing.T, c goredis.UniversalClient, r backend.Request, n int, c
 	}
 }
 
-// listenToAll is somebody who subscribes to everything, as monitoring tools do.
+// listenToAll subscribes to all channels, as monitoring tools do.
 func listenToAll(t *testing.T, c *goredis.Client) {
 	t.Helper()
 	listen := c.PSubscribe(context.Background(), "*")
@@ -43,9 +43,9 @@ func listenToAll(t *testing.T, c *goredis.Client) {
 	}
 }
 
-// A queue whose first waiters are dead, of one client or each of its own, costs those behind them seconds and not a
-// TTL, whatever the service tells about subscriptions: a cluster tells nothing, and somebody's PSUBSCRIBE, as a
-// vanished host's open connection, makes it tell what is wrong.
+// Dead waiters at the head of a queue, of one client or of one each, cost the waiters behind them seconds and not a
+// TTL, whatever the service reports about subscribers: a cluster reports none, and the PSUBSCRIBE of another client,
+// or the open connection of a dead host, makes the report wrong.
 func TestDeadHeadOfTheQueue(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string]func(t *testing.T) (a, b *Driver, admin goredis.UniversalClient){
@@ -115,7 +115,7 @@ func TestDeadHeadOfTheQueue(t *testing.T) {
 	}
 }
 
-// Waiters that live keep their places, in their order, behind one whose host is gone without a word.
+// Live waiters keep their places and their order behind a waiter of a dead host.
 func TestLiveWaitersBehindADeadOne(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -156,12 +156,12 @@ func TestLiveWaitersBehindADeadOne(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A look may settle, which offers the name to the very client that looks; that the look takes it is the answer. What
-// stays noted would count against the client's other places.
+// A look may settle the queue and so offer the name to the client that looks; the client then takes the offer. An
+// offer that it ignored would count against the client's other places.
 func TestLookTakesWhatItBrings(t *testing.T) {
 	t.Parallel()
 	c := startServer(t).admin(t)
-	listenToAll(t, c) // an offer to a client whom nobody hears would go on to the next
+	listenToAll(t, c) // an offer without a subscriber would pass to the next waiter
 	for what, r := range map[string]backend.Request{
 		"exclusive": request("exclusive", time.Minute, true),
 		"shared":    reading(request("shared", time.Minute, true)),
@@ -191,7 +191,7 @@ func TestLookTakesWhatItBrings(t *testing.T) {
 	}
 }
 
-// An offer that is accepted is a hold of the whole TTL, and it is offered to nobody else.
+// An accepted offer is a hold of the whole TTL, and is not offered to another waiter.
 func TestAcceptedOffer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

@@ -82,7 +82,7 @@ func TestURLs(t *testing.T) {
 	}
 }
 
-// A URL that cannot be meant is refused before anything is dialled, with what to write in its place.
+// An invalid URL is refused before any dial, with a suggestion.
 func TestBadURLs(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
@@ -139,7 +139,7 @@ func TestBadURLs(t *testing.T) {
 	}
 }
 
-// A URL that leads nowhere, or to the wrong place, says where the mistake is.
+// The error of a URL that leads nowhere, or to the wrong place, describes the mistake.
 func TestWrongURLs(t *testing.T) {
 	t.Parallel()
 	authority := testcert.New(t)
@@ -150,7 +150,7 @@ func TestWrongURLs(t *testing.T) {
 		"--tls-ca-cert-file", authority.File, "--tls-auth-clients", "no")
 	locked := startServer(t, "--requirepass", "secret")
 	closed := freeport.Addresses(t, 1)[0]
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // which nobody accepts from
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // no program accepts its connections
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestWrongURLs(t *testing.T) {
 		"redis://u:secret2@" + locked.addr:               {backend.ErrMisconfigured, "credentials"},
 		"redis://" + locked.addr:                         {backend.ErrMisconfigured, "credentials"},
 
-		// What is right.
+		// Correct URLs.
 		"redis://:secret@" + locked.addr:                                       {nil, ""},
 		"rediss://" + tlsPort + "?server-name=localhost&ca=" + authority.File:  {nil, ""},
 		"rediss://localhost:" + tlsNumber + "?protocol=2&ca=" + authority.File: {nil, ""},
@@ -233,8 +233,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestPasswordFileIsReplaced: a client keeps its hold, and gets more, over a change of the server's password that cuts
-// its connections, if the file has the new password by then.
+// A change of the server's password cuts the connections. A client keeps its hold, and gets further holds, if the file
+// has the new password by then.
 func TestPasswordFileIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -269,7 +269,7 @@ func TestPasswordFileIsReplaced(t *testing.T) {
 	mustRelease(t, d, g)
 }
 
-// The timeout of a URL is for the whole of the first look, which is several round trips.
+// The timeout of a URL bounds the whole first examination, which takes several round trips.
 func TestTimeoutOfASlowServer(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

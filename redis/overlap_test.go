@@ -18,7 +18,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// contention is many who want few names, and what came of it.
+// contention is many workers that want few names, and the results.
 type contention struct {
 	names []string
 	ttl   time.Duration
@@ -29,13 +29,13 @@ type contention struct {
 	mu       sync.Mutex // protects the following fields
 	holders  map[string]map[string]backend.Instant
 	grants   int
-	overlaps int           // grants beside a holder that still believed in its hold
-	lost     int           // holds of which the release was told that they were gone
+	overlaps int           // grants beside a holder that still relied on its hold
+	lost     int           // holds whose release found that they had ended
 	unknown  int           // releases and acquires without an outcome
-	longest  time.Duration // until a grant
+	longest  time.Duration // the longest wait for a grant
 }
 
-// run lets n workers of each driver contend until the end is called.
+// run lets n workers of each driver contend until end is called.
 func (c *contention) run(t *testing.T, n int, drivers ...backend.Driver) (end func()) {
 	c.holders = map[string]map[string]backend.Instant{}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -110,7 +110,7 @@ func (c *contention) note(what func()) {
 	what()
 }
 
-// further waits until there were n more grants.
+// further waits for n more grants.
 func (c *contention) further(t *testing.T, n int) {
 	t.Helper()
 	count := func() (n int) {
@@ -126,7 +126,7 @@ func (c *contention) print(t *testing.T, what string, times int) {
 		what, times, c.grants, c.overlaps, c.lost, c.unknown, c.longest, c.ttl)
 }
 
-// moves and failovers are how often these faults are repeated.
+// moves and failovers return the number of repetitions of these faults.
 func moves() int {
 	if testtier.Wanted() {
 		return 50
@@ -136,7 +136,8 @@ func moves() int {
 
 const failovers = 10
 
-// A slot whose keys move from node to node under load loses nothing: no two hold a name at once, and no hold is lost.
+// While the keys of a slot move from node to node under load, no two holders have a name concurrently, and no hold is
+// lost.
 func TestOverlapsInSlotMigration(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -190,13 +191,13 @@ func TestOverlapsInSlotMigration(t *testing.T) {
 	c.further(t, 20)
 	end()
 	c.print(t, "slot migration", times)
-	if c.overlaps > 0 || c.lost > 0 { // a move that this machine holds up for seconds ends calls without an outcome
+	if c.overlaps > 0 || c.lost > 0 { // a move that takes seconds on this machine ends calls without an outcome
 		t.Error("a slot's move is to cost nothing but time")
 	}
 }
 
-// What failovers cost that Sentinel makes when it is asked to: replication is asynchronous, so a hold may be lost and
-// two may hold one name at once: how often is what doc.go tells. Nothing else goes wrong, and the locks go on.
+// The cost of requested failovers by Sentinel: replication is asynchronous, so a hold may be lost, and two clients may
+// hold one name concurrently; doc.go has the rates. There are no other errors, and locks keep working.
 func TestOverlapsInSentinelFailover(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
@@ -241,7 +242,7 @@ func TestOverlapsInSentinelFailover(t *testing.T) {
 	c.print(t, "Sentinel failover", times)
 }
 
-// Two clients never hold a name at once, however they got it.
+// Two clients never hold a name concurrently, whatever the kinds of their holds.
 func TestOverlapsOfKinds(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -252,7 +253,7 @@ func TestOverlapsOfKinds(t *testing.T) {
 	for name, as := range map[string]func(*backend.Request){
 		"exclusive":   nil,
 		"handed over": func(r *backend.Request) { r.Renews = true },
-		"permits": func(r *backend.Request) { // of which no two fit at once
+		"permits": func(r *backend.Request) { // two of these do not fit
 			r.Kind, r.Permits, r.Limit = backend.KindPermits, 2, 3
 		},
 	} {

@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// So many permits as there are, and the first who waits is served first, however much it wants.
+// Permits are granted up to the limit, and the first waiter is served first, however many permits it wants.
 func TestPermits(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -56,7 +56,7 @@ func TestPermits(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// The permits of a holder that died come back after its TTL, to one who waits and to one who tries.
+// The permits of a dead holder are free after its TTL, for a waiter and for an attempt.
 func TestHolderOfPermitsDies(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -93,7 +93,7 @@ func TestHolderOfPermitsDies(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A name is of one kind and limit as long as somebody holds it or waits for it, and free for any other afterwards.
+// A name has one kind and limit while it has holders or waiters, and is free for any other use afterwards.
 func TestKindsDoNotMix(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -134,7 +134,7 @@ func TestKindsDoNotMix(t *testing.T) {
 	}
 	nothingLeft(t, s)
 
-	// Those who are gone without a word do not count.
+	// Dead clients do not count.
 	mustAcquire(t, other, taking(request("n", 200*time.Millisecond, false), 1, 5))
 	eventually(t, "the name is free for another use", func() bool {
 		g, err := d.Acquire(within(t, 30*time.Second), writer())
@@ -165,7 +165,7 @@ func TestKindsDoNotMix(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Clients that do not agree on the use of a name race for it: the first one decides, and all who hold agree.
+// Clients with different uses of a name race for it: the first one decides the use, and all holders have that use.
 func TestMismatchRace(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -219,8 +219,8 @@ func TestMismatchRace(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Readers, writers and holders of permits come, wait, give up and go at any moment: the holds always go together, and
-// nothing is left in the end.
+// Readers, writers and holders of permits acquire, wait, cancel and release at any moment: concurrent holds are always
+// compatible, and no key remains at the end.
 func TestSharesUnderRace(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -281,8 +281,7 @@ func TestSharesUnderRace(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Those who wait for permits and whose clients are gone are passed by when nobody listens, and forgotten when nobody
-// looks.
+// Waiters for permits whose clients are dead are skipped if they have no subscriber, and removed if they do not look.
 func TestGoneWaitersForPermits(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -304,8 +303,8 @@ func TestGoneWaitersForPermits(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Somebody deletes keys of a name that is used for permits: holders lose at most what was deleted, and the name is of
-// use again when they have gone.
+// Keys of a name with permits are deleted by hand: holders lose at most the deleted holds, and the name is usable
+// again when they have ended.
 func TestDeletedKeysOfPermits(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -315,9 +314,9 @@ func TestDeletedKeysOfPermits(t *testing.T) {
 	if err := admin.Del(context.Background(), k.Queue).Err(); err != nil {
 		t.Fatal(err)
 	}
-	// Without a subscription it would look first, and learn that the name is in use otherwise.
+	// Without a subscription it would look first, and find that the name has another use.
 	subscribe(t, d)
-	next := inLine(t, d, d, request("n", time.Minute, true), 1) // nothing tells that it does not belong here
+	next := inLine(t, d, d, request("n", time.Minute, true), 1) // no key shows that its kind does not belong here
 	if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil {
 		t.Error(answer.Err)
 	}

@@ -29,7 +29,7 @@ func opened(t *testing.T, url string) (*Driver, error) {
 	return d, err
 }
 
-// passes hands a lock from one holder to one who waits.
+// passes hands a lock from a holder to a waiter.
 func passes(t *testing.T, what string, d *Driver) {
 	t.Helper()
 	g := mustAcquire(t, d, request(what, time.Minute, true))
@@ -59,7 +59,7 @@ func passes(t *testing.T, what string, d *Driver) {
 	mustRelease(t, d, g)
 }
 
-// Users of four kinds: one that may do everything, one without INFO, one without subscriptions, one without the script.
+// Users of four kinds: with all rights, without INFO, without subscriptions, and without the script.
 func TestRestrictedUsers(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -93,13 +93,13 @@ func TestRestrictedUsers(t *testing.T) {
 	if _, err := opened(t, url("no-script", "&assume-version=7.0")); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("no-script, assumed: %v", err)
 	}
-	_, err := opened(t, url("no-script", "")) // before a lock is taken that could not be given back
+	_, err := opened(t, url("no-script", "")) // before it takes a lock that it could not release
 	if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "EVAL") {
 		t.Errorf("no-script: %v", err)
 	}
 }
 
-// Where the server takes no more connections, those that it has taken are enough to wait.
+// When the server accepts no more connections, the existing ones are enough to wait.
 func TestWaitingAtMaxClients(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -108,7 +108,7 @@ func TestWaitingAtMaxClients(t *testing.T) {
 	if err := admin.ConfigSet(within(t, 10*slack), "maxclients", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	// A call that would take one more connection fails, and may not know that nothing was sent.
+	// A call that needs another connection fails, and may not detect that no request was sent.
 	release := func(g backend.Grant) {
 		eventually(t, "the release is answered", func() bool {
 			err := d.Release(context.Background(), g)
@@ -141,7 +141,7 @@ func TestWaitingAtMaxClients(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A policy of volatile-… is refused, and accepted by who says so; one that throws everything away is refused always.
+// A policy of volatile-… is refused unless an option accepts it; a policy that evicts any key is always refused.
 func TestEvictionPolicies(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, "--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru")
@@ -167,8 +167,8 @@ func TestEvictionPolicies(t *testing.T) {
 	}
 }
 
-// After a failover to a server with other settings no lock is granted; what is held is kept and given back, and once
-// the settings are right there are grants again.
+// After a failover to a server with unfit settings no lock is granted, and existing holds can be renewed and released.
+// Once the settings are right, locks are granted again.
 func TestUnfitAfterReconnect(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -194,7 +194,7 @@ func TestUnfitAfterReconnect(t *testing.T) {
 	eventually(t, "the settings are noticed", func() bool {
 		free, err := d.Acquire(ctx, request("free", time.Minute, false))
 		if err == nil {
-			_ = d.Release(ctx, free) // its connection may have been the one that was killed
+			_ = d.Release(ctx, free) // its connection may be the killed one
 		}
 		return errors.Is(err, backend.ErrMisconfigured)
 	})
@@ -207,7 +207,7 @@ func TestUnfitAfterReconnect(t *testing.T) {
 	mustRelease(t, d, mustAcquire(t, d, request("after", time.Minute, false)))
 }
 
-// What is assumed has to make sense.
+// Invalid assumptions about the server are refused.
 func TestInvalidAssumptions(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
@@ -220,14 +220,14 @@ func TestInvalidAssumptions(t *testing.T) {
 	}
 }
 
-// filter is a proxy that lets only some commands through, as proxies in front of many servers do: what needs a
-// connection of one's own, or concerns a server as a whole, it refuses.
+// filter is a proxy that forwards only some commands, like proxies in front of many servers: it refuses commands that
+// need a separate connection or concern a whole server.
 func filter(t *testing.T, to string, closes bool) (addr string) {
 	t.Helper()
 	return between(t, to, func(client, server net.Conn) { filterCommands(client, server, closes) })
 }
 
-// between is a proxy whose connections are carry's.
+// between is a proxy that handles its connections with carry.
 func between(t *testing.T, to string, carry func(client, server net.Conn)) (addr string) {
 	t.Helper()
 	in, err := net.Listen("tcp", "127.0.0.1:0")
@@ -262,7 +262,8 @@ func between(t *testing.T, to string, carry func(client, server net.Conn)) (addr
 
 var filtered = map[string]bool{"eval": true, "evalsha": true, "ping": true, "get": true, "set": true, "del": true}
 
-// filterCommands answers one command after the other, with the server's answer or a refusal: an error, or the end.
+// filterCommands answers one command after the other, with the server's answer or a refusal: an error or, if closes is
+// set, the end of the connection.
 func filterCommands(client, server net.Conn, closes bool) {
 	in, back := bufio.NewReader(client), bufio.NewReader(server)
 	for {
@@ -287,7 +288,7 @@ func filterCommands(client, server net.Conn, closes bool) {
 	}
 }
 
-// readItem reads one value of the protocol, and the texts in it.
+// readItem reads one value of the protocol, and returns its bytes and its texts.
 func readItem(in *bufio.Reader, whole []byte, words []string) ([]byte, []string, error) {
 	line, err := in.ReadString('\n')
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// startReplica starts a server that has what master has.
+// startReplica starts a replica of master.
 func startReplica(t *testing.T, master *testServer, args ...string) *testServer {
 	t.Helper()
 	replica := startServer(t, append([]string{"--replicaof", strings.Replace(master.addr, ":", " ", 1)}, args...)...)
@@ -36,8 +36,8 @@ func awaitReplica(t *testing.T, replica *testServer) {
 	})
 }
 
-// A grant and a renewal wait until the replica has them. While it is silent nothing is granted, nothing stays behind,
-// and what is held is not lost.
+// A grant and a renewal wait until the replica has them. While the replica does not answer, no lock is granted, no key
+// remains, and existing holds are not lost.
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -49,7 +49,7 @@ func TestReplicas(t *testing.T) {
 		}
 		return d
 	}
-	d, impatient := with("10s"), with("300ms") // the replica answers the one, and is silent to the other
+	d, impatient := with("10s"), with("300ms") // the replica answers in time for d only
 	plain := s.open(t)
 	kinds := map[string]func(backend.Request) backend.Request{
 		"exclusive": func(r backend.Request) backend.Request { return r },
@@ -98,7 +98,7 @@ func TestReplicas(t *testing.T) {
 	for i, answer := range impatient.Renew(ctx, held) {
 		short("renewing "+held[i].Name, answer.Err)
 	}
-	// A waiter that cannot have it passes it on.
+	// A waiter whose grant is not confirmed passes it on.
 	first = mustAcquire(t, plain, request("passed-on", time.Minute, true))
 	refused := make(chan error, 1)
 	go func() {
@@ -190,8 +190,8 @@ func TestReplicasOfACluster(t *testing.T) {
 	}
 }
 
-// Replicas that are to have it on disk: from Redis 7.2 on. Before an older server stands a proxy that asks it for the
-// replicas' memory instead.
+// Replicas that must have a grant on disk, from Redis 7.2 on. For an older server, a proxy asks for the replicas'
+// memory instead.
 func TestReplicasOnDisk(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -210,7 +210,7 @@ func TestReplicasOnDisk(t *testing.T) {
 		addr = between(t, addr, memoryForDisk)
 		query += "&assume-version=7.2"
 	}
-	// Not before: a replica that is killed at once leaves a child behind, which goes on writing its file.
+	// Not earlier: a replica that is killed immediately leaves a child, which continues to write its file.
 	replica := startReplica(t, s, "--appendonly", "yes")
 	with := func(timeout string) *Driver {
 		d, err := opened(t, "redis://"+addr+query+"&replica-timeout="+timeout)
@@ -219,7 +219,7 @@ func TestReplicasOnDisk(t *testing.T) {
 		}
 		return d
 	}
-	d, impatient := with("10s"), with("300ms") // the replica answers the one, and is silent to the other
+	d, impatient := with("10s"), with("300ms") // the replica answers in time for d only
 	mustRelease(t, d, mustAcquire(t, d, request("n", time.Minute, false)))
 	replica.pause()
 	defer replica.resume()
@@ -230,7 +230,7 @@ func TestReplicasOnDisk(t *testing.T) {
 	}
 }
 
-// memoryForDisk answers WAITAOF with what the server says to WAIT.
+// memoryForDisk answers WAITAOF with the server's answer to WAIT.
 func memoryForDisk(client, server net.Conn) {
 	in, back := bufio.NewReader(client), bufio.NewReader(server)
 	for {
@@ -259,7 +259,7 @@ func memoryForDisk(client, server net.Conn) {
 	}
 }
 
-// What cannot be meant is refused, and so is a user who may not ask.
+// Invalid settings are refused, and so is a user without the right to WAIT.
 func TestReplicaSettings(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -301,8 +301,8 @@ func TestReplicaSettings(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A repeated request that replicas do not confirm is refused, and leaves the hold of the earlier attempt. Replicas may
-// have more time than another step.
+// A repeated request that replicas do not confirm is refused, and the hold of the earlier attempt remains. The wait
+// for replicas may exceed the time of another step.
 func TestUnconfirmedRepetition(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -332,7 +332,7 @@ func TestUnconfirmedRepetition(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A driver that assumes a cluster does so from the first call.
+// An assumption of a cluster applies from the first call on.
 func TestAssumedClusterBeforeALook(t *testing.T) {
 	t.Parallel()
 	client := goredis.NewClient(fitOptions("127.0.0.1:1"))

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// run calls the script with one step a lock: its name, the step and the arguments.
+// run calls the script with one step for each lock: its name, the step and the arguments.
 func run(t *testing.T, c goredis.UniversalClient, steps ...[]string) []any {
 	t.Helper()
 	answers, err := runSource(c, redisscript.Source, steps...)
@@ -37,7 +37,7 @@ func runSource(c goredis.UniversalClient, source string, steps ...[]string) ([]a
 	return c.Eval(context.Background(), source, locks, args...).Slice()
 }
 
-// A release on a name that has become one of permits gives nobody a waiter of the step before it in the same call.
+// A release on a name that is now used for permits does not get the waiter of an earlier step in the same call.
 func TestStepsOfOneCallAreSeparate(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -54,7 +54,7 @@ func TestStepsOfOneCallAreSeparate(t *testing.T) {
 	if err := admin.RPush(ctx, keysA.Queue, waiter.Value()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	// b's hold was deleted from outside, and the name was taken for permits since.
+	// b's hold was deleted by hand, and the name has been acquired for permits since.
 	permits := mustAcquire(t, d, taking(request("B", time.Minute, false), 1, 2))
 	listen := admin.Subscribe(ctx, redisscript.Channel("fencelock:", "waiter"))
 	defer listen.Close()

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// What looks at a lock shows the hold's id, and never the key that moves the hold.
+// Looks at a lock show the hold's id, and never the key that moves the hold.
 func TestShowsNoKeys(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -45,8 +45,8 @@ func TestShowsNoKeys(t *testing.T) {
 		if text := fmt.Sprintf("%+v %v %#v", state, err, refused); strings.Contains(text, r.RequestID) {
 			t.Errorf("%s: the key is shown: %s", name, text)
 		}
-		// Neither the id that is shown nor another hold's key moves the hold: a release that comes late meets the
-		// attempt that it was sent for, or nothing.
+		// Neither the visible id nor the key of another hold moves the hold: a late release affects only the attempt for
+		// which it was sent.
 		for _, key := range []string{r.HoldID + "-padding-", backend.NewRequestID(), r.RequestID[:31] + "x"} {
 			foreign := r
 			foreign.RequestID = key
@@ -59,7 +59,7 @@ func TestShowsNoKeys(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A hold id that could be read back as another one is refused, and so are clients that are none.
+// A hold id that could be parsed as another one is refused, and so are invalid clients.
 func TestRefusedInput(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -99,7 +99,8 @@ func refused(t *testing.T, what string, err error) {
 	}
 }
 
-// A renewal for less than a hold has left changes nothing, of whatever kind the hold is; nor does acquiring it again.
+// A renewal for less than the remaining time of a hold of any kind changes nothing, and neither does a repeated
+// acquire.
 func TestRenewalsNeverShorten(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

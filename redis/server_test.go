@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/internal/freeport"
 )
 
-// server is one redis-server of a test's own.
+// testServer is a redis-server of one test.
 type testServer struct {
 	addr string
 	args []string
@@ -76,11 +76,11 @@ func (s *testServer) kill() {
 
 func (s *testServer) signal(sig syscall.Signal) { s.cmd.Process.Signal(sig) }
 
-// pause stops the server as a whole; its sockets stay open.
+// pause stops the server process; its sockets stay open.
 func (s *testServer) pause()  { s.signal(syscall.SIGSTOP) }
 func (s *testServer) resume() { s.signal(syscall.SIGCONT) }
 
-// admin returns a plain client for looking at the server.
+// admin returns a plain client to examine the server.
 func (s *testServer) admin(t testing.TB) *goredis.Client {
 	t.Helper()
 	c := goredis.NewClient(&goredis.Options{Addr: s.addr})
@@ -93,7 +93,7 @@ func fitOptions(addr string) *goredis.Options {
 	return &goredis.Options{Addr: addr, MaxRetries: -1, ContextTimeoutEnabled: true, DialerRetries: 1}
 }
 
-// open returns a driver of its own connections, closed with the test.
+// open returns a driver with its own connections, which is closed at the end of the test.
 func (s *testServer) open(t testing.TB) *Driver { return openAt(t, s.addr) }
 
 func openAt(t testing.TB, addr string) *Driver {
@@ -123,7 +123,7 @@ func keys(t testing.TB, c *goredis.Client) []string {
 	return found
 }
 
-// commands returns how many commands the server has run, those inside scripts too.
+// commands returns the number of commands that the server has executed, including those inside scripts.
 func commands(t testing.TB, c *goredis.Client) (total int) {
 	t.Helper()
 	text, err := c.Info(context.Background(), "commandstats").Result()
@@ -145,7 +145,7 @@ func commands(t testing.TB, c *goredis.Client) (total int) {
 	return total
 }
 
-// eventually waits for what cannot be awaited otherwise.
+// eventually polls until ok returns true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
@@ -157,7 +157,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// request returns a request of a new id.
+// request returns a request with a new id.
 func request(name string, ttl time.Duration, wait bool) backend.Request {
 	return backend.Request{
 		Name: name, Owner: "test/" + name, RequestID: backend.NewRequestID(),
@@ -165,8 +165,8 @@ func request(name string, ttl time.Duration, wait bool) backend.Request {
 	}
 }
 
-// releasedIfUnknown releases what a failed acquire of r may have left, as its caller has to, and returns err, joined
-// with the error of the release.
+// releasedIfUnknown releases the possible leftover of a failed acquire of r, as its caller has to, and returns err,
+// joined with the error of the release.
 func releasedIfUnknown(d *Driver, r backend.Request, err error) error {
 	if !errors.Is(err, backend.ErrUnknown) {
 		return err
@@ -180,7 +180,7 @@ func releasedIfUnknown(d *Driver, r backend.Request, err error) error {
 	return errors.Join(err, released)
 }
 
-// within is a context for calls that should succeed.
+// within returns a context for calls that should succeed.
 func within(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
@@ -197,7 +197,7 @@ func mustAcquire(t testing.TB, d *Driver, r backend.Request) backend.Grant {
 	return g
 }
 
-// settle releases requests with an unknown outcome, as the core does, and reports whether err says so.
+// settle releases requests if err is that of an unknown outcome, as the core does, and reports whether it is.
 func settle(t testing.TB, d *Driver, err error, rs ...backend.Request) bool {
 	t.Helper()
 	if !errors.Is(err, backend.ErrUnknown) {

@@ -36,7 +36,7 @@ func held(t *testing.T, d *Driver, r backend.Request, when string) {
 	}
 }
 
-// mismatched makes an attempt and a wait, which must both find the name in use otherwise.
+// mismatched makes an attempt and a wait, which must both find the name with another use.
 func mismatched(t *testing.T, d *Driver, r backend.Request, when string) {
 	t.Helper()
 	for _, wait := range []bool{false, true} {
@@ -89,8 +89,8 @@ func nothingLeft(t *testing.T, s *testServer) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
 }
 
-// Readers hold together; a writer that waits stops new ones, has the name alone, and is followed by all readers that
-// came after it at once, up to the next writer.
+// Readers hold together. A waiting writer stops later readers and then has the name alone; after it, all readers up to
+// the next writer are granted together.
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -151,7 +151,7 @@ func TestWriterHandsOverToReaders(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A writer that gives up lets the readers in that it kept out.
+// When a writer stops waiting, the readers behind it are granted.
 func TestCancelledWriterLetsReadersIn(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -168,7 +168,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(context.Background())
 		gone := make(chan error, 1)
-		before := calls(t, s.admin(t), "hdel") // each look carries out one
+		before := calls(t, s.admin(t), "hdel") // each look executes one
 		writer := s.open(t)
 		w := request("n", time.Minute, true)
 		go func() {
@@ -183,7 +183,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 		end := stallmeter.Late(t)
 		leave(writer, w, cancel)
 		mustRelease(t, other, <-reader)
-		end(time.Second, what+": the reader's entry") // its own look would come later
+		end(time.Second, what+": the reader's entry") // earlier than its next look
 		cancel()
 		<-gone
 		awaitWaiters(t, d, "n", 0)
@@ -192,7 +192,7 @@ func TestCancelledWriterLetsReadersIn(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A reader dies beside one that lives: the writer has to wait for the living one, and only for that.
+// A reader dies beside a live reader: the writer waits only for the live one.
 func TestReaderDies(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -236,7 +236,7 @@ func TestReaderDies(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// The whole of a name is evicted: every hold of it is lost, and none comes back with the next one.
+// All keys of a name are evicted: every hold of it is lost, and a later hold restores no earlier one.
 func TestEvictedShares(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -266,7 +266,7 @@ func TestEvictedShares(t *testing.T) {
 		if err := admin.Del(context.Background(), k.Lock).Err(); err != nil {
 			t.Fatal(err)
 		}
-		// What is left of a name does not keep it from being used otherwise.
+		// The leftovers of a name do not prevent another use.
 		mustRelease(t, d, mustAcquire(t, d, request(r.Name, time.Minute, true)))
 		if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("%v: released what was evicted: %v", r.Kind, err)
@@ -275,7 +275,7 @@ func TestEvictedShares(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// No key outlives the longest hold by itself, and none lives less.
+// Every key lives as long as the longest hold, and no longer.
 func TestSharesHaveTheirTime(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -285,7 +285,7 @@ func TestSharesHaveTheirTime(t *testing.T) {
 	} {
 		long := mustAcquire(t, d, kind(request("n", time.Minute, false)))
 		short := mustAcquire(t, d, kind(request("n", 5*time.Second, true)))
-		most := long.TTL + time.Millisecond // servers count from the next whole one
+		most := long.TTL + time.Millisecond // servers count from the next whole millisecond
 		for _, g := range []backend.Grant{short, long} {
 			if answer := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0]; answer.Err != nil ||
 				answer.TTL != g.TTL {
@@ -306,7 +306,7 @@ func TestSharesHaveTheirTime(t *testing.T) {
 	}
 }
 
-// A shared hold and permits are idempotent by request id: one share, whoever asks again.
+// Shared holds and permits are idempotent by request id: a repetition by any client gets the same share.
 func TestSharesAreIdempotent(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -335,7 +335,7 @@ func TestSharesAreIdempotent(t *testing.T) {
 				t.Errorf("%v: release after release by request: %v", r.Kind, err)
 			}
 		}
-		// One place, too.
+		// The same is true for places in the queue.
 		block := r
 		block.RequestID, block.Permits, block.Wait = backend.NewRequestID(), r.Limit, false
 		if r.Kind == backend.KindShared {
@@ -363,7 +363,7 @@ func TestSharesAreIdempotent(t *testing.T) {
 	}
 }
 
-// placeOf returns the place in the queue that r has.
+// placeOf returns the place of r in the queue.
 func placeOf(t *testing.T, s *testServer, r backend.Request) redisscript.Hold {
 	t.Helper()
 	admin, k := s.admin(t), redisscript.KeysOf("fencelock:", r.Name)
@@ -420,7 +420,7 @@ func TestMinimumOfShares(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// The reply or the push is lost: the caller gets its share all the same, and one of it.
+// The reply or the push is lost: the caller still gets its share, and only one.
 func TestLostMessagesOfShares(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -458,7 +458,7 @@ func TestLostMessagesOfShares(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// Foreign keys of other types where ours belong: an error, and nobody's data is changed.
+// Foreign keys of other types at the driver's keys cause an error, and their data does not change.
 func TestForeignKeysBesideShares(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)

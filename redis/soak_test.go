@@ -32,13 +32,13 @@ func openSoak(ctx context.Context, addr string) (backend.Driver, error) {
 	return d, nil
 }
 
-// TestSoak breaks a server that keeps what it was given, and the links and processes of its clients, at random.
+// TestSoak breaks a durable server, and the links and processes of its clients, at random.
 func TestSoak(t *testing.T) {
 	testtier.Only(t)
 	nemesis.Run(t, soakService)
 }
 
-// TestSoakReported deletes what clients hold behind their backs, and counts what comes of it.
+// TestSoakReported deletes held locks without notice to their clients, and counts the overlaps.
 func TestSoakReported(t *testing.T) {
 	testtier.Only(t)
 	nemesis.RunReported(t, soakService)
@@ -63,8 +63,7 @@ func soakService(t testing.TB) nemesis.Service {
 			info, err := admin.InfoMap(ctx, "server").Result()
 			return info["Server"]["run_id"], err
 		},
-		// No RefuseRelease: a release with a waiter sets the key to the offer, so no right is missing where it is only
-		// that of deleting.
+		// No RefuseRelease: a release with a waiter sets the key to the offer, so it does not need the right to delete.
 		RefuseWrites: containers.Refusal(
 			func(ctx context.Context) error { return admin.ConfigSet(ctx, "min-replicas-to-write", "1").Err() },
 			func(ctx context.Context) error { return admin.ConfigSet(ctx, "min-replicas-to-write", "0").Err() },
@@ -92,7 +91,7 @@ func soakService(t testing.TB) nemesis.Service {
 		},
 		Leftovers: func() ([]string, error) {
 			keys, err := admin.Keys(context.Background(), "fencelock:*").Result()
-			// Places of those who were killed go away by themselves.
+			// Places of killed clients expire.
 			return slices.DeleteFunc(keys, func(key string) bool {
 				return strings.HasSuffix(key, ":q") || strings.HasSuffix(key, ":s")
 			}), err
@@ -101,7 +100,7 @@ func soakService(t testing.TB) nemesis.Service {
 	}
 }
 
-// evict lets the server have no memory for a moment. The policy is one that the driver would refuse to begin with.
+// evict leaves the server without memory for a moment. With this policy, the driver would refuse the server at first.
 func evict(ctx context.Context, admin *goredis.Client) error {
 	before, err := evicted(ctx, admin)
 	if err != nil {
@@ -125,7 +124,7 @@ func evicted(ctx context.Context, admin *goredis.Client) (string, error) {
 	return info["Stats"]["evicted_keys"], err
 }
 
-// expireAll is what a jump of the clock does to every key with a time to live.
+// expireAll expires every key with a time to live, as a jump of the clock does.
 func expireAll(ctx context.Context, admin *goredis.Client) error {
 	keys, err := admin.Keys(ctx, "fencelock:*").Result()
 	for _, key := range keys {

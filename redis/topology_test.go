@@ -30,7 +30,7 @@ func startCluster(t *testing.T) []*testServer {
 	var nodes []*testServer
 	var buses [3]string
 	for i := range buses {
-		// Without this it would be 10,000 above the other port, among those that outgoing connections take.
+		// By default it is 10,000 above the other port, in the range of outgoing connections.
 		_, buses[i], _ = net.SplitHostPort(freeport.Addresses(t, 1)[0])
 		s := startServer(t, "--cluster-enabled", "yes",
 			"--cluster-config-file", fmt.Sprint("nodes-", i, ".conf"), "--cluster-port", buses[i])
@@ -87,7 +87,7 @@ func TestCluster(t *testing.T) {
 	b := New(plain, nil)
 	defer b.Close(ctx)
 
-	// Names on all nodes, also names with braces of their own; renewed in one call.
+	// Names on all nodes, also names with braces, are renewed in one call.
 	var grants []backend.Grant
 	for i := range 100 {
 		grants = append(grants, mustAcquire(t, a, request(fmt.Sprintf("n%d}{%d", i, i%7), 2*time.Minute, i%2 == 0)))
@@ -102,7 +102,7 @@ func TestCluster(t *testing.T) {
 			t.Errorf("%d: %v", i, answer.Err)
 		}
 	}
-	// Contention, by push.
+	// Waiters are granted by push.
 	for i, g := range grants {
 		if _, err := b.Acquire(ctx, request(g.Name, time.Minute, false)); !errors.Is(err, backend.ErrHeld) {
 			t.Errorf("%d: %v", i, err)
@@ -162,7 +162,7 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// While a name's slot moves from one node to another, calls on it wait below the caller, and the hold is kept.
+// While the slot of a name moves from one node to another, calls wait in the client, and the hold stays.
 func TestSlotMigration(t *testing.T) {
 	t.Parallel()
 	nodes := startCluster(t)
@@ -296,7 +296,7 @@ func TestSentinel(t *testing.T) {
 	}
 }
 
-// Sentinels with a password are found with the password in a file, by the driver and by its examination.
+// The driver and its examination reach Sentinels with a password from a file.
 func TestSentinelPasswordFile(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -327,8 +327,8 @@ func TestSentinelPasswordFile(t *testing.T) {
 	}
 }
 
-// A failover that was asked for is over within seconds for those who wait, whoever made the client: the old master says
-// that it is a replica now, and its connections are given up.
+// After a requested failover, waiters continue within seconds, with any kind of client: the old master reports that it
+// is a replica, and the client drops its connections.
 func TestSentinelFailover(t *testing.T) {
 	t.Parallel()
 	master := startServer(t)

@@ -35,7 +35,8 @@ func waitInLine(t *testing.T, s *testServer, d *Driver, r backend.Request, n int
 	return got
 }
 
-// Waiters are served in the order of their arrival, also across clients, each release serves one, and nobody barges.
+// Waiters are granted in the order of their arrival, also across clients, each release grants one, and no request
+// overtakes another.
 func TestFirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -66,7 +67,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, s.admin(t))) == 0 })
 }
 
-// The price of performance: commands at the server, those inside the script counted.
+// The number of commands at the server per grant, including those inside the script.
 func TestCommandsPerGrant(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -79,7 +80,7 @@ func TestCommandsPerGrant(t *testing.T) {
 	}
 	mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
 	lone, scripts := math.MaxInt, math.MaxInt
-	for range 5 { // the others probe their subscriptions meanwhile
+	for range 5 { // the other waiters probe their subscriptions meanwhile
 		before, trips := commands(t, admin), calls(t, admin, "evalsha")
 		mustRelease(t, drivers[0], mustAcquire(t, drivers[0], request("lone", 10*time.Second, true)))
 		scripts = min(scripts, calls(t, admin, "evalsha")-trips)
@@ -92,7 +93,7 @@ func TestCommandsPerGrant(t *testing.T) {
 		t.Errorf("uncontended: %d commands", lone)
 	}
 
-	// What a waiter asks when it has waited for long is no part of the price, and on a busy machine all wait for long.
+	// The looks of long waits do not count, and on a busy machine all waits are long.
 	least := math.Inf(1)
 	w, began := stallmeter.Begin(), time.Now()
 	defer w.End()
@@ -103,14 +104,14 @@ func TestCommandsPerGrant(t *testing.T) {
 		before := commands(t, admin)
 		contend(t, drivers, rounds)
 		least = min(least, float64(commands(t, admin)-before)/(workers*rounds))
-		if least <= 16 { // 14 to 15; waking one waiter too many costs as much again
+		if least <= 16 { // 14 to 15; to wake one waiter too many would double it
 			return
 		}
 	}
 	w.Errorf(t, 50*time.Millisecond, "contended: %.2f commands a grant", least)
 }
 
-// contend has every driver acquire and release one name so many times.
+// contend has every driver acquire and release one name the given number of times.
 func contend(t *testing.T, drivers []*Driver, rounds int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -123,7 +124,7 @@ func contend(t *testing.T, drivers []*Driver, rounds int) {
 					t.Error(err)
 					return
 				}
-				inside++ // unprotected but for the lock
+				inside++ // protected only by the lock
 				mustRelease(t, d, g)
 			}
 		})
@@ -134,7 +135,7 @@ func contend(t *testing.T, drivers []*Driver, rounds int) {
 	}
 }
 
-// 200 waiters of one client cost the server next to nothing, and a renewal wakes none of them.
+// 200 waiters of one client cost the server almost nothing, and a renewal wakes no waiter.
 func TestIdleWaiters(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -158,7 +159,7 @@ func TestIdleWaiters(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if i == 0 { // it has a place when the subscription stands, for which the others would enter once more
+		if i == 0 { // wait for the subscription, or the others would enter twice
 			awaitQueue(t, admin, "n", 1)
 		}
 	}
@@ -183,7 +184,7 @@ func TestIdleWaiters(t *testing.T) {
 	mustRelease(t, holder, g)
 }
 
-// Waiters of one client, each for a name of its own, cost the server little, on a cluster as well.
+// Waiters of one client, each for its own name, cost the server little, on a cluster as well.
 func TestIdleWaitersOnManyNames(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -191,7 +192,7 @@ func TestIdleWaitersOnManyNames(t *testing.T) {
 	idleOnManyNames(t, 200, 40, 5*time.Second, s.open(t), s.open(t), s.admin(t))
 }
 
-// The same for longer than a hold lasts.
+// TestIdleWaiters for longer than a TTL.
 func TestIdleWaitersForLong(t *testing.T) {
 	testtier.Only(t)
 	const window = time.Minute
@@ -245,7 +246,7 @@ func idleOnManyNames(
 			return err == nil && n == 1
 		})
 	}
-	<-time.After(time.Second) // what is asked once when a wait begins is over
+	<-time.After(time.Second) // the requests at the beginning of a wait are over
 	start, spent := time.Now(), 0
 	for left := window; left > 0; left = window - time.Since(start) {
 		before := count()
@@ -294,7 +295,7 @@ func TestCancelledWaiterLeaves(t *testing.T) {
 	mustRelease(t, d, <-next)
 }
 
-// The holder dies: the next one has the lock soon after the TTL, and not before.
+// The holder dies: the next client has the lock soon after the TTL, and not before.
 func TestHolderDies(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -311,7 +312,7 @@ func TestHolderDies(t *testing.T) {
 	mustRelease(t, d, next)
 }
 
-// A waiter whose process is gone, with its connections, is passed by.
+// A waiter whose process has died, with its connections, is skipped.
 func TestCrashedWaiterIsPassedBy(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
@@ -343,7 +344,8 @@ func TestCrashedWaiterIsPassedBy(t *testing.T) {
 	<-gone
 }
 
-// The push is lost; the waiter gets the lock all the same, soon when it notices, and by its look when it does not.
+// The push is lost: the waiter still gets the lock, immediately if it notices the loss, and otherwise by its next
+// look.
 func TestLostPush(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -371,7 +373,7 @@ func TestLostPush(t *testing.T) {
 	mustRelease(t, d, <-next)
 }
 
-// A release that meets another hold than its own leaves hold and queue as they were.
+// A release that finds another hold than its own leaves the hold and the queue as they were.
 func TestStaleReleaseHasNoEffect(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -396,14 +398,14 @@ func TestStaleReleaseHasNoEffect(t *testing.T) {
 	if err := admin.Del(context.Background(), k.Lock).Err(); err != nil {
 		t.Fatal(err)
 	}
-	// The entry was deleted: the release is late, and the waiter gets the lock.
+	// The key was deleted: the release comes too late, and the waiter gets the lock.
 	if err := d.Release(within(t, 30*time.Second), g); !errors.Is(err, backend.ErrNotHeld) {
 		t.Errorf("deleted: %v", err)
 	}
 	mustRelease(t, d, <-next)
 }
 
-// An id that waits and asks again keeps one place.
+// A repeated request of a waiter keeps its place.
 func TestWaitingAgainKeepsThePlace(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -436,7 +438,7 @@ func TestWaitingAgainKeepsThePlace(t *testing.T) {
 	mustRelease(t, d, g)
 	mustRelease(t, d, <-second)
 	mustRelease(t, d, <-behind)
-	// By request id alone, a place is given back too.
+	// A release by request id alone also removes a place.
 	g = mustAcquire(t, d, request("n", 20*time.Second, true))
 	r = request("n", 20*time.Second, true)
 	ctx, cancel = context.WithCancel(context.Background())
@@ -453,7 +455,7 @@ func TestWaitingAgainKeepsThePlace(t *testing.T) {
 	mustRelease(t, d, g)
 }
 
-// A queue of waiters that are all gone does not close the name, neither for those who try nor for those who wait.
+// A queue of dead waiters does not close the name, neither for attempts nor for waiters.
 func TestDeadQueue(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
@@ -477,7 +479,7 @@ func TestDeadQueue(t *testing.T) {
 	eventually(t, "nothing is left", func() bool { return len(keys(t, admin)) == 0 })
 }
 
-// A free lock is acquired, also by one who would wait, where no subscription can be had: the server takes no more
+// A free lock is acquired without a subscription, even by a request that would wait: the server accepts no more
 // connections, or the user may not subscribe.
 func TestFreeLockNeedsNoSubscription(t *testing.T) {
 	t.Parallel()

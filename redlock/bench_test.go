@@ -10,7 +10,8 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// BenchmarkAcquireRelease is one caller on a free name: one parallel round each.
+// BenchmarkAcquireRelease measures one caller on a free name: one parallel round for the acquire, and one for the
+// release.
 func BenchmarkAcquireRelease(b *testing.B) {
 	s := start(b, 5)
 	d := s.driver(b, nil)
@@ -26,8 +27,8 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	}
 }
 
-// BenchmarkWaiters is 64 waiters of eight clients on one name, without pause. It reports grants a second, and the
-// fewest grants that one of them got in a thousand.
+// BenchmarkWaiters measures 64 waiters of eight clients on one name, without pauses. It reports grants per second, and
+// the minimum of grants of one waiter, per thousand.
 func BenchmarkWaiters(b *testing.B) {
 	s := start(b, 5)
 	const clients, waiters = 8, 64

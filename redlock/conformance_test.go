@@ -23,14 +23,14 @@ import (
 
 const (
 	servers = 5
-	prefix  = "fencelock:" // the one that drivers use by default
+	prefix  = "fencelock:" // the default prefix of the drivers
 
-	// nodeTimeout is the default's for TTLs of four seconds and more. The suite's TTLs are shorter, and a quarter of
-	// them is not enough for servers that sync five files to one busy disk.
+	// nodeTimeout is the default for TTLs of four seconds and more. The suite's TTLs are shorter, and a quarter of them
+	// is not enough for servers that sync five files to one busy disk.
 	nodeTimeout = time.Second
 )
 
-// TestConformance runs the suite over both ways to make a driver, each on five servers of its own.
+// TestConformance runs the suite over both ways to make a driver, each on five separate servers.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	for name, dial := range map[string]func(t testing.TB, addrs []string) backend.Driver{
@@ -69,7 +69,7 @@ func clientsOf(t testing.TB, addrs []string) []goredis.UniversalClient {
 	return clients
 }
 
-// refusal is a hook of conformance.Server.
+// refusal returns a hook of conformance.Server.
 func refusal(begin, end func(testing.TB)) func(testing.TB, string) func() {
 	return func(t testing.TB, _ string) func() {
 		begin(t)
@@ -78,7 +78,7 @@ func refusal(begin, end func(testing.TB)) func(testing.TB, string) func() {
 }
 
 func harness(t *testing.T, dial func(testing.TB, []string) backend.Driver) conformance.Harness {
-	// Restart must bring back what was held, as it does on servers that are set up with care; such servers keep their
+	// The servers must keep their holds across a restart, as carefully configured servers do; such servers keep their
 	// votes, too.
 	var nodes [servers]*containers.RedisServer
 	var admins [servers]*goredis.Client

@@ -21,7 +21,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	err = locks.Do(context.Background(), "reports/nightly", func(ctx context.Context, lease *fencelock.Lease) error {
-		return ctx.Err() // the work; a rare double run must only waste it
+		return ctx.Err() // the work; a rare second run must only waste time
 	})
 	if err != nil {
 		log.Print(err)

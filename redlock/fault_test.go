@@ -19,9 +19,9 @@ import (
 	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
-// TestSickMinority shows for each way in which one or two of five servers can be of no use that calls go on and do not
-// take longer than a silent server is waited for, and that a held lock stays held. Ways that break the network break it
-// for one client, so that they share servers.
+// TestSickMinority shows, for each fault of one or two of five servers, that calls keep working, take no longer than
+// the timeout of an unresponsive server, and that a held lock stays held. Network faults affect one client only, so
+// these tests share servers.
 func TestSickMinority(t *testing.T) {
 	t.Parallel()
 	t.Run("gone", func(t *testing.T) {
@@ -69,7 +69,8 @@ func TestSickMinority(t *testing.T) {
 	})
 }
 
-// everyMinority plays with each of some minorities of s. Some faults swallow what was sent: it ends with its TTL.
+// everyMinority calls act for some minorities of s. If swallows is set, the fault drops sent requests, and leftovers
+// end with their TTL.
 func everyMinority(t *testing.T, s servers, swallows bool, act func(*testing.T, fault.Links, []int) (heal func())) {
 	for _, which := range [][]int{{0}, {4}, {0, 1}, {1, 3}} {
 		t.Run(fmt.Sprint(which), func(t *testing.T) {
@@ -78,8 +79,8 @@ func everyMinority(t *testing.T, s servers, swallows bool, act func(*testing.T, 
 	}
 }
 
-// How long calls may take beside a sick minority: for as long as silent servers are waited for, and for the machine's
-// own hiccups. A server that is slow on purpose is slower than that.
+// The maximum times of calls beside a sick minority: the timeout of unresponsive servers, and a margin for the
+// machine. An intentionally slow server is slower than that.
 const (
 	sickTimeout = time.Second
 	sickBound   = sickTimeout + 2*time.Second
@@ -100,7 +101,7 @@ func sickMinority(t *testing.T, s servers, swallows bool, act func(fault.Links) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	queue(t, d, t.Name()+" warm") // subscriptions are there
+	queue(t, d, t.Name()+" warm") // makes the subscriptions
 	heal := act(links)
 	defer heal() // also after a failure: other subtests use the servers
 	broken := time.Now()
@@ -174,7 +175,7 @@ func queue(t *testing.T, d *Driver, name string) {
 	}
 }
 
-// TestFiveServers are faults that leave servers as good as new: they share five.
+// TestFiveServers has the tests that leave their servers unchanged, and so share five servers.
 func TestFiveServers(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
@@ -193,7 +194,7 @@ func TestFiveServers(t *testing.T) {
 	}
 }
 
-// majorityGone: without a majority nothing is granted and nothing is lost.
+// majorityGone: without a majority no lock is granted and no hold is lost.
 func majorityGone(t *testing.T, s servers) {
 	d := s.driver(t, &Options{TrustFresh: true, NodeTimeout: time.Second})
 	g := take(t, d, request("held"))
@@ -214,8 +215,8 @@ func majorityGone(t *testing.T, s servers) {
 	}
 }
 
-// clockJump: one server forgets a lock before its time, as when its clock jumps forward. The lock is kept, nobody
-// else gets it, and the next renewal brings the vote back.
+// clockJump: one server expires a lock too early, as after a forward jump of its clock. The holder keeps the lock, no
+// other client gets it, and the next renewal restores the vote.
 func clockJump(t *testing.T, s servers) {
 	a, b := s.driver(t, nil), s.driver(t, nil)
 	r := request(t.Name())
@@ -248,7 +249,7 @@ func clockJump(t *testing.T, s servers) {
 	}
 }
 
-// renewedForLess: a renewal for less than the servers keep changes nothing.
+// renewedForLess: a renewal for less than the remaining time at the servers changes nothing.
 func renewedForLess(t *testing.T, s servers) {
 	d := s.driver(t, nil)
 	g := take(t, d, request(t.Name()))
@@ -263,7 +264,7 @@ func renewedForLess(t *testing.T, s servers) {
 	}
 }
 
-// shown: what looks at a lock shows the hold's id, and never the key that moves the hold.
+// shown: looks at a lock show the hold's id, and never the key that moves the hold.
 func shown(t *testing.T, s servers) {
 	d, other := s.driver(t, nil), s.driver(t, nil)
 	r := request(t.Name())
@@ -282,7 +283,7 @@ func shown(t *testing.T, s servers) {
 	if text := fmt.Sprintf("%+v %v %#v", state, err, refused); strings.Contains(text, r.RequestID) {
 		t.Errorf("the key is shown: %s", text)
 	}
-	// A release that comes late meets the attempt that it was sent for, or nothing.
+	// A late release affects only the attempt for which it was sent.
 	late := r
 	late.RequestID = backend.NewRequestID()
 	if err := other.Release(within(t, 30*time.Second), late.Grant()); !errors.Is(err, backend.ErrNotHeld) {
@@ -293,13 +294,13 @@ func shown(t *testing.T, s servers) {
 	}
 }
 
-// quarantine: the holder has the votes of servers 0 to 2, and server 2 forgets everything in a restart. Who does not
-// keep it from voting grants the same lock twice.
+// quarantine: the holder has the votes of servers 0 to 2, and server 2 loses its state in a restart. Without the
+// quarantine, its vote grants the lock a second time.
 func quarantine(t *testing.T, s servers, on bool) {
 	holder, link := s.linked(t, nil)
 	rival := s.driver(t, &Options{TrustFresh: true, NodeTimeout: time.Second})
 	holder.service.quarantine, rival.service.quarantine = on, on
-	for _, d := range []*Driver{holder, rival} { // both know all servers
+	for _, d := range []*Driver{holder, rival} { // both have examined all servers
 		if err := d.Ping(within(t, 30*time.Second)); err != nil {
 			t.Fatal(err)
 		}
@@ -327,7 +328,7 @@ func quarantine(t *testing.T, s servers, on bool) {
 func TestQuarantineEnds(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
-	d := s.driver(t, &Options{TrustFresh: true, MaxTTL: 10 * time.Second}) // a busy machine does not use it up before the first ping
+	d := s.driver(t, &Options{TrustFresh: true, MaxTTL: 10 * time.Second}) // a busy machine pings within it
 	if err := d.Ping(within(t, 30*time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +341,7 @@ func TestQuarantineEnds(t *testing.T) {
 	eventually(t, "the quarantine ends", func() bool { return ping() == nil })
 }
 
-// TestFreshServers: without TrustFresh a set of servers that has just started refuses to lock, and says why.
+// TestFreshServers: without TrustFresh, servers that have just started grant no locks, and the error has the reason.
 func TestFreshServers(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -355,14 +356,14 @@ func TestFreshServers(t *testing.T) {
 	take(t, durable.driver(t, &Options{}), r)
 }
 
-// splitVotes: contenders that start together, and do not even agree on the leader, all get their turn.
+// splitVotes: contenders that start together all get their turn, even if they do not agree on the leader.
 func splitVotes(t *testing.T, s servers, agree bool) {
 	const clients, contenders = 5, 50
 	var drivers []*Driver
 	for i := range clients {
 		d, links := s.linked(t, &Options{TrustFresh: true})
 		if !agree {
-			links[i].Refuse() // client 0 has another leader than the others, and 2 to 4 one vote less each
+			links[i].Refuse() // client 0 has another leader than the others, and clients 2 to 4 have one vote less
 		}
 		drivers = append(drivers, d)
 	}
@@ -388,9 +389,9 @@ func splitVotes(t *testing.T, s servers, agree bool) {
 			}
 			inside.Add(-1)
 			err = d.Release(ctx, g)
-			for errors.Is(err, backend.ErrUnknown) && ctx.Err() == nil { // a busy machine answers too late
+			for errors.Is(err, backend.ErrUnknown) && ctx.Err() == nil { // the answer of a busy machine comes too late
 				if err = d.Release(ctx, g); errors.Is(err, backend.ErrNotHeld) {
-					err = nil // the one before has opened it: so the core takes it, too
+					err = nil // an earlier release has ended the hold, as the core assumes, too
 				}
 			}
 			if err != nil {
@@ -403,7 +404,7 @@ func splitVotes(t *testing.T, s servers, agree bool) {
 	t.Logf("%d contenders in %v", contenders, time.Since(began))
 }
 
-// splitAttempts: of attempts at one moment one is granted the lock, although the first votes are often split.
+// splitAttempts: one of several simultaneous attempts is granted the lock, although the first votes are often split.
 func splitAttempts(t *testing.T, s servers) {
 	drivers := []*Driver{s.driver(t, nil), s.driver(t, nil), s.driver(t, nil), s.driver(t, nil)}
 	for _, d := range drivers {
@@ -411,7 +412,7 @@ func splitAttempts(t *testing.T, s servers) {
 	}
 	none := 0
 	const rounds = 50
-	w := stallmeter.Begin() // a server that stands still answers nobody in time
+	w := stallmeter.Begin() // a stalled server answers no request in time
 	defer w.End()
 	for round := range rounds {
 		var granted atomic.Int32
@@ -439,7 +440,7 @@ func splitAttempts(t *testing.T, s servers) {
 	}
 }
 
-// TestUnfit: what cannot keep votes is refused with a typed error.
+// TestUnfit: a server that cannot keep votes is refused with a typed error.
 func TestUnfit(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -462,7 +463,7 @@ func TestUnfit(t *testing.T) {
 			"Acquire": acquire, "Look": look, "Release": d.Release(ctx, r.Grant()),
 			"Renew": d.Renew(ctx, []backend.Grant{r.Grant()})[0].Err,
 		} {
-			if call == "Release" && errors.Is(err, backend.ErrNotHeld) { // a release does not wait for a look
+			if call == "Release" && errors.Is(err, backend.ErrNotHeld) { // a release does not wait for an examination
 				continue
 			}
 			if !errors.Is(err, want) || strings.Contains(err.Error(), "%!") {
@@ -473,7 +474,7 @@ func TestUnfit(t *testing.T) {
 	}
 	check := func(what string, want error, clients ...goredis.UniversalClient) {
 		t.Helper()
-		// A server that answers 250 ms after the majority is vetted later.
+		// A server that answers 250 ms after the majority is examined later.
 		excused, err := stallmeter.Fairly(straggle/2, func() error { return try(want, clients) })
 		stallmeter.Report(t, what, excused, err)
 	}
@@ -509,7 +510,7 @@ func TestUnfit(t *testing.T) {
 	check("a replica", backend.ErrMisconfigured, client(a), client(b), client(c))
 }
 
-// TestLateServer: a server that is down, or says nothing, when the driver starts joins when it comes back.
+// TestLateServer: a server that is down or does not answer at the start of the driver joins when it comes back.
 func TestLateServer(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -536,7 +537,7 @@ func TestLateServer(t *testing.T) {
 	}
 }
 
-// TestLateUnfitServer: a server that comes back unfit is looked at before it votes.
+// TestLateUnfitServer: a server that comes back unfit is examined before it votes.
 func TestLateUnfitServer(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -549,13 +550,13 @@ func TestLateUnfitServer(t *testing.T) {
 	if err := other.Ping(within(t, 30*time.Second)); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("Ping = %v, want ErrMisconfigured", err)
 	}
-	take(t, d, request("another")) // the driver that started well goes on with the two others
+	take(t, d, request("another")) // the running driver continues with the two others
 	if err := d.service.nodes[1].client.Ping(within(t, 30*time.Second)).Err(); !errors.Is(err, backend.ErrMisconfigured) {
 		t.Errorf("the replica was accepted: %v", err)
 	}
 }
 
-// TestScriptsFlushed: what is sent under the script's name to a server that has forgotten it is sent again in full.
+// TestScriptsFlushed: a request by the script's hash to a server without the script is repeated with the whole script.
 func TestScriptsFlushed(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)

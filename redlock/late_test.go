@@ -19,12 +19,12 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// lateLink is a proxy that keeps back the first request with a given text, while other connections go on.
+// lateLink is a proxy that delays the first request with a given text, but not other connections.
 type lateLink struct {
 	text  []byte
 	first atomic.Bool
-	pass  chan struct{} // closed when the request may go on
-	later atomic.Bool   // another request with the text has come before that
+	pass  chan struct{} // closed to forward the request
+	later atomic.Bool   // another request with the text has come earlier
 }
 
 func newLateLink(t *testing.T, to, text string) (l *lateLink, addr string) {
@@ -60,7 +60,7 @@ func newLateLink(t *testing.T, to, text string) (l *lateLink, addr string) {
 	return l, in.Addr().String()
 }
 
-// carry passes on what client sends, and its end behind it.
+// carry forwards the client's data, and then the end of its connection.
 func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 	defer server.CloseWrite()
 	chunk := make([]byte, 1<<16)
@@ -79,8 +79,8 @@ func (l *lateLink) carry(server *net.TCPConn, client net.Conn) {
 	}
 }
 
-// The release of a hold does not overtake, on a new connection, the request for its vote that is still on the way on
-// the one before, which was given up: else the vote would stay for a TTL.
+// The release of a hold on a new connection does not overtake the request for its vote, which is still on its way on
+// the abandoned previous connection: otherwise the vote would stay for a TTL.
 func TestReleaseBehindALateVote(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -119,7 +119,7 @@ func TestReleaseBehindALateVote(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	failed = time.Now()
-	time.Sleep(time.Second / 4) // in which the release would come if it did not wait
+	time.Sleep(time.Second / 4) // without waiting, the release would come in this time
 	if link.later.Load() && time.Since(failed) < time.Second {
 		t.Error("the release went out before the request for the vote had arrived")
 	}
@@ -131,8 +131,8 @@ func TestReleaseBehindALateVote(t *testing.T) {
 	}
 }
 
-// A repeat is answered with the hold that the request has, and the removal of the attempt that made it spares it. A hold
-// without a majority is replaced.
+// A repetition gets the existing hold of the request, and the removal of the attempt that made the hold does not end
+// it. A hold without a majority is replaced.
 func TestRepeatSharesTheHold(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)

@@ -18,17 +18,17 @@ import (
 	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
-// patient returns a driver of which the servers that no poll has asked follow after d.
+// patient returns a driver that asks the remaining servers for their votes after d.
 func (s servers) patient(t testing.TB, d time.Duration) *Driver {
 	driver := s.driver(t, &Options{TrustFresh: true, MaxTTL: time.Hour, NodeTimeout: 10 * time.Second})
-	driver.service.laterTime, driver.service.hedgeTime = d, 5*time.Second // on a busy machine the others would be asked, too
+	driver.service.laterTime, driver.service.hedgeTime = d, 5*time.Second // a busy machine must not ask the others
 	if err := driver.Ping(within(t, 30*time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	return driver
 }
 
-// keys returns how many keys are left on all servers.
+// keys returns the number of keys on all servers.
 func (s servers) keys(t testing.TB) (n int64) {
 	t.Helper()
 	for i := range s {
@@ -41,15 +41,15 @@ func (s servers) keys(t testing.TB) (n int64) {
 	return n
 }
 
-// age is a request whose votes are left for long if they are left at all.
+// age returns a request with a long TTL, so that leftover votes stay.
 func age(name string) backend.Request {
 	r := request(name)
 	r.TTL = time.Hour
 	return r
 }
 
-// The servers that a grant did not need vote for it soon afterwards, or before its first renewal, with all that the
-// others know. Of a hold that is given back by then they never hear.
+// The servers that a grant did not need vote for it soon afterwards, or before its first renewal, with the same
+// content as the others. They get no request for a hold that is released by then.
 func TestVotesFollow(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
@@ -107,7 +107,8 @@ func TestVotesFollow(t *testing.T) {
 	}
 }
 
-// A vote that is due when its hold has ended, as on a machine that slept, does not follow: it would close the server.
+// A late vote is not requested after the end of its hold, as on a machine that slept: it would close the name on that
+// server.
 func TestNoVoteForAnEndedHold(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
@@ -121,7 +122,7 @@ func TestNoVoteForAnEndedHold(t *testing.T) {
 		defer o.mu.Unlock()
 		return len(o.holds) == 0
 	})
-	if err := d.Ping(within(t, 30*time.Second)); err != nil { // behind them, on each server that answers
+	if err := d.Ping(within(t, 30*time.Second)); err != nil { // comes after the votes on each server that answers
 		t.Fatal(err)
 	}
 	if n := s.votes(t, r.Name); n > 0 {
@@ -129,8 +130,7 @@ func TestNoVoteForAnEndedHold(t *testing.T) {
 	}
 }
 
-// However closely a release and the votes that follow the grant meet, no vote comes behind the release: it would close
-// the name on that server for a TTL.
+// A late vote never comes after the release, however close they are: it would close the name on that server for a TTL.
 func TestNoVoteBehindARelease(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
@@ -161,8 +161,8 @@ func TestNoVoteBehindARelease(t *testing.T) {
 	}
 }
 
-// A hold that began with three votes is given back by two answers if the third server hangs, as one with five would be:
-// two were never asked, and the others have it no more.
+// A hold that began with three votes is released with two answers if the third server hangs, as a hold with five votes
+// would be: two servers were never asked, and two have removed it.
 func TestReleaseOfAFirstMajority(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
@@ -174,7 +174,7 @@ func TestReleaseOfAFirstMajority(t *testing.T) {
 	if err := d.Release(within(t, 30*time.Second), g); err != nil {
 		t.Error(err)
 	}
-	end(5*time.Second, "the release") // servers are waited for twice as long
+	end(5*time.Second, "the release") // the driver waits twice as long for servers
 	s.resume(t, 1)
 	eventually(t, "the vote is given back", func() bool { return s.keys(t) == 0 })
 
@@ -188,8 +188,8 @@ func TestReleaseOfAFirstMajority(t *testing.T) {
 	eventually(t, "the vote is given back", func() bool { return s.keys(t) == 0 })
 }
 
-// Servers that hang are asked last: a call that meets them for the first time asks the others beside them, and the next
-// ones ask the others first.
+// Hung servers are asked last: the first call that meets them also asks the others, and later calls ask the others
+// first.
 func TestHungFirstMajority(t *testing.T) {
 	t.Parallel()
 	s := start(t, 5)
@@ -207,7 +207,7 @@ func TestHungFirstMajority(t *testing.T) {
 			t.Error(err)
 		}
 		took = append(took, time.Since(began))
-		end(5*time.Second, "acquire and release") // servers are waited for twice as long
+		end(5*time.Second, "acquire and release") // the driver waits twice as long for servers
 	}
 	slices.Sort(took)
 	t.Logf("acquire and release, two of five servers hung: median %v, longest %v", took[len(took)/2], took[len(took)-1])
@@ -230,7 +230,7 @@ func TestWaitForAll(t *testing.T) {
 	eventually(t, "no vote is left", func() bool { return s.keys(t) == 0 })
 }
 
-// A driver that is closed right after a release ends the hold also on a server to which it has yet to connect.
+// A driver that is closed right after a release ends the hold also on a server to which it is not connected yet.
 func TestCloseSendsReleases(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -261,8 +261,8 @@ func TestCloseSendsReleases(t *testing.T) {
 	}
 }
 
-// contended returns a driver with holds of names, which writes to the servers from first on slowly while slow is set. A
-// waiter of another driver stands in the queue of the last server for the first name, until leave.
+// contended returns a driver with holds of names, which writes slowly to the servers from first on while slow is set.
+// Until leave, a waiter of another driver is in the queue of the last server for the first name.
 func (s servers) contended(t *testing.T, slow *atomic.Bool, first int, names ...string) (
 	d *Driver, holds []backend.Grant, leave func(),
 ) {
@@ -319,8 +319,8 @@ func (s servers) contended(t *testing.T, slow *atomic.Bool, first int, names ...
 	}
 }
 
-// A driver that is closed right after a release ends the hold also on a server where a waiter stands, which the short
-// script refuses.
+// A driver that is closed right after a release ends the hold also on a server with a waiter, where the short script
+// refuses.
 func TestCloseSendsWholeReleases(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -339,13 +339,13 @@ func TestCloseSendsWholeReleases(t *testing.T) {
 	}
 }
 
-// Releases whose callers leave before servers have answered end the holds on these servers too, although the driver is
+// Releases whose callers return before servers have answered end the holds on these servers too, even if the driver is
 // closed right after them: a release that waits behind another request, and a release that the short script refuses.
 func TestCloseSendsAbandonedReleases(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
 	tries := 0
-	excused, err := stallmeter.Fairly(500*time.Millisecond, func() (err error) { // a server has a second
+	excused, err := stallmeter.Fairly(500*time.Millisecond, func() (err error) { // the timeout of a server is a second
 		tries++
 		var slow atomic.Bool
 		d, holds, leave := s.contended(t, &slow, 1, fmt.Sprint("n", tries), fmt.Sprint("behind", tries))

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// TestMutants breaks the driver in one way at a time, and wants a test to fail.
+// TestMutants breaks the driver in one way at a time, and requires that a test fails.
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	for _, m := range []struct {

@@ -12,8 +12,8 @@ import (
 	"github.com/fencelock/fencelock/internal/stallmeter"
 )
 
-// Waiters whose client is gone without a word, first in the queue, cost those behind them an offer and a look, and not
-// a TTL, also where somebody else's subscription hides that nobody listens.
+// Waiters of a dead client at the head of the queue cost the waiters behind them an offer and a look, and not a TTL,
+// even if the subscription of another client hides that they have no subscriber.
 func TestDeadWaiters(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)

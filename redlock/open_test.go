@@ -44,7 +44,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// A URL that cannot be meant, or leads to the wrong place, says where the mistake is.
+// The error of an invalid URL, or of a URL to the wrong place, describes the mistake.
 func TestWrongURLs(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3)
@@ -65,7 +65,7 @@ func TestWrongURLs(t *testing.T) {
 		"redlock://u:secret@a:1,b:1,c:1?max_ttl=30s":      {backend.ErrInvalidOption, "unknown option"},
 		"redlock://u:secret@a:1,b:1,c:1?prefix={x}":       {backend.ErrInvalidOption, "braces"},
 		"redlock://u:secret@a:1,b:1,c:1/x":                {backend.ErrInvalidOption, "database"},
-		// There are no users.
+		// The servers have no users.
 		"redlock://u:secret@" + hosts + "?trust-fresh=true": {backend.ErrMisconfigured, "credentials"},
 		"redlock://" + hosts + "/99?trust-fresh=true":       {backend.ErrMisconfigured, "database"},
 		// The servers are fresh.

@@ -16,10 +16,10 @@ import (
 	"github.com/fencelock/fencelock/internal/redisscript"
 )
 
-// servers are independent Redis servers that forget everything when they restart.
+// servers are independent Redis servers, which lose their state in a restart.
 type servers []*containers.RedisServer
 
-// start starts n of them, as processes where it can: those are there at once.
+// start starts n servers, as processes if possible, since these start quickly.
 func start(t testing.TB, n int, args ...string) servers {
 	t.Helper()
 	opts := []containers.Option{containers.Args(args...)}
@@ -33,7 +33,7 @@ func start(t testing.TB, n int, args ...string) servers {
 	return s
 }
 
-// driver returns a driver of its own, which takes the servers as they are.
+// driver returns a driver that trusts fresh servers unless o is given.
 func (s servers) driver(t testing.TB, o *Options) *Driver {
 	d, _ := s.connect(t, o, false)
 	return d
@@ -65,12 +65,12 @@ func (s servers) connect(t testing.TB, o *Options, link bool) (*Driver, fault.Li
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		_ = d.Close(ctx) // over a link that a test left broken it cannot succeed
+		_ = d.Close(ctx) // it fails over a broken link
 	})
 	return d, links
 }
 
-// each does something to some servers at once.
+// each calls act for some servers concurrently.
 func (s servers) each(t testing.TB, act func(context.Context, *containers.RedisServer) error, which ...int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -118,7 +118,7 @@ func (s servers) admin(t testing.TB, i int, act func(context.Context, *goredis.C
 	}
 }
 
-// expire makes a lock end now on server i, as a clock that jumps forward does.
+// expire ends a lock on server i, as a forward jump of its clock does.
 func (s servers) expire(t testing.TB, i int, name string) {
 	t.Helper()
 	s.admin(t, i, func(ctx context.Context, c *goredis.Client) error {
@@ -126,7 +126,7 @@ func (s servers) expire(t testing.TB, i int, name string) {
 	})
 }
 
-// votes returns on how many servers a key of name exists.
+// votes returns the number of servers with a key of name.
 func (s servers) votes(t testing.TB, name string) int {
 	t.Helper()
 	n := 0
@@ -140,7 +140,7 @@ func (s servers) votes(t testing.TB, name string) int {
 	return n
 }
 
-// values returns what the servers say of a lock.
+// values returns the servers' values of a lock.
 func (s servers) values(t testing.TB, name string) []string {
 	t.Helper()
 	values := make([]string, len(s))
@@ -159,7 +159,7 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// take acquires, or ends the test.
+// take acquires, or fails the test.
 func take(t testing.TB, d *Driver, r backend.Request) backend.Grant {
 	t.Helper()
 	g, err := d.Acquire(within(t, 30*time.Second), r)
@@ -169,7 +169,7 @@ func take(t testing.TB, d *Driver, r backend.Request) backend.Grant {
 	return g
 }
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	ctx := within(t, time.Minute)

@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// url names the servers, as user if not empty.
+// url returns a URL of the servers, with user if it is not empty.
 func (s servers) url(user, options string) string {
 	var hosts []string
 	for _, server := range s {
@@ -33,8 +33,8 @@ func opened(t *testing.T, url string) (*Driver, error) {
 	return d, err
 }
 
-// Servers that evict what expires are refused, and accepted by who says so; a driver notices settings that change, asks
-// such servers for no more votes, and keeps and gives back what it holds.
+// Servers that evict keys with a time to live are refused unless an option accepts them. A driver notices changed
+// settings, does not ask such servers for votes, and still renews and releases its holds.
 func TestEvictionPolicies(t *testing.T) {
 	t.Parallel()
 	s := start(t, 3, "--maxmemory", "100mb", "--maxmemory-policy", "volatile-lru")
@@ -76,7 +76,7 @@ func TestEvictionPolicies(t *testing.T) {
 		t.Errorf("a hold is not given back: %v", err)
 	}
 	set("noeviction", 0)
-	acquires(nil) // a minority is no obstacle
+	acquires(nil) // a minority does not matter
 	waits := request("free")
 	waits.Wait = true
 	if _, err := d.Acquire(within(t, 30*time.Second), waits); err != nil {

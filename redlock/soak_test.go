@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// openSoak opens a driver for addresses with commas between them. A quarter of the TTL is not enough for servers that
-// sync five files to one busy disk.
+// openSoak opens a driver for addresses separated by commas. A quarter of the TTL is not enough for servers that sync
+// five files to one busy disk.
 func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 	d, err := Open(ctx, "redlock://"+addrs+"?node-timeout=1s")
 	if err != nil {
@@ -33,7 +33,7 @@ func openSoak(ctx context.Context, addrs string) (backend.Driver, error) {
 	return d, nil
 }
 
-// RefuseWrites has every server refuse what changes a key, for want of a replica.
+// RefuseWrites has every server refuse commands that change keys, because it lacks a replica.
 func RefuseWrites(admins []*goredis.Client) func(testing.TB, string) func() {
 	want := func(replicas string) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -47,8 +47,8 @@ func RefuseWrites(admins []*goredis.Client) func(testing.TB, string) func() {
 	return containers.Refusal(want("1"), want("0"))
 }
 
-// TestSoak breaks five servers that keep what they were given, and the links and processes of their clients, as chance
-// wills; never more than two servers at once.
+// TestSoak breaks five durable servers, at most two at a time, and the links and processes of their clients, at
+// random.
 func TestSoak(t *testing.T) {
 	testtier.Only(t)
 	nemesis.Run(t, func(t testing.TB) nemesis.Service {
@@ -90,7 +90,7 @@ func TestSoak(t *testing.T) {
 					keys, keysErr := admin.Keys(context.Background(), "fencelock:*").Result()
 					for _, key := range keys {
 						if strings.HasSuffix(key, ":q") || strings.HasSuffix(key, ":s") {
-							continue // places of those who were killed, or came late: they go away by themselves
+							continue // places of killed clients, or late ones, which expire
 						}
 						left = append(left, fmt.Sprintf("%s on node %d", key, i))
 					}

@@ -18,14 +18,13 @@ import (
 var violationRounds = flag.Int("violations", 0,
 	"rounds of each row of TestViolationRate; of rows with restarts a third")
 
-// TestViolationRate measures how often two clients hold a lock at once when what Redlock assumes does not hold. In each
-// round a holder takes the lock, then the fault strikes servers chosen at random, then a rival tries; both are sure of
-// their grants. The holder was reached by as many servers as the row says when it took the lock.
+// TestViolationRate measures how often two clients hold a lock concurrently when Redlock's assumptions are violated.
+// In each round a holder acquires the lock from the row's number of reachable servers, the fault is injected into
+// random servers, and then a rival tries to acquire it.
 //
-// A row fails for one of three reasons, and says which: two held at once although the row promises that this never
-// happens; nobody's lock was ever in doubt although the row is there to show that it is; or a round could not be
-// played, because a server did not come back or the holder did not get the lock. The last one says nothing about the
-// algorithm.
+// A row fails for one of three reasons, which it reports: two clients held the lock concurrently although that must
+// not happen in the row; they never did although the row must show that they do; or a round failed, because a server
+// did not restart or the holder did not get the lock. The last reason is not about the algorithm.
 //
 //	go test -run TestViolationRate -v ./redlock -violations 200
 func TestViolationRate(t *testing.T) {
@@ -63,13 +62,13 @@ func TestViolationRate(t *testing.T) {
 	}
 }
 
-// violation is one row: what is broken, and what must come of it.
+// violation is one row: the fault, and the expected result.
 type violation struct {
 	fault   string
-	struck  int  // servers, in each round
-	reached int  // by the holder
-	restart bool // or else the clock jumps
-	off     bool // without the quarantine
+	struck  int  // the number of servers with the fault, in each round
+	reached int  // the number of servers that the holder reaches
+	restart bool // the fault is a restart; otherwise a clock jump
+	off     bool // the quarantine is off
 	want    expectation
 }
 
@@ -103,17 +102,18 @@ func (v violation) run(t *testing.T, s servers) {
 	case v.want == never && both > 0, v.want == always && both < rounds:
 		t.Errorf("two held the lock at once in %d of %d rounds, want that %s", both, rounds,
 			map[expectation]string{never: "never", always: "always"}[v.want])
-	case v.want == sometimes && rounds >= 30 && both == 0: // by chance once in 10⁸ times
+	case v.want == sometimes && rounds >= 30 && both == 0: // by chance once in 10⁸ runs
 		t.Errorf("in %d rounds two never held the lock at once: the fault does not strike", rounds)
 	}
 }
 
-// play plays one round and reports whether two held the lock at once. An error says why there was no round.
+// play plays one round and reports whether two clients held the lock concurrently. An error is the reason for a failed
+// round.
 func (v violation) play(t *testing.T, s servers, name string) (both bool, err error) {
 	o := &Options{TrustFresh: true, NodeTimeout: time.Second}
 	holder, links := s.linked(t, o)
 	rival := s.driver(t, o)
-	for _, d := range []*Driver{holder, rival} { // both know all servers
+	for _, d := range []*Driver{holder, rival} { // both have examined all servers
 		d.service.quarantine = !v.off
 		defer closeSoon(d)
 		if err := d.Ping(within(t, 30*time.Second)); err != nil {
@@ -138,7 +138,7 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 	second, err := rival.Acquire(within(t, 30*time.Second), long(name))
 	switch {
 	case errors.Is(err, backend.ErrHeld), errors.Is(err, backend.ErrUnavailable):
-		return false, nil // enough servers remember the holder, or too few have a vote
+		return false, nil // enough servers still have the holder's vote, or too few may vote
 	case err != nil:
 		return false, fmt.Errorf("the rival: %w", err)
 	}
@@ -151,14 +151,14 @@ func (v violation) play(t *testing.T, s servers, name string) (both bool, err er
 	return now < end(second), nil
 }
 
-// long is a request whose lock outlives its round, restarts included.
+// long returns a request whose lock outlives its round, including restarts.
 func long(name string) backend.Request {
 	r := request(name)
 	r.TTL = 30 * time.Second
 	return r
 }
 
-// closeSoon closes a driver over links that may be broken: what it cannot give back ends with its TTL.
+// closeSoon closes a driver over links that may be broken: holds that it cannot release end with their TTL.
 func closeSoon(d *Driver) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -7,8 +7,8 @@
 //
 // Two facts of ZooKeeper shape all of it. A client cannot know that a node exists until the answer arrives, so the
 // node's name carries the request id, and a second try looks for it before it makes another. And the server executes
-// the requests of one session in the order in which they were sent, so everything that concerns one attempt goes over
-// one session; the requests of a session that has ended are either done or will never be done.
+// the requests of one session in the order in which they were sent, so an attempt uses one session while that session
+// lives; the requests of a session that has ended are either done or will never be done.
 
 package zookeeper
 
@@ -24,23 +24,25 @@ import (
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// tries is the maximum of tries of an attempt without Wait if answers get lost. A waiter is bounded by its context
-// instead.
+// tries is the maximum number of tries of an attempt without Wait, of an attempt to prove a session for another call,
+// and of a deletion that the server throttles. A waiter is bounded only by its context.
 const tries = 3
 
 // Acquire takes a lock and returns a grant with a token above every earlier token of the name: the zxid of the
 // transaction that created the node.
 //
 // Without r.Wait it makes one attempt, of up to three tries if the connection breaks. With r.Wait the request stays in
-// the name's queue and watches the entries before it that block it; it returns when it holds the lock or when ctx
-// ends, and its node is then removed in the background. The grant's TTL is the session's timeout, which the servers
-// grant between 2 and 20 ticks, and SentAt is the instant before the session's last proof was sent.
+// the name's queue and watches the entries before it that block it; it returns when it holds the lock or when ctx ends,
+// and its node is then removed in the background. The grant's TTL is the session's timeout, which the servers grant
+// between 2 and 20 ticks, and SentAt is the latest instant from which the session is proved to live for its timeout
+// less the margin of Describe.
 //
 // A repeated RequestID gets the same hold with the same token, even from another client. Errors wrap backend.ErrHeld,
-// ErrLimitMismatch, ErrUnavailable (not sent, or refused), ErrUnknown (a node may have been created and could not be
-// removed), ErrMisconfigured (a right, a quota or another setting of the servers), ErrHistoryLost (another ensemble
-// answers), ErrInvalidTTL (outside the servers' bounds), ErrClosed, or ctx's own error. Acquire is safe for concurrent
-// use; acquires of one client with one TTL share a session.
+// ErrLimitMismatch, ErrUnavailable (no node was created, or its removal is in progress), ErrUnknown (a node may have
+// been created), ErrMisconfigured (a right, a quota or another setting of the servers), ErrHistoryLost (another
+// ensemble answers), ErrInvalidTTL (outside the servers' bounds), an error of kit.Validate or of the options,
+// ErrClosed, or ctx's own error. Acquire is safe for concurrent use; acquires of one client with one TTL share a
+// session.
 func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
 	g, err := d.acquire(ctx, r)
 	if err != nil {
@@ -102,27 +104,27 @@ type attempt struct {
 	d     *Driver
 	r     backend.Request
 	dir   string
-	slot  slot // of its session: a try's requests are done before the next try's requests, or never will be
+	slot  slot // of its session: the requests of a try are done before those of the next try, or never will be
 	began backend.Instant
 
 	// The known state of the attempt's node.
-	unknown bool   // a request that makes a node was sent and not answered
-	spent   bool   // the number of the last node was too high to hold
-	queued  bool   // the name was taken
-	resumed bool   // the node may be an earlier acquire's
+	unknown bool   // a request that makes a node may have been done without an answer
+	spent   bool   // the numbers of the queue are used up, see spent.go
+	queued  bool   // another entry has blocked the attempt's
+	resumed bool   // the node was found, and may be an earlier acquire's
 	mine    string // the existing node, if known
 	hold    *hold  // on mine
 
 	// The state of the wait in queue.go and refuse.go between its turns.
 	foreign map[string]bool // nodes that look like entries, which no client will remove
 	wake    notify.Signal   // an entry before ours has changed
-	heard   []string        // the paths that wake it, or did
+	heard   []string        // the paths for which wake was entered in session.watched
 	passBy  backend.Instant // see letPass
 	held    error           // the reason why the last try withdrew
 }
 
-// worthRepeating reports whether the n-th try of an attempt failed with an err that the next try may avoid: the
-// session or the connection was lost. Without any connection, an attempt without Wait fails immediately, since
+// worthRepeating reports whether the n-th try of an attempt failed with an error that the next try may avoid, such as
+// a lost session or connection (see transient). Without any connection, an attempt without Wait is not repeated, since
 // ErrUnavailable is correct and costs its caller little; only waiters retry.
 func (a *attempt) worthRepeating(err error, n int) bool {
 	if errors.Is(err, backend.ErrHeld) || !transient(err) {
@@ -134,11 +136,11 @@ func (a *attempt) worthRepeating(err error, n int) bool {
 
 // giveUp turns the error of the last try into the caller's error, and makes sure that no node remains.
 //
-// It handles the leftovers: a node that is known to exist is deleted in the background, and the error stays as it is.
-// If a creation was sent and never answered, the error becomes ErrUnknown and the driver records a leftover (see
-// abandon). The caller then repeats the request or releases it, and if it does neither, the driver removes the
-// leftover within one TTL. giveUp cannot delete the node before it returns: Acquire must return within 50 ms of its
-// context's end (clause C2), and noticing an unresponsive server takes seconds.
+// A node that is known to exist is deleted in the background, and the error stays as it is. If a creation may have
+// been done without an answer, the error becomes ErrUnknown and the driver records a leftover (see abandon). The
+// caller then repeats or releases the request; if it does neither, the driver removes the leftover within one TTL.
+// giveUp cannot delete the node before it returns: Acquire must return within 50 ms of its context's end (clause C2),
+// and noticing an unresponsive server takes seconds.
 func (a *attempt) giveUp(ctx context.Context, err error) error {
 	if lost := a.d.historyLost(); lost != nil {
 		if errors.Is(err, lost) {
@@ -150,10 +152,10 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 		// The driver was closed; the caller's context has not ended. Close ends the session and its nodes.
 		err = cause
 	} else if a.held != nil && errors.Is(err, errGone) {
-		err = a.held // each time by another holder
+		err = a.held // each try met another holder
 	}
 	if a.mine != "" && !errors.Is(err, errSessionLost) {
-		// The node stays if another attempt of the request has it, and has ended if the session has.
+		// A node that another attempt of the request has adopted stays. A lost session has no nodes.
 		if a.d.leaving(a.mine, a.hold) {
 			a.d.removeLater(a.hold.session, a.mine, a.hold.version, a.hold)
 		}
@@ -171,10 +173,10 @@ func (a *attempt) giveUp(ctx context.Context, err error) error {
 	return err
 }
 
-// removeLater deletes a node without a caller, which is marked as leaving. It works in the background until the node
-// is certainly gone, or disowns the node if the server refuses. A node that another client has taken over stays. Its
-// hold, if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session keeps a user and is
-// not retired with the node still on it.
+// removeLater deletes a node, marked as leaving, after its call has returned. It retries in the background until the
+// node is certainly gone, and disowns the node if the server refuses the deletion. A node that another client has
+// taken over stays. Its hold, if it has one, stays in Driver.holds meanwhile, marked as releasing, so that its session
+// keeps a user and is not retired with the node still on it.
 func (d *Driver) removeLater(s *session, path string, version int32, h *hold) {
 	d.background(func() {
 		err := d.repeat(d.ctx, func(ctx context.Context) error { return s.remove(ctx, path, version) })
@@ -187,8 +189,8 @@ func (d *Driver) removeLater(s *session, path string, version int32, h *hold) {
 	})
 }
 
-// once makes one try on one session: a node in the queue, its turn, a recent proof, and a hold that has not been lost
-// meanwhile.
+// once makes one try on one session: it puts a node into the queue, waits for its turn, waits for a recent proof of
+// the session, and grants the hold unless it has been lost meanwhile.
 //
 // The user that sessionFor counts belongs to the hold as soon as there is a hold; otherwise once releases it. After
 // errSessionLost the attempt has no node: the servers delete the session's nodes with it, and the driver's connection
@@ -218,16 +220,16 @@ func (a *attempt) once(ctx context.Context) (backend.Grant, error) {
 		}
 		return backend.Grant{}, err
 	}
-	// The steps that could lose the hold are over: its node stands, the session is proved, and grant has entered the
+	// The steps that could lose the hold are over: its node exists, the session is proved, and grant has entered the
 	// callback for a loss.
 	g := grantOf(a.r, h)
 	g.Queued = a.queued
 	return g, nil
 }
 
-// since returns the earliest instant of a proof on which the grant's validity may rest. A session in use was proved
-// some time ago, and a grant that rests on that proof has a short validity: up to a third of it may be over. A hold
-// that is granted again rests on a proof that is not older than the call, since its caller asks for a fresh validity.
+// since returns the earliest instant from which the grant's validity may count. A session in use was proved some time
+// ago, so that part of the validity of a new grant is over: a third at most. The validity of a hold that is granted
+// again counts from the beginning of the call or later, since its caller asks for a fresh validity.
 //
 // A proof per acquire would add a logged transaction to each; all acquires of a TTL share the keepalive's.
 func (a *attempt) since(s *session) backend.Instant {
@@ -238,24 +240,24 @@ func (a *attempt) since(s *session) backend.Instant {
 	return since
 }
 
-// note records that a request with an effect was sent and may have been done without an answer. The next try must then
-// look for its node, and giveUp must return ErrUnknown.
+// note records whether err means that a request with an effect may have been done without an answer. The next try must
+// then look for its node, and giveUp must return ErrUnknown.
 func (a *attempt) note(err error) {
 	if unanswered(err) {
 		a.unknown = true
 	}
 }
 
-// take puts a node into the queue, or finds the request's node, and returns its hold when it is granted. It returns
-// the hold even with an error, if the hold exists by then: the hold has the session's user, and the caller has to drop
-// it.
+// take puts a node into the queue, or finds the request's node, and returns its hold when it is granted. If the hold
+// exists by the time of an error, take returns both: the session's user then belongs to the hold, and the caller has
+// to drop the hold.
 //
 // The node is made before the queue is read, also for an attempt without Wait. An earlier read would cost every
-// attempt one more round trip, and would show a queue without this node, which does not determine its place.
+// attempt one more round trip, and a queue without this node does not determine its place.
 func (a *attempt) take(ctx context.Context, s *session) (*hold, error) {
 	if a.unknown || a.mine != "" {
-		// An earlier repetition may have made the node. After the proof the read shows the leader's state, with all earlier
-		// changes of this session.
+		// An earlier try may have made the node. After the proof the read shows the leader's state, with all earlier changes
+		// of this session.
 		if err := s.prove(ctx, a.d.clock.Now()); err != nil {
 			return nil, err
 		}
@@ -298,10 +300,10 @@ func (a *attempt) own(ctx context.Context, s *session) ([]entry, error) {
 // in one write.
 //
 // The node of the name may be missing, because the name is new or because a client removed its empty node. For a name
-// that this driver has not used lately the wire sends its creation before the entry's, which saves new names a round
-// trip, and a goroutine that other requests would wait for. For a name that was used lately that request would be
-// wasted; ErrNoNode shows when it is needed after all. An operator's script, or another client, may remove the node
-// each time, so this is repeated remakes times at most.
+// that this driver has not used lately, the wire sends a creation of that node before the creation of the entry: this
+// saves new names a round trip, and a goroutine for which other requests would wait. For a name that was used lately,
+// that request would be wasted; ErrNoNode shows that it was needed. An operator's script, or another client, may
+// remove the node each time, so create repeats this remakes times at most.
 func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	v := valueOf(a.r)
 	data, err := v.encode()
@@ -317,8 +319,8 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 			return readBirth(text), err
 		})
 		if errors.Is(err, zk.ErrNoNode) && n < remakes {
-			// The first time the root may be missing, too. Later another client removes the name's node whenever it is empty,
-			// so that both creations are sent together.
+			// At the first failure the root may be missing, too. Later failures mean that another client removes the name's
+			// node whenever it is empty, so the wire sends both creations together.
 			if missing = n > 0; missing {
 				continue
 			}
@@ -326,7 +328,7 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 				continue
 			}
 		}
-		// One request has two nodes of one name only after the end of the server's count.
+		// A node of the same name exists only when the server's count has reached its end.
 		if errors.Is(err, zk.ErrNodeExists) {
 			a.spent, err = true, errSpent
 		}
@@ -341,9 +343,9 @@ func (a *attempt) create(ctx context.Context, s *session) (birth, error) {
 	}
 }
 
-// late returns a function for a creation that is answered after its acquire has ended: no call has the node, so it is
-// deleted. A repetition of the request may have found it by its name in the meantime; then it is in Driver.holds and
-// stays.
+// late returns a function for a creation that is answered after its acquire has ended: no call has the node, so the
+// function deletes it. If a repetition of the request has found the node by its name meanwhile, the node is in
+// Driver.holds and stays.
 func (a *attempt) late(s *session) func(birth, error) {
 	return func(b birth, err error) {
 		if err != nil {
@@ -393,9 +395,9 @@ func (a *attempt) resume(ctx context.Context, s *session, own []entry) (*hold, e
 // has its own zxid. Creating first and deleting afterwards is impossible with equal names, and any order in two
 // requests would leave an instant in which another client finds the name free.
 //
-// The new node gets another version than the old one, by writing into it: neither a removal that was sent for the old
-// node, nor another late move, affects the new one. An ACL without the right to write leaves the version 0; then only
-// the read before such a removal or move prevents it.
+// Writes into the new node give it another version than the old one, so that a late removal or another late move of
+// the old node does not affect it. If the ACL gives no right to write, the version stays 0; then only the read before
+// each removal and each move protects the new node.
 func (d *Driver) move(ctx context.Context, s *session, path string, node found) (version int32, err error) {
 	v := node.value
 	v.Format = 1

@@ -1,7 +1,7 @@
-// This file prolongs holds. A hold lives as long as its session, so that a renewal is a proof of the session
-// (keepalive.go) and of the node's existence. The latter is free while the connection lasts: the watch of a node that
-// was deleted before the leader answered the proof has fired before that answer, on the same stream. A reconnect
-// breaks that order, so every hold is read once over the new connection.
+// This file prolongs holds. A hold lives as long as its session, so a renewal proves the session (keepalive.go) and
+// the existence of the node. The latter is free for a watched node while the connection lasts: if the node was deleted
+// before the leader answered the proof, its watch has fired before that answer, on the same stream. A reconnect breaks
+// that order, so every hold is read once over the new connection, and so is a hold without a watch.
 
 package zookeeper
 
@@ -15,16 +15,17 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Renew prolongs grants to their full TTL, and returns a result for each of them, in order. All grants of one TTL
-// cost one request, which proves their session, or no request if a proof is recent. After a reconnect each of them is
-// read once, all concurrently.
+// Renew prolongs grants to their full TTL, and returns a result for each of them, in order. All grants of one session
+// cost one request, which proves the session, or no request if a question has been answered since an earlier renewal
+// that failed. After a reconnect each of them is read once, all concurrently, and so is a grant whose node is not
+// watched yet.
 //
-// A grant with a longer TTL than its session's moves to the session of that TTL, by one transaction for each; token
-// and place in the queue stay. A grant with a shorter TTL stays on its session: a renewal never shortens a hold.
+// A grant with a longer TTL than its session's moves to a session of that TTL, by one transaction for each; token and
+// place in the queue stay. A grant with a shorter TTL stays on its session: a renewal never shortens a hold.
 //
-// A missing hold is a *backend.NotHeldError with the reason and is never recreated. Any other failure, such as a
-// lost connection, is ErrUnavailable or ErrUnknown: the hold may still exist, and its validity does not change. Renew
-// returns with the end of ctx. It may be called for the same grants concurrently, and beside Release.
+// A missing hold is a *backend.NotHeldError with the reason, and is never recreated. After any other error, such as
+// ErrUnavailable or ErrUnknown, the hold may still exist, and its validity does not change. Renew returns when ctx
+// ends. It may be called for the same grants concurrently, and beside Release.
 func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	out := make([]backend.Renewal, len(grants))
 	ctx, end, err := d.begin(ctx)
@@ -68,14 +69,15 @@ func (d *Driver) Renew(ctx context.Context, grants []backend.Grant) []backend.Re
 // renewOn renews the grants at the indexes in members, all on session s. It writes out only at these indexes, so
 // that the goroutines of one Renew need no mutex.
 //
-// The order matters. The proof comes first; then each hold is asked whether its watch has fired. The server notifies
-// this client of a deletion before the proof on the same connection, before the proof's answer, and the library
-// handles messages in their order. So a hold that exists after the proof existed when the leader answered. A hold that
-// was last seen over an earlier connection lacks that certainty and is read.
+// The order matters: the proof comes first, and then renewOn checks whether the watch of each hold has fired. If a
+// node was deleted before the proof, the server sends the notification before the proof's answer, on the same
+// connection, and the library handles messages in order. So a hold whose watch has not fired by then existed when the
+// leader answered. A hold without a watch, and a hold that was last seen over an earlier connection, lack that
+// certainty and are read.
 func (d *Driver) renewOn(
 	ctx context.Context, s *session, grants []backend.Grant, holds []*hold, members []int, out []backend.Renewal,
 ) {
-	// Without a proof the state of all of them is unknown.
+	// Without a proof the state of all holds is unknown, unless the session is lost.
 	if err := s.proveRenewal(ctx); err != nil {
 		for _, i := range members {
 			switch {
@@ -96,7 +98,7 @@ func (d *Driver) renewOn(
 	for _, i := range members {
 		h := holds[i]
 		d.mu.Lock()
-		// seen is the connection of the watch; gone is true if it has fired.
+		// seen is the connection over which the node was seen last, 0 without a watch; gone is true if its end was noticed.
 		seen, gone := h.link, h.isGone()
 		d.mu.Unlock()
 		out[i] = backend.Renewal{SentAt: sentAt, TTL: grants[i].TTL}
@@ -116,10 +118,10 @@ func (d *Driver) renewOn(
 	work.Wait()
 }
 
-// proveRenewal proves the session since the first unproved renewal. The core repeats a renewal without a timely
-// answer; asking since the first renewal lets the repetition use the answer to the first question. Asking since the
-// present call would discard it each time, and an ensemble that answers more slowly than callers wait would never
-// renew a hold.
+// proveRenewal proves the session since the first renewal that has not been proved. The core repeats a renewal without
+// a timely answer, and the repetition can then use the answer to the first question. With a proof since the present
+// call, each call would discard the earlier answers, and an ensemble that answers more slowly than callers wait would
+// never renew a hold.
 func (s *session) proveRenewal(ctx context.Context) error {
 	s.mu.Lock()
 	if s.renewing.IsZero() {
@@ -136,8 +138,8 @@ func (s *session) proveRenewal(ctx context.Context) error {
 	return err
 }
 
-// renewElsewhere renews a grant without a hold here (it was granted to another process, or moved away) or with a
-// longer TTL than its session has: its node moves to the session of the requested TTL.
+// renewElsewhere renews a grant that has no hold here, because it was granted to another process or has moved away, or
+// that has a longer TTL than its session. It moves the node to the session of the requested TTL.
 func (d *Driver) renewElsewhere(
 	ctx context.Context, g backend.Grant, h *hold, path string, token int64,
 ) backend.Renewal {
@@ -150,7 +152,7 @@ func (d *Driver) renewElsewhere(
 	}
 	moved, err := d.takeOver(ctx, s, h, path, token)
 	if err != nil {
-		// No hold owns the session's user.
+		// The session's user belongs to no hold.
 		if moved == nil {
 			s.Leave(1)
 		}
@@ -164,12 +166,12 @@ func (d *Driver) renewElsewhere(
 	return backend.Renewal{SentAt: s.provedAt(), TTL: s.ttl}
 }
 
-// takeOver puts the hold at path on session s and returns it; the returned hold has the user of s that the caller
-// counted. h is this driver's hold there, or nil.
+// takeOver moves the hold at path to session s and returns it, even with an error if it exists by then. The user of s
+// that the caller counted then belongs to the hold. h is this driver's earlier hold at path, or nil.
 //
 // While the node moves, h is marked as releasing: its deletion is part of the move's transaction, and its watch must
-// not report a loss. If the transaction fails, the mark is removed. A Release of the same grant may come in between;
-// addHold then refuses the new hold, which no call would drop, and both sessions stay free of it
+// not report a loss. If the transaction fails, the mark is removed. A Release of the same grant may come in between.
+// addHold then refuses the new hold, because no call would drop it, and neither session keeps a hold
 // (TestReleaseWhileMoving).
 func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string, token int64) (*hold, error) {
 	if err := s.prove(ctx, d.clock.Now()); err != nil {
@@ -203,7 +205,7 @@ func (d *Driver) takeOver(ctx context.Context, s *session, h *hold, path string,
 	// The new hold is entered before its watch is set, so that an event finds it.
 	moved := d.addHold(s, path, token, version, h)
 	if moved == nil {
-		// Another call may have found it there.
+		// Another call may have entered it.
 		if moved = d.holdAt(path, token); moved == nil || moved.session != s {
 			return nil, errGone
 		}
@@ -240,7 +242,8 @@ func (d *Driver) maybeMoved(h *hold) bool {
 	return h.moving != nil
 }
 
-// renewGone renews a hold whose node has left its session.
+// renewGone renews a hold whose node has left its session: the hold may be on the session to which a move without an
+// answer took it. Otherwise it is lost.
 func (d *Driver) renewGone(ctx context.Context, h *hold, name string) backend.Renewal {
 	next, err := d.found(ctx, h)
 	switch {
@@ -253,7 +256,7 @@ func (d *Driver) renewGone(ctx context.Context, h *hold, name string) backend.Re
 }
 
 // follow finds a hold whose node has left its session during a move without an answer: it enters the hold on the other
-// session, or notifies the holder of the loss. It repeats its question until there is an answer.
+// session, or notifies the holder of the loss. It retries until there is an answer, or the driver closes.
 func (d *Driver) follow(h *hold) {
 	err := d.repeat(d.ctx, func(ctx context.Context) error {
 		_, err := d.found(ctx, h)
@@ -272,8 +275,9 @@ func (d *Driver) follow(h *hold) {
 	}
 }
 
-// found returns the hold on the target session of a move without an answer. The error is zk.ErrNoNode if its node is
-// not there, and errSessionLost if that session and its nodes have ended.
+// found returns the hold on the target session of a move without an answer. The error is zk.ErrNoNode if there was no
+// such move or the node is not there, errSessionLost if that session and its nodes have ended, and errGone if the hold
+// was released meanwhile.
 func (d *Driver) found(ctx context.Context, h *hold) (*hold, error) {
 	d.mu.Lock()
 	to, lost := h.moving, h.lost

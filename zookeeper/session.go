@@ -1,11 +1,11 @@
-// This file makes and ends ZooKeeper sessions. A session owns the ephemeral nodes, its timeout is the TTL, and only
-// its end ends a hold without a request.
+// This file makes and ends ZooKeeper sessions. A session owns the ephemeral nodes, and its timeout is the TTL. A hold
+// ends without a request only when its session ends.
 //
 // A session moves through these states, and never back: blank (newSession), connecting (connect, which starts the
 // library's goroutines), usable (create has checked the tick, the members and the token space), ended (end, for any
 // reason), and closed (closeAfterEnd). An ended session never resumes; the next acquire makes another. The client
-// library would continue with a new session on the same connection, and send the old session's requests there, so that
-// a waiter that was frozen would get a lock that it does not hold (TestPausedWaiterIsNotGranted). dial in wire.go
+// library would continue with a new session on the same zk.Conn and send the old session's requests there, so that a
+// waiter that was frozen would return a lock that it does not hold (TestPausedWaiterIsNotGranted). dial in wire.go
 // therefore refuses every connection after the end.
 //
 // kit.Sessions records the session of each slot, and its users.
@@ -40,14 +40,14 @@ import (
 type session struct {
 	kit.Session
 	d     *Driver
-	asked time.Duration // the TTL
+	asked time.Duration // the timeout to request: the TTL, if the session may have holds
 
 	// Set by connect, before any request is made.
 	conn *zk.Conn
 
-	shook chan struct{} // closed when a server has made the session or refused it, or no server could be reached
+	shook chan struct{} // closed when the session has been made, or when its making has failed
 
-	probe bool // it claims no zxid, and asks for the shortest timeout that the server grants
+	probe bool // it claims no zxid, and takes any timeout; wire.Write asks for the shortest, except for longestAsked
 	any   bool // it has no holds, so that it accepts a shorter timeout than requested
 
 	// dialing bounds the making of connections. end cancels it, even for a session that was never made.
@@ -56,8 +56,8 @@ type session struct {
 
 	// The requests in progress on the session, for closeAfterEnd, slotFor and do.
 	calls   sync.WaitGroup // requests under way
-	busy    atomic.Int32   // how many
-	written atomic.Int64   // requests that were sent, except pings
+	busy    atomic.Int32   // the number of these
+	written atomic.Int64   // messages that were sent, except pings
 	zxid    atomic.Int64   // of the last reply; see also Driver.zxid
 
 	disowned []disowned // nodes that removeDisowned deletes; protected by Driver.mu
@@ -75,14 +75,14 @@ type session struct {
 
 	// up is closed when the session has a connection, and replaced under mu when that is lost, so that await can wait for
 	// it without a mutex. link counts connections: nodes seen over an earlier one are reread.
-	wire *wire // the present connection
+	wire *wire // the connection that was opened last
 	up   chan struct{}
 	isUp bool
 	link int
 
 	missing  map[string]bool // the nodes that the wire makes before the next creation, see makeFirst
-	failures int             // dials since the last connection
-	refused  int             // of these, the last ones without a connection at all
+	failures int             // attempts to connect since a server last answered the connect request
+	refused  int             // of these, failed dials since a connection was last opened
 
 	// The state of the proofs. At most one question is open; last is the instant at which the last answered question was
 	// sent; renewing is the instant since which renewals wait for a proof, or zero.
@@ -98,8 +98,9 @@ type session struct {
 // errSessionLost: the session has ended with all its nodes.
 var errSessionLost = errors.New("the ZooKeeper session is gone")
 
-// callTime bounds the making of a session, and each request without a tighter bound; a timed-out request is retried
-// over another connection if there is one.
+// callTime is the maximum time for the making of a session, for a wait for a connection, and for each try of the
+// requests that run in the background. A caller's request is bounded only by its context, its session and its
+// connection.
 const callTime = 3 * time.Second
 
 // slot is the place of a session among a driver's sessions.
@@ -112,7 +113,7 @@ const (
 	// A server executes the requests of one session one by one, which limits a busy client: hence up to four sessions.
 	// Other clients keep one session alive, since each costs a connection and a transaction per interval.
 	sessionsPerTTL = 4
-	busySession    = 16 // concurrent requests from which on a second session is used
+	busySession    = 16 // the number of concurrent requests from which a driver uses another session
 )
 
 // slotFor chooses the session for an attempt: the first one while it is not busy, and then one of the others, by a
@@ -125,7 +126,7 @@ func (d *Driver) slotFor(ttl time.Duration, name string) slot {
 }
 
 // sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; callers that
-// wait for the same slot meanwhile get the same session, or the same error. If the error is only the end of this
+// wait for the same slot meanwhile get the same session, or the same error. If the making fails after the end of this
 // caller's context, the other callers make another session instead of failing. A caller with waits, which will retry,
 // gets the error of a recent failure instead of a new session.
 func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session, error) {
@@ -150,11 +151,11 @@ func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session,
 	return s, cmp.Or(failed, err)
 }
 
-// failurePause is the time after a failure to make a session in which no waiter makes another one in its slot. Without
-// it each waiter would make one as often as it repeats its attempt, which costs 1.5 MB each.
+// failurePause is the time after a failure to make a session during which no waiter makes another session in that
+// slot. Without the pause, each waiter would make one whenever it retries, at a cost of 1.5 MB each.
 const failurePause = 250 * time.Millisecond
 
-// failure is the error of making a session, for the waiters that come until an instant.
+// failure is the error that waiters get, until an instant, instead of another session.
 type failure struct {
 	err   error
 	until backend.Instant
@@ -181,7 +182,7 @@ func (d *Driver) failedLately(at slot) error {
 	return nil
 }
 
-// standing returns a session that can be used, one with a connection if there is one, or nil.
+// standing returns a usable session, preferably one with a connection, or nil.
 func (d *Driver) standing() (found *session) {
 	for _, s := range d.sessions.Live() {
 		s.mu.Lock()
@@ -205,8 +206,8 @@ func (d *Driver) anySession(ctx context.Context) (*session, error) {
 // anyTTL is the timeout for which a session without holds asks.
 const anyTTL = 10 * time.Second
 
-// newSession returns a session that has not been made in ZooKeeper. It locks no mutex but kit's, since
-// kit.Sessions.Join calls it.
+// newSession returns a session that has not been made in ZooKeeper. It must not lock a mutex, since kit.Sessions.Join
+// calls it under its own.
 func (d *Driver) newSession(ttl time.Duration) *session {
 	s := &session{
 		Session: d.sessions.New(), d: d, shook: make(chan struct{}), up: make(chan struct{}),
@@ -222,8 +223,8 @@ func (d *Driver) newSession(ttl time.Duration) *session {
 // on servers with a tick no longer than Options.Tick, with counted members, and with the token space of this driver.
 // Only then may a hold be granted on it.
 //
-// callTime bounds all of that. The members are counted and the tick is checked after the session is made, so that a
-// wrong address or password is found first.
+// callTime bounds all of that. create checks the tick and counts the members after it has made the session, so that it
+// reports a wrong address or a refused authentication first.
 func (s *session) create(whole context.Context) error {
 	if err := s.d.historyLost(); err != nil {
 		s.end(backend.ReasonHistoryLost)
@@ -245,7 +246,7 @@ func (s *session) create(whole context.Context) error {
 	}
 	if err != nil {
 		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
-		// The time to make the session is over, but the caller's context has not ended, and its error must not be returned.
+		// The time to make the session is over, but the caller's context has not ended: do not return a context's error.
 		if kit.IsContext(err) && whole.Err() == nil && !errors.Is(err, errNoConnection) {
 			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, callTime, err)
 		}
@@ -258,8 +259,8 @@ func (s *session) create(whole context.Context) error {
 	return nil
 }
 
-// connect makes the session in ZooKeeper, for the user of the options. It waits for the session's answer, and then
-// authenticates; the order is the library's.
+// connect makes the session in ZooKeeper, for the user of the options. It waits for the server's answer and then
+// authenticates, in the order that the library prescribes.
 func (s *session) connect(ctx context.Context) error {
 	conn, events, err := zk.Connect(s.d.addrs, s.asked, zk.WithDialer(s.dial), zk.WithHostProvider(&servers{s: s}),
 		zk.WithEventCallback(s.event), zk.WithLogInfo(false), zk.WithLogger(libraryLog{s.d.o.Logger}))
@@ -287,7 +288,7 @@ func (s *session) connect(ctx context.Context) error {
 	})
 }
 
-// fail ends the making of the session, once: closes shook, unless it is closed.
+// fail ends the making of the session with err and closes shook, unless the making has ended already.
 func (s *session) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -297,8 +298,8 @@ func (s *session) fail(err error) {
 	}
 }
 
-// unmade is the error of a session that was not made in time. Without a connection no request was sent, so that the
-// error is ErrUnavailable and not the bare end of a context.
+// unmade returns the error of a session that was not made in time. Without a connection no request was sent, so the
+// error becomes ErrUnavailable and not the bare end of a context.
 func (s *session) unmade(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -319,7 +320,8 @@ func (s *session) reason() backend.Reason {
 }
 
 // setWire notes a connection that was opened, so that closeAfterEnd can close it. It returns false if the session has
-// ended: the caller then closes the connection itself. No connection stays open, since both take s.mu.
+// ended: the caller then closes the connection. closeAfterEnd reads s.wire under s.mu after the end, so no connection
+// stays open.
 func (s *session) setWire(w *wire) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -345,9 +347,9 @@ func (s *session) dialFailed(err error) {
 	}
 }
 
-// turnedAway notes that a server has closed a connection instead of answering the connect request. It does so when it
-// does not serve yet, and when it has seen a lower zxid than the client claims; only the second case calls suspect,
-// and only if the client claimed a zxid.
+// turnedAway notes that a connection has ended without a valid answer to the connect request. A server closes the
+// connection while it does not serve, and when the client claims a higher zxid than the server has seen. The two cases
+// look the same, so turnedAway calls suspect in both, if the client claimed a zxid.
 func (s *session) turnedAway(w *wire, err error) {
 	s.mu.Lock()
 	s.trouble = fmt.Errorf("%s did not answer the connect request: %w", w.address, err)
@@ -357,8 +359,8 @@ func (s *session) turnedAway(w *wire, err error) {
 	}
 }
 
-// paceDial pauses after every server has been tried once. It returns an error when the session ends, which ends the
-// library's loop.
+// paceDial pauses before a dial once as many attempts have failed as there are servers. It returns an error once the
+// session has ended, and servers.Next then ends the library's loop.
 func (s *session) paceDial() error {
 	s.mu.Lock()
 	failures := s.failures
@@ -369,23 +371,23 @@ func (s *session) paceDial() error {
 	return kit.Sleep(s.dialing, kit.RetryPause(s.asked)/2)
 }
 
-// shaken looks at a server's answer to the connect request, on the library's reading goroutine, before the library
-// sees it. An error closes the connection.
+// shaken examines a server's answer to the connect request, on the goroutine that reads, before the library sees it.
+// The library closes the connection after an error.
 //
 // A session unknown to the server has ended. A timeout below the TTL is refused with ErrInvalidTTL: the servers would
 // end holds before the promised time. An existing session that gets such a timeout ends immediately, since its holds
-// would be valid for longer; examine keeps sessions from such servers, unless their limit changes in between. For a
-// probe, a longer timeout than requested cannot be avoided.
+// would be valid for longer than the session; examine keeps sessions from such servers, unless their limit changes in
+// between. Probes and sessions without holds take a shorter timeout, and every session takes a longer one.
 func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 	s.mu.Lock()
-	// All cases except the last end the session, or prevent its creation.
+	// Each case ends the session, or prevents its creation.
 	first := s.id == 0
 	switch {
 	case s.Ended():
 		s.mu.Unlock()
 		return errSessionLost
 	case id == 0 || !first && id != s.id, !first && timeout < s.ttl:
-		// The server no longer has the session, or has made another, which must not be used. Or it would end the session too
+		// The server no longer has the session, or has made another, which must not be used, or would end the session too
 		// early.
 		s.mu.Unlock()
 		s.end(backend.ReasonSessionExpired)
@@ -410,10 +412,10 @@ func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
 // event is called by the library, on the goroutine that reads, in the order of the server's messages. It must not
 // block, and it must not send requests: the same goroutine would have to read their answers.
 //
-// The states of a connection arrive here too. StateHasSession counts a new link, wakes the callers that wait for a
-// connection, and asks for a proof, since earlier proofs are old by then. StateDisconnected replaces the channel for
-// which await waits. A change of the root may mean that everything was deleted, and is checked in the background.
-// Changes of other nodes wake waiters (wake) and end holds (changed).
+// The states of a connection arrive here too. StateHasSession counts a new link and wakes the callers that wait for a
+// connection; after a reconnection it also asks for a proof, since earlier proofs are old by then. StateDisconnected
+// replaces the channel for which await waits. A change of the root may mean that everything was deleted, and is
+// checked in the background. Changes of other nodes wake waiters (wake) and end holds (changed).
 func (s *session) event(e zk.Event) {
 	switch {
 	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
@@ -469,7 +471,8 @@ func (s *session) server() string {
 	return s.wire.address
 }
 
-// linkNumber counts the session's connections. A later request is answered over that connection or a later one.
+// linkNumber returns the number of connections that the session has had. A request that is sent after the call is
+// answered over the last of these or a later one.
 func (s *session) linkNumber() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -477,8 +480,8 @@ func (s *session) linkNumber() int {
 }
 
 // end marks the session as ended and notifies every holder on it, with the given reason. Only the first call has an
-// effect. It does not wait until the connection is closed: closeAfterEnd, woken by Over, closes it, because callers of
-// end must not block. Holders are notified without a mutex held.
+// effect. Callers of end must not block, so end does not wait until the connection is closed: closeAfterEnd waits for
+// Over and closes it. end notifies holders without holding a mutex.
 func (s *session) end(reason backend.Reason) {
 	s.fail(errSessionLost)
 	s.mu.Lock()
@@ -501,14 +504,15 @@ func (s *session) end(reason backend.Reason) {
 // after the timeout, and waits until the library's goroutines and the requests in progress have ended. It is the only
 // goroutine that closes conn, and Close of the driver waits for it.
 //
-// It first closes a connection that is not up: the library's Close asks the server to end the session and would wait
-// for an answer that never comes. Another connection may have been opened meanwhile, so it checks again afterwards. It
-// reads the events until the library closes their channel, as its last step.
+// It first closes a connection that is not up: the library's Close asks the server to end the session and would wait a
+// second for an answer that never comes. Another connection may have been opened meanwhile, so closeAfterEnd checks
+// again afterwards. It reads the events until the library closes their channel, which is the library's last step. When
+// Close of the driver stops waiting (severed), the connection is closed without an answer.
 func (s *session) closeAfterEnd(events <-chan zk.Event) {
 	defer s.d.ending.Done()
 	<-s.Over()
 	s.mu.Lock()
-	// A pending read on a dead connection would block the library's Close.
+	// A pending read on a dead connection would delay the library's Close and the end of its goroutines.
 	w, up := s.wire, s.isUp
 	s.mu.Unlock()
 	if !up && w != nil {

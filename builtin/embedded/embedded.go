@@ -4,14 +4,14 @@
 //	locks, err := embedded.Start(ctx, embedded.Options{DataDir: "/var/lib/app/locks"})
 //	client, err := fencelock.ForCorrectness(locks.Driver(nil), nil)
 //
-// It is for programs that run once per machine and want durable locks with fencing tokens without a service beside
-// them: the locks are only for this process, and outlive its crash for their TTL.
+// It is for a program that runs once per machine and needs durable locks with fencing tokens, but no separate service.
+// The locks are only for this process, and outlive its crash for their TTL.
 //
 // Three processes on three machines share locks with Options.Cluster: each runs a member, and its drivers find the
 // leader. docs/EMBEDDED.md explains deployment and rolling upgrades; examples/members is a program. Without
 // Options.Cluster, several processes need one or more separate servers (fencelock serve).
 //
-// It is a separate package because a program that only connects to servers should not link the server.
+// The package is separate because a program that only connects to servers should not link the server.
 package embedded
 
 import (
@@ -34,20 +34,20 @@ import (
 
 // Options configure a server.
 type Options struct {
-	// DataDir keeps the data. It is made if it does not exist, and belongs to one server at a time. Required.
+	// DataDir is the directory of the data. Start makes it if it does not exist. It belongs to one server at a time.
+	// Required.
 	DataDir string
 	// Moved permits a DataDir that is a copy of another one, provided that the server of the original never starts
 	// again.
 	Moved bool
 
-	// Cluster makes it a member of a cluster. Nil: a single server.
+	// Cluster makes the server a member of a cluster. Nil: a single server.
 	Cluster *Cluster
 
-	// MinTTL is the least TTL of a lock. Default one second, as there are no elections to outlast, and in a cluster
-	// three.
+	// MinTTL is the minimum TTL of a lock. Default 1 s for a single server, which has no elections, and 3 s in a cluster.
 	MinTTL time.Duration
 
-	// MaxTTL is the greatest TTL of a lock; a restored cluster refuses clients for that long. Default 1 hour, and
+	// MaxTTL is the maximum TTL of a lock, and the time for which a restored cluster refuses clients. Default 1 hour, and
 	// 24 hours in a cluster that a version before 0.1 made.
 	MaxTTL time.Duration
 	// Limits bound the server's state. Zero fields have their defaults.
@@ -57,32 +57,32 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Cluster makes the server one of several members, each in a separate process on a separate machine. It serves while
-// most of them are there: three survive the loss of one.
+// Cluster makes the server one of several members, each in a separate process on a separate machine. The cluster
+// serves while most of its members run: three survive the loss of one.
 type Cluster struct {
-	// Members are the addresses, host:port, by which the members find each other, this one's own among them: the same
-	// list for all. When all are there for the first time they make a cluster. If most of them have one already, a
-	// further member is added, see JoinKey. Required, at least three.
+	// Members are the addresses, host:port, by which the members find each other, including this member's own: the same
+	// list for all. When all of them run for the first time, they form a cluster. If most of them have formed one
+	// already, another member joins it, see JoinKey. Required, at least three.
 	Members []string
-	// PeerListen is where this member listens for the others, host:port. Required. PeerAdvertise is its address in
-	// Members, if that differs.
+	// PeerListen is the address, host:port, at which this member listens for the others. Required. PeerAdvertise is its
+	// address in Members, if that differs.
 	PeerListen, PeerAdvertise string
-	// Listen is where it listens for the drivers of the others, host:port. Required. Advertise is the address for
-	// them, if they reach it under another name.
+	// Listen is the address, host:port, at which this member listens for the drivers of the others. Required. Advertise
+	// is the address for these drivers, if it differs.
 	Listen, Advertise string
-	// TLS is for both addresses and both directions: Certificates of this member, which name its hosts; RootCAs and
-	// ClientCAs with the authority of all; ClientAuth tls.RequireAndVerifyClientCert. Required beyond loopback, unless
-	// Insecure is set.
+	// TLS is for both addresses and both directions. It needs Certificates of this member, which name its hosts; RootCAs
+	// and ClientCAs with the authority of all members; and ClientAuth tls.RequireAndVerifyClientCert. Required beyond
+	// loopback, unless Insecure is set.
 	TLS      *tls.Config
 	Insecure bool
-	// JoinKey is a secret of at least 16 bytes that all members share. With it a member that has lost its data, or a
-	// further one, joins. Nil: an operator approves the join, with "fencelock member add".
+	// JoinKey is a secret of at least 16 bytes that all members share. With it, another member, or a member that has lost
+	// its data, joins the cluster. Nil: an operator approves the join with "fencelock member add".
 	JoinKey []byte
 }
 
-// apply puts the cluster into the configuration of the server. It checks only settings that the server's own
-// configuration allows and an embedded cluster never wants: fewer than three members, and a configuration of TLS by
-// which anybody could join as a member. The server checks the rest.
+// apply copies the options to the configuration of the server. It refuses only settings that are valid for a server
+// but not for an embedded cluster: fewer than three members, missing addresses, and TLS without which anybody could
+// join as a member. The server checks the rest.
 func (o *Cluster) apply(c *server.Config) error {
 	wrong := func(what, value, why string) error {
 		return &backend.InvalidError{Kind: backend.ErrInvalidOption, What: "Cluster." + what, Value: value, Why: why}
@@ -113,22 +113,22 @@ func (o *Cluster) apply(c *server.Config) error {
 // Server is a lock server in this process. Start makes one. All methods are safe for concurrent use.
 type Server struct {
 	server *server.Server
-	// cluster is Options.Cluster; without one, PeerListen is empty.
+	// cluster is Options.Cluster, with an empty PeerListen for a single server.
 	cluster Cluster
-	// formed is closed once a leader has been known since the start, by Start or by its goroutine.
+	// formed is closed by Start, or by its goroutine, once the server has known a leader since its start.
 	formed chan struct{}
 }
 
-// alone is the timing of a single member, which need not leave others time to answer.
+// alone is the timing of a single member, which need not wait for the answers of others.
 var alone = replica.Timing{Heartbeat: 50 * time.Millisecond, Lease: 25 * time.Millisecond}
 
 // Start starts a server. It returns a single server when that serves: after some tens of milliseconds, or longer if
-// DataDir is large. It returns a member of a cluster when that can be reached, which is before most of
-// the others are: see WaitLeader. ctx bounds the start, not the server. Locks that were held before the restart live
-// for at most their TTL from now on, unless their clients renew them. An invalid option wraps
-// backend.ErrInvalidOption.
+// DataDir is large. It returns a member of a cluster when that can be reached, even if the cluster does not serve yet:
+// see WaitLeader. ctx bounds the start, not the server. Locks that were held before a restart continue for at most
+// their TTL, unless their clients renew them. The error of an invalid option wraps backend.ErrInvalidOption.
 //
-// With a cluster a goroutine waits for the first leader. It ends when the leader is known, or with the server.
+// A member of a cluster has a goroutine that waits for the first leader. It ends when the leader is known, or with the
+// server.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	if o.DataDir == "" {
 		return nil, &backend.InvalidError{
@@ -175,11 +175,11 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Driver returns one more client of the server, or of its cluster: such a client finds the leader wherever it is.
-// Until a leader is known for the first time since the start, its calls wait until their contexts end. Options.TLS
-// and Dial default to those of the cluster. Close it before the server. It does no I/O.
+// Driver returns another client of the server, or of its cluster, whichever member leads. Until the server has known a
+// leader since its start, calls of the driver wait until their contexts end. Options.TLS defaults to that of the
+// cluster. Close the driver before the server. Driver does no I/O.
 //
-// Drivers of one server are independent clients: each has separate sessions, and ends only these.
+// Drivers of one server are independent clients: each has separate sessions, and its Close ends only these.
 func (s *Server) Driver(o *builtin.Options) *builtin.Driver {
 	connect := func(ctx context.Context) builtin.Stream { return s.server.Attach(ctx) }
 	if s.cluster.PeerListen == "" {
@@ -211,9 +211,9 @@ func (s *Server) forming() bool {
 }
 
 // WaitLeader returns once the server knows the leader, itself or another member: use it for a readiness probe. The
-// error is ctx's, or says why the server ended.
+// error is ctx's, or the reason for the end of the server.
 //
-// Without a cluster Start has already waited for that.
+// For a single server, Start has already waited for that.
 //
 //	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 //	defer cancel()
@@ -222,24 +222,25 @@ func (s *Server) forming() bool {
 //	}
 func (s *Server) WaitLeader(ctx context.Context) error { return s.server.WaitLeader(ctx) }
 
-// Addr is the address at which clients of the other members reach this one; nil without a cluster.
+// Addr returns the address at which the drivers of the other members reach this one, or nil for a single server.
 func (s *Server) Addr() net.Addr { return s.server.Addr() }
 
-// Done is closed when the server has ended: by Close, or because it could not go on (a full disk, for example). Err
-// then returns the reason; it is nil after Close.
+// Done returns a channel that is closed when the server has ended: after Close, or after a failure, such as a full
+// disk, for which Err returns the reason.
 func (s *Server) Done() <-chan struct{} { return s.server.Done() }
 
-// Err returns the reason why the server could not go on; nil while it can, and after Close.
+// Err returns the failure that has ended the server, or nil while it runs and after Close.
 func (s *Server) Err() error { return s.server.Err() }
 
-// Backup writes the server's whole state to w, including everything that was acknowledged to any client before the
+// Backup writes the server's whole state to w, including all changes that were acknowledged to any client before the
 // call. If it returns an error, the output is useless. Restore makes a new data directory of it, for Start.
 //
-// A follower first waits until it has all that the leader has acknowledged; ctx bounds that wait. The writing takes
-// as long as w does, and ends early only if w returns an error. Locks go on meanwhile.
+// A follower first waits until it has all changes that the leader has acknowledged; ctx bounds that wait. The writing
+// takes as long as w does, and ends early only if w returns an error. Locks keep working meanwhile.
 func (s *Server) Backup(ctx context.Context, w io.Writer) error { return s.server.Backup(ctx, w) }
 
-// Close stops the server, and hands the leadership over first if it leads a cluster. Locks stay as they are: their
-// sessions go on when the server restarts, or under the next leader. It always closes; ctx, and at most two seconds,
-// bound its wait for another leader and for requests under way. Close the drivers first, which releases their locks.
+// Close stops the server. If it leads a cluster, Close first transfers the leadership. Locks stay as they are: their
+// sessions continue when the server restarts, or under the next leader. Close waits for another leader and for
+// requests in progress until ctx ends, and for two seconds at most; the server is closed in any case. Close the
+// drivers first, which releases their locks.
 func (s *Server) Close(ctx context.Context) error { return s.server.Close(ctx) }

@@ -68,7 +68,7 @@ func TestLeaseOutlivesARestart(t *testing.T) {
 	if _, err := d.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	// The server ends first, as in a crash: the client cannot give anything back.
+	// The server ends first, as in a crash: the client cannot release its locks.
 	if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -112,7 +112,7 @@ func startMember(t *testing.T, o embedded.Options) *embedded.Server {
 	return s
 }
 
-// Before most members are there, calls wait for as long as their callers do. Then they are served, whoever leads.
+// Before most members run, calls wait until their contexts end. After that they are served, whichever member leads.
 func TestClusterForms(t *testing.T) {
 	t.Parallel()
 	all := cluster(t)
@@ -143,7 +143,7 @@ func TestClusterForms(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Members see each other's locks, and go on when one of them ends.
+	// Members see each other's locks, and keep working when one of them ends.
 	r := backend.Request{Name: "x", Owner: "a", RequestID: backend.NewRequestID(), TTL: time.Minute}
 	if _, err := d.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func TestBackup(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A disk that survives is as good as a backup.
+	// Recover works from a surviving disk as Restore does from a backup.
 	if r, err = embedded.Recover(dir, embedded.RestoreOptions{}); err != nil || r.ClosedFor != time.Hour {
 		t.Fatalf("recovered: %+v, %v", r, err)
 	}

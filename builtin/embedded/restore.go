@@ -34,13 +34,13 @@ type RestoreOptions struct {
 	// NewCluster gives the cluster a new token space, for a copy beside the original. Guards that know the old one
 	// refuse it.
 	NewCluster bool
-	// ClosedFor is the time for which the server refuses clients at first. 0: the longest TTL that the old cluster
-	// granted, or 24 hours if unknown. Negative: no time. A client that held a lock at the end relies on it for its
-	// TTL.
+	// ClosedFor is the time for which the server refuses clients after its first start, because a client that held a lock
+	// when the old cluster ended may rely on it for its TTL. 0: the longest TTL that the old cluster permitted, or 24
+	// hours if that is unknown. Negative: no time.
 	ClosedFor time.Duration
-	// Members are addresses of members of the old cluster, which are asked first, beside those in the log. TLS and
-	// JoinKey are those of Cluster. If a member answers, that is an error, unless Supersede is set: it stops when it
-	// hears of the new cluster.
+	// Members are addresses of members of the old cluster, besides those in the log. The restore first asks all of them.
+	// TLS and JoinKey are those of Cluster. If a member answers, the restore fails, unless Supersede is set: that member
+	// stops when the new cluster contacts it.
 	Members   []string
 	TLS       *tls.Config
 	JoinKey   []byte
@@ -57,20 +57,21 @@ func (o *RestoreOptions) replica() replica.RestoreOptions {
 
 // Restored is the result of Restore and Recover.
 type Restored struct {
-	// TokenSpace of the new cluster. All its tokens are greater than After, and than all tokens of the old one.
+	// TokenSpace is that of the new cluster, whose tokens are all greater than After and than all tokens of the old
+	// cluster.
 	TokenSpace string
 	After      uint64
-	// At is when the backup was made, or the disk last written, by the clock of that machine.
+	// At is the time at which the backup was made or the disk was last written, by the clock of that machine.
 	At time.Time
 	// ClosedFor is the time for which the server will refuse clients after its start.
 	ClosedFor time.Duration
-	// Generation of the new cluster, which its grants carry.
+	// Generation is that of the new cluster, and is part of its grants.
 	Generation fencing.Generation
 }
 
 // Restore makes dir, which must be empty or not exist, the data directory of a new cluster with one member that has
-// the state of the backup: see docs/SERVER.md. Every server of the old cluster must be stopped for good before Start
-// starts it, unless NewCluster is set. ErrNoBackup is in the chain of the error if the backup is cut off or damaged.
+// the state of the backup: see docs/SERVER.md. Unless NewCluster is set, stop every server of the old cluster
+// permanently before Start. The error wraps ErrNoBackup if the backup is cut off or damaged.
 func Restore(dir string, backup io.Reader, o RestoreOptions) (Restored, error) {
 	return restored(replica.Restore(dir, backup, o.replica()))
 }
@@ -82,7 +83,7 @@ func Recover(dir string, o RestoreOptions) (Restored, error) {
 	return restored(replica.Recover(dir, o.replica()))
 }
 
-// ErrNoBackup is in the chain of errors about a file that is not a backup, or is cut off or damaged.
+// ErrNoBackup: the file is not a backup, or is cut off or damaged.
 var ErrNoBackup = replica.ErrNoBackup
 
 func restored(r replica.Restored, err error) (Restored, error) {

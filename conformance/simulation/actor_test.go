@@ -11,15 +11,15 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// actor is one line of work that takes locks through a node's client.
+// actor is one caller that takes locks through a node's client.
 type actor struct {
 	dice
 	w     *world
 	node  *node
-	names []name // that it uses: two actors of one node share none
+	names []name // the names that it uses: two actors of one node share no name
 }
 
-// run takes locks until the world is over.
+// run takes locks until the end of the world.
 func (a *actor) run() {
 	for a.w.rest(a.about(a.w.think)) {
 		a.node.awake()
@@ -63,7 +63,7 @@ func (a *actor) turn() {
 	}
 }
 
-// plain takes a lock, keeps it for a while and gives it back.
+// plain takes a lock, keeps it for a while and releases it.
 func (a *actor) plain(ctx context.Context, n name, opts []fencelock.AcquireOption, wait bool) {
 	if h := a.take(ctx, n, opts, wait); h != nil {
 		a.keep(h, a.work())
@@ -71,7 +71,7 @@ func (a *actor) plain(ctx context.Context, n name, opts []fencelock.AcquireOptio
 	}
 }
 
-// work draws how long a lock is kept.
+// work draws the time for which a lock is kept.
 func (a *actor) work() time.Duration { return a.scale(10*time.Millisecond, 4*a.w.ttl) }
 
 // take acquires n, or returns nil.
@@ -90,7 +90,7 @@ func (a *actor) take(ctx context.Context, n name, opts []fencelock.AcquireOption
 	return h
 }
 
-// acquire calls the client, by way of the recorder if there is one.
+// acquire calls the client, through the recorder if there is one.
 func (a *actor) acquire(
 	ctx context.Context, h *hold, opts []fencelock.AcquireOption, wait bool,
 ) (*fencelock.Lease, error) {
@@ -124,7 +124,7 @@ func kindOption(opts []fencelock.AcquireOption, kind backend.Kind, permits, limi
 	return opts
 }
 
-// hold makes the record of a hold that is about to be asked for.
+// hold returns the record of a hold that is about to be acquired.
 func (a *actor) hold(n name) *hold { return &hold{node: a.node.id, name: n.text, call: a.w.now()} }
 
 func (a *actor) begin(h *hold, lease *fencelock.Lease) {
@@ -153,14 +153,14 @@ func (a *actor) keep(h *hold, d time.Duration) {
 	a.write(h)
 }
 
-// settle makes the loss of an expired lease happen at an instant that no chance of the core is in.
+// settle delays the handling of an expired lease to an instant that does not depend on random numbers of the core.
 func (a *actor) settle(h *hold) {
 	if lost := (*fencelock.LostError)(nil); errors.As(h.lease.Err(), &lost) && lost.Reason == fencelock.ReasonExpired {
 		time.Sleep(a.w.expired(h) - a.w.now())
 	}
 }
 
-// write is refused for a client that has lost the lock to somebody who wrote since, and for no holder.
+// write writes what the lock protects. It must be refused only if the hold is lost and a later holder has written.
 func (a *actor) write(h *hold) {
 	if h.kind != backend.KindExclusive {
 		return
@@ -177,10 +177,10 @@ func (a *actor) write(h *hold) {
 	}
 }
 
-// releaseGrace is how long a release may go on after its context, beside the slack of all calls.
+// releaseGrace is the maximum time for which a release may continue after its context, besides the slack of all calls.
 const releaseGrace = 600 * time.Millisecond
 
-// release gives a lock back, with a context that may have ended.
+// release releases a lock, with a context that may have ended.
 func (a *actor) release(h *hold) {
 	ctx, cancel := context.WithTimeout(context.Background(), a.scale(20*time.Millisecond, 2*a.w.ttl))
 	defer cancel()
@@ -202,7 +202,7 @@ func (a *actor) release(h *hold) {
 	}
 }
 
-// byHand prolongs a lease that is not renewed.
+// byHand prolongs a lease that is not renewed automatically.
 func (a *actor) byHand(ctx context.Context, n name, opts []fencelock.AcquireOption) {
 	h := a.take(ctx, n, append(opts, fencelock.NoRenew()), true)
 	if h == nil {
@@ -225,8 +225,8 @@ func (a *actor) byHand(ctx context.Context, n name, opts []fencelock.AcquireOpti
 	a.release(h)
 }
 
-// repeated asks again under the same request id, as after a lost answer: it is the same hold, or a new one if that
-// ended.
+// repeated acquires again with the same request id, as after a lost answer: it gets the same hold, or a new hold if
+// that has ended.
 func (a *actor) repeated(ctx context.Context, n name, opts []fencelock.AcquireOption) {
 	id := fencelock.RequestID(fmt.Sprintf("simulated-request-%d-%d-%d", a.node.id, a.names[0].index, a.w.now()))
 	kind, limit, permits := n.draw(a.dice)
@@ -272,7 +272,7 @@ func (a *actor) nested(ctx context.Context, n name, opts []fencelock.AcquireOpti
 		switch {
 		case err != nil && h.lease.Err() == nil && !errors.Is(err, fencelock.ErrClosed) &&
 			a.w.now() < a.w.at(deadlineOf(under)):
-			// A client that was replaced meanwhile knows nothing of the lease, and waits.
+			// A client that was replaced meanwhile does not know the lease, and waits.
 			a.failed("reenter", n.text, err, acquireMay)
 		case err == nil && inner.Token() == h.token:
 			a.keep(h, a.work()/4)
@@ -326,7 +326,7 @@ func (a *actor) several(ctx context.Context, opts []fencelock.AcquireOption) {
 	}
 }
 
-// campaign stands for election.
+// campaign takes part in an election.
 func (a *actor) campaign(n name, opts []fencelock.AcquireOption) {
 	if n.limit != 0 || n.shared || len(a.node.w.nodes[a.node.id].actors) > 1 {
 		return
@@ -362,7 +362,7 @@ func (a *actor) campaign(n name, opts []fencelock.AcquireOption) {
 	a.node.stands = false
 	a.node.mu.Unlock()
 	if errors.Is(err, fencelock.ErrClosed) {
-		// The core may have noticed in an election pause, which has a length of chance.
+		// The core may have noticed in an election pause, which has a random length.
 		a.node.mu.Lock()
 		closed := a.node.closed
 		a.node.mu.Unlock()
@@ -373,12 +373,12 @@ func (a *actor) campaign(n name, opts []fencelock.AcquireOption) {
 	}
 }
 
-// bounded checks that a call ended with its context, or at an earlier instant at which that ended for another reason.
+// bounded checks that a call returned when its context ended, or when the wait ended earlier for another reason.
 func (a *actor) bounded(ctx context.Context, called time.Duration, call, name string) {
 	a.by(max(a.w.at(deadlineOf(ctx)), called), call, name)
 }
 
-// by checks that a call that had to end at end has done so.
+// by checks that a call which had to return by end has done so.
 func (a *actor) by(end time.Duration, call, name string) {
 	if now := a.w.now(); now > a.node.runsBy(end) {
 		a.w.rec.violation("%s of %s by client %d returned %v after the end of its context",
@@ -389,7 +389,7 @@ func (a *actor) by(end time.Duration, call, name string) {
 var (
 	acquireMay = []error{
 		fencelock.ErrHeld, fencelock.ErrUnavailable, fencelock.ErrUnknown, fencelock.ErrClosed, fencelock.ErrDeadlock,
-		fencelock.ErrLost, // the answer came when the grant was over
+		fencelock.ErrLost, // the answer came after the end of the grant
 		context.DeadlineExceeded, context.Canceled,
 	}
 	releaseMay = []error{
@@ -399,7 +399,7 @@ var (
 	extendMay = releaseMay
 )
 
-// failed notes an error, and reports an error that no such call may have.
+// failed notes an error, and reports a violation if such a call must not return it.
 func (a *actor) failed(call, name string, err error, may []error) {
 	a.w.rec.note(event{who: a.node.id, what: call, name: name, answer: class(err)})
 	for _, m := range may {

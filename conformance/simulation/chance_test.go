@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// chance is the seed of one world. What happens to a message is drawn from what the message is, not from a common
-// sequence: two goroutines that run at the same instant may come in either order, and both orders must draw the same.
+// chance is the seed of one world. The fate of a message is drawn from the message, not from a common sequence: two
+// goroutines that run at the same instant may come in either order, and both orders must draw the same.
 type chance uint64
 
 // roll draws from the seed and the keys alone.
@@ -24,7 +24,7 @@ func (c chance) roll(keys ...uint64) uint64 {
 	return h
 }
 
-// key makes a number of a text.
+// key returns the hash of a text.
 func key(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := 0; i < len(s); i++ {
@@ -40,10 +40,10 @@ func (c chance) dice(keys ...uint64) dice {
 	return dice{rand.New(rand.NewPCG(c.roll(keys...), c.roll(append(keys, 1)...)))}
 }
 
-// one returns true once in n.
+// one returns true with probability 1/n.
 func (d dice) one(n int) bool { return d.IntN(n) == 0 }
 
-// between draws evenly, to the nanosecond: hardly anything happens at one instant by accident.
+// between draws evenly, to the nanosecond, so that two events rarely fall on one instant.
 func (d dice) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(d.Int64N(int64(most-least)+1))
 }
@@ -53,7 +53,7 @@ func (d dice) scale(least, most time.Duration) time.Duration {
 	return time.Duration(float64(least) * math.Pow(float64(most)/float64(least), d.Float64()))
 }
 
-// about draws an interval of a memoryless process with that mean.
+// about draws an interval of a memoryless process with the given mean.
 func (d dice) about(mean time.Duration) time.Duration {
 	return time.Duration(d.ExpFloat64()*float64(mean)) + time.Duration(d.IntN(1000)+1)
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/fencelock/fencelock/internal/testfacts"
 )
 
-// mutant is one way to get a driver wrong, which some seed must show.
+// mutant is one fault of a driver, which some seed must detect.
 type mutant struct {
 	name   string
-	shows  string // in one of the violations
+	shows  string // a part of one of the violations
 	change func(p *port)
 }
 
@@ -181,7 +181,7 @@ var mutants = []mutant{
 		}
 	}},
 	{"a clock goes slower than anybody reckons with", "began while", func(p *port) {
-		if p.node.opened == 0 { // it is the machine's, not the client's
+		if p.node.opened == 0 { // it belongs to the machine and not to the client
 			p.node.clock.ppm = -150_000
 		}
 	}},
@@ -209,7 +209,7 @@ func marked(t fencing.Token, k backend.Kind) fencing.Token {
 	return t
 }
 
-// TestMutants breaks the driver in one way at a time, and wants some seed among the first to show it.
+// TestMutants breaks the driver in one way at a time, and requires that one of the first seeds detects it.
 func TestMutants(t *testing.T) {
 	const seeds = 200
 	for _, m := range mutants {

@@ -19,7 +19,7 @@ type node struct {
 	id      int
 	clock   *clock
 	options fencelock.Options
-	usual   time.Duration // a message takes about that long each way
+	usual   time.Duration // the usual time of a message each way, roughly
 	actors  []*actor
 
 	mu        sync.Mutex // protects the following fields
@@ -27,11 +27,11 @@ type node struct {
 	driver    *memory.Driver
 	port      *port
 	opened    int           // clients so far
-	delay     time.Duration // of messages; zero: the weather says otherwise
-	paused    time.Duration // until then
+	delay     time.Duration // of messages; zero: the weather decides
+	paused    time.Duration // the end of the pause
 	pauses    []pause
-	closed    time.Duration // when the last client before was
-	stands    bool          // for election
+	closed    time.Duration // when the previous client was closed
+	stands    bool          // takes part in an election
 	stoodLast time.Duration // when the last acquire of a candidate ended, at the latest
 }
 
@@ -80,7 +80,7 @@ func (n *node) current() *fencelock.Client {
 	return n.client
 }
 
-// pausedFor is how long the client does not run from now on.
+// pausedFor returns the remaining time of the client's pause.
 func (n *node) pausedFor() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -94,10 +94,10 @@ func (n *node) awake() {
 	}
 }
 
-// pass is the way of a message through the client's machine.
+// pass delays a message on its way through the client's machine.
 func (n *node) pass(m message, way uint64) {
 	for {
-		// A message that leaves at the end of a pause leaves at its own instant, too.
+		// A message that leaves at the end of a pause must have its own instant, too.
 		time.Sleep(time.Duration(n.w.seed.roll(uint64(n.id), way, key(m.call), key(m.name),
 			m.number, uint64(n.w.now()))%20_000 + 1))
 		if n.pausedFor() <= 0 {
@@ -107,7 +107,7 @@ func (n *node) pass(m message, way uint64) {
 	}
 }
 
-// vary draws how long the next messages take, as long as the weather is fair.
+// vary draws the delay of the next messages while there is no fault.
 func (n *node) vary(d *memory.Driver, m message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,8 +118,8 @@ func (n *node) vary(d *memory.Driver, m message) {
 	d.Network().Delay(memory.Both, n.delay/2+time.Duration(roll%uint64(n.delay)))
 }
 
-// stand makes a candidate wait for the longest time that the core's election pause could have drawn, which no seed
-// reaches.
+// stand makes a candidate wait for the maximum of the core's election pause, whose random length does not depend on
+// the seed.
 func (n *node) stand(ctx context.Context) error {
 	for ctx.Err() == nil {
 		n.mu.Lock()
@@ -140,7 +140,8 @@ func (n *node) stood() {
 	n.stoodLast = n.w.now()
 }
 
-// runsBy returns the instant at which a call that has to end at end has ended, if the client runs then.
+// runsBy returns the instant by which a call that has to end at end must have ended: shortly after end, or after the
+// client's pause at that time.
 func (n *node) runsBy(end time.Duration) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -163,7 +164,7 @@ func (n *node) Observe(_ context.Context, e fencelock.Event) {
 	switch e.Type {
 	case fencelock.EventSuspect:
 		if e.Left < lastAttempt {
-			return // of chance: see port.Renew
+			return // random: see port.Renew
 		}
 		fallthrough
 	case fencelock.EventRenewed:
@@ -188,8 +189,8 @@ func (n *node) byHand(t fencing.Token) {
 	n.port.hand[t] = true
 }
 
-// ends notes that a hold is over here: the client lets go of it, or has learnt that it is lost. Renewals that chance
-// lets begin just before do not leave any more.
+// ends notes that a hold has ended here: the client releases it, or has noticed its loss. Renewals that began just
+// before, at a random instant, no longer leave.
 func (n *node) ends(t fencing.Token) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

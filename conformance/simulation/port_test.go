@@ -11,7 +11,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// service is what a mutant replaces.
+// service has the functions that a mutant may replace.
 type service struct {
 	acquire func(context.Context, backend.Request) (backend.Grant, error)
 	all     func(context.Context, []backend.Request) ([]backend.Grant, error)
@@ -19,8 +19,8 @@ type service struct {
 	release func(context.Context, backend.Grant) error
 }
 
-// port is the driver of one client: the in-process driver behind a process that may be paused and that has a clock of
-// its own. It adds a few microseconds before and after each call, so that no two of them fall on one instant.
+// port is the driver of one client: the in-process driver, in a process that may be paused and that has its own clock.
+// It adds a few microseconds before and after each call, so that no two calls fall on one instant.
 type port struct {
 	*memory.Driver
 	node *node
@@ -28,14 +28,14 @@ type port struct {
 
 	// The following fields are protected by node.mu.
 
-	failed map[string]plan          // by request id: renewals of which the last one failed
-	known  map[string]uint64        // the requests, numbered as they came
+	failed map[string]plan          // by request id: the plans after renewals that failed
+	known  map[string]uint64        // the numbers of the requests, in their order
 	gone   map[fencing.Token]bool   // holds that ended here
 	hand   map[fencing.Token]bool   // holds that are renewed by hand
-	sets   map[string]chan struct{} // by request id: the turns to release parts of the set
+	sets   map[string]chan struct{} // by request id: the turns of the releases of the set's parts
 }
 
-// plan has the instants at which a renewal's attempt leaves and is abandoned.
+// plan has the instants at which an attempt of a renewal leaves and is abandoned.
 type plan struct{ next, end time.Duration }
 
 func newPort(n *node, d *memory.Driver) *port {
@@ -47,14 +47,15 @@ func newPort(n *node, d *memory.Driver) *port {
 	return p
 }
 
-// message is what the seed knows a message by.
+// message identifies a message for the seed.
 type message struct {
 	call   string
 	name   string
 	number uint64
 }
 
-// about makes the message about a request. Its id is random; its number is not.
+// about returns the message about a request. It has the request's number, which repeats with the seed, and not its id,
+// which is random.
 func (p *port) about(call, name, id string) message {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
@@ -66,7 +67,7 @@ func (p *port) about(call, name, id string) message {
 	return message{call, name, n}
 }
 
-// leave lets a request out. It returns the context's error if that ended before.
+// leave waits until a request leaves the client. It returns the context's error if the context ends before.
 func (p *port) leave(ctx context.Context, m message) error {
 	p.node.w.rec.operation()
 	p.node.pass(m, 1)
@@ -78,7 +79,7 @@ func (p *port) leave(ctx context.Context, m message) error {
 	return nil
 }
 
-// arrive lets an answer in.
+// arrive waits until an answer reaches the client.
 func (p *port) arrive(m message) {
 	p.node.w.rec.trace(p.node, m, "returns")
 	p.node.pass(m, 2)
@@ -130,8 +131,8 @@ func (p *port) together(rs []backend.Request) {
 	}
 }
 
-// inTurn waits for the end of the releases of the same set that left before. Of two that wait in the driver for one
-// answer, the scheduler would choose the first, which alone finds something to release.
+// inTurn waits for the end of the earlier releases of the same set. Of two releases that wait in the driver for one
+// answer, the scheduler would choose the first, and only the first finds a hold to release.
 func (p *port) inTurn(ctx context.Context, id string) (done func()) {
 	p.node.mu.Lock()
 	turn := p.sets[id]
@@ -149,9 +150,9 @@ func (p *port) inTurn(ctx context.Context, id string) (done func()) {
 
 // Renew implements backend.Driver.
 //
-// The core spreads its retries by its own random numbers, which no seed reaches. So a renewal waits here for the latest
-// instant that this chance could have drawn, and is abandoned at the earliest: the seed decides again. See the package
-// comment for what that does not reach.
+// The core spreads its retries by random numbers that do not depend on the seed. So a renewal waits here until the
+// latest instant that the core could have drawn, and is abandoned at the earliest, so that it depends only on the
+// seed. See the package comment for the remaining exceptions.
 func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 	byHand := p.byHand(grants)
 	deadline := p.deadline(grants[0]) // the nearest, by the client's clock
@@ -174,7 +175,7 @@ func (p *port) Renew(ctx context.Context, grants []backend.Grant) []backend.Rene
 		p.node.w.until(ctx, f.next)
 	}
 	out := make([]backend.Renewal, len(grants))
-	var sent []int // those that the client still has; chance decides their order
+	var sent []int // the grants that the client still has; their order is random
 	for i := range grants {
 		out[i].Err = backend.ErrUnavailable
 		if !p.ended(grants[i].Token) {
@@ -214,7 +215,7 @@ func (p *port) ended(t fencing.Token) bool {
 	return p.gone[t]
 }
 
-// byHand reports whether these are the first attempts at renewals for Extend, which no chance is in.
+// byHand reports whether these are the first attempts at renewals for Extend, which have no random delay.
 func (p *port) byHand(grants []backend.Grant) bool {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
@@ -223,14 +224,14 @@ func (p *port) byHand(grants []backend.Grant) bool {
 	})
 }
 
-// deadline returns until when the core believes in a hold, by the client's clock.
+// deadline returns the end of a hold's validity for the core, by the client's clock.
 func (p *port) deadline(g backend.Grant) backend.Instant {
 	o := &p.node.options
 	return g.SentAt.Add(p.Describe().Validity(g.TTL) - o.StopEarly - o.LockDelay)
 }
 
-// Describe implements backend.Driver: the client's clock is its machine's. Nobody looks who holds: the core does so a
-// moment after a wait has begun, and when an election's wait begins is of chance.
+// Describe implements backend.Driver: the client's clock is that of its machine. It omits inspection: the core would
+// look for the holder shortly after the beginning of a wait, which is random in an election.
 func (p *port) Describe() backend.Description {
 	d := p.Driver.Describe()
 	d.Clock = p.node.clock
@@ -238,13 +239,13 @@ func (p *port) Describe() backend.Description {
 	return d
 }
 
-// Chance implements chance.Source: no chance is left.
+// Chance implements chance.Source with a constant.
 func (p *port) Chance() float64 { return 0.999 }
 
 // maxAttempt is the core's bound of one attempt at a renewal, less its slack.
 const maxAttempt = 4900 * time.Millisecond
 
-// planned returns when the renewal of a batch leaves, and when it is abandoned.
+// planned returns the instants at which the renewal of a batch leaves and is abandoned.
 func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
@@ -257,8 +258,8 @@ func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	if last.next != 0 {
 		return last
 	}
-	// Up to a third of the validity is over, by chance: at least eight tenths of that. The core's timer may be late by
-	// its own slack.
+	// By a random amount, between eight tenths and all of a third of the validity is over. The core's timer may be late
+	// by its slack.
 	c := p.node.clock
 	sent := grants[0].SentAt
 	due := p.node.w.now() + c.real(sent.Add(deadline.Sub(sent)/3).Sub(c.Now()))
@@ -266,15 +267,15 @@ func (p *port) planned(grants []backend.Grant, deadline backend.Instant) plan {
 	return plan{next: tick(due), end: end}
 }
 
-// lastAttempt is the time before a deadline from which on no renewal leaves any more: retries follow each other so
-// quickly then that chance would show.
+// lastAttempt is the time before a deadline in which no renewal leaves: retries then follow each other so quickly that
+// their random pauses would show.
 const lastAttempt = 40 * time.Millisecond
 
-// tick is a whole millisecond, one or two after d.
+// tick returns a whole millisecond, between one and two after d.
 func tick(d time.Duration) time.Duration { return d.Truncate(time.Millisecond) + 2*time.Millisecond }
 
-// rung is the greatest power of two milliseconds that is not more than d, which is not exact: it was counted from an
-// instant that chance drew, and chance is rarely next to a power of two.
+// rung returns the greatest power of two milliseconds that is not more than d, and 4 ms at least. d is not exact,
+// because it was counted from a random instant, but is rarely close to a power of two.
 func rung(d time.Duration) time.Duration {
 	r := 4 * time.Millisecond
 	for r*2 <= d {
@@ -283,7 +284,7 @@ func rung(d time.Duration) time.Duration {
 	return r
 }
 
-// note remembers for which grants the renewal failed, with so much time left.
+// note records the grants whose renewal failed, with the time left for them.
 func (p *port) note(grants []backend.Grant, out []backend.Renewal, left time.Duration) {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
@@ -298,7 +299,7 @@ func (p *port) note(grants []backend.Grant, out []backend.Renewal, left time.Dur
 			p.failed[id] = plan{next: now}
 			continue
 		}
-		// The core waits for at most a tenth of the time left, or a second, and gives it a third of the rest.
+		// The core waits for at most a tenth of the time left, or a second, and gives the attempt a third of the rest.
 		p.failed[id] = plan{
 			next: now + min(max(r/5, 6*time.Millisecond), 1001*time.Millisecond), end: now + min(r*3/10, maxAttempt),
 		}
@@ -329,7 +330,7 @@ func (p *port) local(g backend.Grant) backend.Grant {
 	return g
 }
 
-// late keeps pushed losses back while the client is paused.
+// late delays pushed losses while the client is paused.
 func (p *port) late(lost func(backend.Loss)) func(backend.Loss) {
 	if lost == nil {
 		return nil

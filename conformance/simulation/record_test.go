@@ -14,7 +14,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// hold is one lease as its holder saw it, in the time of the service, which is that of the world.
+// hold is one lease as its holder saw it, in the time of the service, which is the time of the world.
 type hold struct {
 	node    int
 	name    string
@@ -28,15 +28,15 @@ type hold struct {
 	// The following fields are protected by record.mu.
 	call     time.Duration // Acquire was called
 	begin    time.Duration // Acquire had returned
-	end      time.Duration // until which the holder believed
+	end      time.Duration // the instant until which the holder relied on it
 	over     bool          // end is known
-	released time.Duration // when that was, and with it the time from which it may be released
-	deadline time.Duration // at the end
+	released time.Duration // the instant at which that became known, from which it may be released
+	deadline time.Duration // the lease's deadline at the end
 	told     time.Duration // the lease's context had ended by a loss; zero if it never did
 	reason   backend.Reason
 }
 
-// event is one thing that happened, for the log.
+// event is one entry of the log.
 type event struct {
 	at     time.Duration
 	who    int // the client; -1 - client: its core; weather
@@ -54,7 +54,7 @@ type record struct {
 
 	mu      sync.Mutex // protects the following fields
 	holds   []*hold
-	taken   map[fencing.Token]time.Duration // holds that the service took away, and when
+	taken   map[fencing.Token]time.Duration // the times at which the service ended holds
 	events  []event
 	found   []string // violations
 	closest time.Duration
@@ -70,7 +70,7 @@ func (r *record) operation() {
 
 func (r *record) note(e event) { r.noteAt(r.w.now(), e) }
 
-// trace notes a message, where somebody looks at one world.
+// trace notes a message, in a traced world.
 func (r *record) trace(n *node, m message, what string) {
 	if r.w.traced {
 		r.note(event{
@@ -89,7 +89,7 @@ func (r *record) noteAt(at time.Duration, e event) {
 	r.mu.Unlock()
 }
 
-// violation notes what must not happen.
+// violation records a violated promise.
 func (r *record) violation(format string, args ...any) {
 	at := r.w.now()
 	r.mu.Lock()
@@ -132,7 +132,7 @@ func (r *record) ended(h *hold) {
 	}
 }
 
-// took notes that the service takes these holds away now, whatever their holders believe.
+// took notes that the service ends these holds now, even if their holders still rely on them.
 func (r *record) took(info backend.State) {
 	now := r.w.now()
 	r.mu.Lock()
@@ -156,7 +156,7 @@ func (r *record) stale() {
 	r.mu.Unlock()
 }
 
-// verify checks the whole history and returns what is wrong with it. All holds have ended.
+// verify checks the whole history and returns the violations. All holds must have ended.
 func (r *record) verify() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -172,7 +172,7 @@ func (r *record) verify() []string {
 	return r.found
 }
 
-// beliefs checks that nobody believes in a hold that somebody else's excludes.
+// beliefs checks that no two holders rely on holds that exclude each other.
 func (r *record) beliefs(holds []*hold) {
 	slices.SortStableFunc(holds, func(a, b *hold) int { return cmp.Compare(a.begin, b.begin) })
 	var open, past []*hold
@@ -184,7 +184,7 @@ func (r *record) beliefs(holds []*hold) {
 		taken, away := r.taken[h.token]
 		switch {
 		case h.told != 0:
-			// The context is what a holder looks at. It may end later than the deadline, by a timer's slack.
+			// A holder checks the context, which may end later than the deadline, by a timer's slack.
 			h.end = min(h.end, h.told)
 			if h.reason == backend.ReasonExpired && h.told > h.deadline+10*time.Millisecond {
 				r.found = append(r.found, fmt.Sprintf("%v was notified %v after its deadline", h, h.told-h.deadline))
@@ -202,7 +202,7 @@ func (r *record) beliefs(holds []*hold) {
 			h.end = min(h.end, taken)
 		}
 		if h.end <= h.begin {
-			continue // over before its caller could look
+			continue // it ended before its caller could rely on it
 		}
 		for i := 0; i < len(open); {
 			o := open[i]
@@ -239,8 +239,8 @@ func excludes(a, b *hold) bool {
 	return a.kind == backend.KindExclusive || b.kind == backend.KindExclusive
 }
 
-// tokens checks that a grant has a greater token than every one that was granted before it was asked for, and that no
-// two have one.
+// tokens checks that a grant has a greater token than every grant that was returned before its call, and that no two
+// grants have the same token.
 func (r *record) tokens(holds []*hold) {
 	byCall := slices.Clone(holds)
 	slices.SortStableFunc(byCall, func(a, b *hold) int { return cmp.Compare(a.call, b.call) })
@@ -268,9 +268,9 @@ func (r *record) tokens(holds []*hold) {
 	}
 }
 
-// sorted returns the log in an order that does not depend on which of two goroutines came first at one instant. Tokens
-// are noted as their rank among the tokens of the name: which of two names is granted first at one instant is nobody's
-// business.
+// sorted returns the log in an order that does not depend on the order of goroutines at one instant. It replaces
+// tokens by their ranks among the tokens of the name, because the order of grants of two names at one instant may
+// vary.
 func (r *record) sorted() []event {
 	r.mu.Lock()
 	defer r.mu.Unlock()

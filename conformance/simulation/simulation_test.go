@@ -15,7 +15,8 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// TestSimulation runs worlds until so many hours have been simulated. See the package comment for the environment.
+// TestSimulation runs worlds until the requested hours have been simulated. See the package comment for the
+// environment.
 func TestSimulation(t *testing.T) {
 	if text := os.Getenv("FENCELOCK_SEED"); text != "" {
 		one(t, text)
@@ -33,7 +34,7 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// one runs one seed and logs everything that happens.
+// one runs one seed and logs every event.
 func one(t *testing.T, text string) {
 	seed, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
@@ -50,7 +51,7 @@ func one(t *testing.T, text string) {
 		o.operations, o.faults, o.acquires, o.losses, o.single)
 }
 
-// hours is how much to simulate.
+// hours returns the number of hours to simulate.
 func hours(t *testing.T) float64 {
 	if text := os.Getenv("FENCELOCK_SIM_HOURS"); text != "" {
 		h, err := strconv.ParseFloat(text, 64)
@@ -65,7 +66,7 @@ func hours(t *testing.T) float64 {
 	return 10
 }
 
-// sum adds up what all worlds have shown.
+// sum has the sums of the outcomes of all worlds.
 type sum struct {
 	want time.Duration
 
@@ -81,11 +82,11 @@ type sum struct {
 
 const forever = time.Duration(1<<63 - 1)
 
-// next returns the next seed, and false if that was enough.
+// next returns the next seed, or false if no further one is needed.
 func (s *sum) next() (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	const enough = 10 // failures to look at
+	const enough = 10 // failures to report
 	if s.done >= s.want || s.failed >= enough {
 		return 0, false
 	}
@@ -131,7 +132,7 @@ func (s *sum) report(t *testing.T) {
 	}
 	for _, d := range []struct {
 		what     string
-		n, least int // in an hour
+		n, least int // per hour
 	}{
 		{"operations", s.operations, 2500},
 		{"grants", s.acquires, 500},
@@ -145,7 +146,7 @@ func (s *sum) report(t *testing.T) {
 	}
 }
 
-// What a world shows follows from its seed: twice the same log, whatever the scheduler does.
+// A world depends only on its seed: two runs have the same log, whatever the scheduler does.
 func TestReplayIsExact(t *testing.T) {
 	t.Parallel()
 	worlds := 40
@@ -169,7 +170,7 @@ func TestReplayIsExact(t *testing.T) {
 	}
 }
 
-// Histories of short worlds are those of a lock with tokens: package check finds an order for each.
+// Histories of short worlds are possible for a lock with tokens: package check finds an order for each.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	worlds, calls := 60, 0

@@ -10,7 +10,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 )
 
-// weather breaks what is around one client, again and again, until the world is over.
+// weather injects faults around one client, repeatedly, until the end of the world.
 func (n *node) weather(d dice) {
 	w := n.w
 	for w.rest(d.about(w.fine)) {
@@ -23,7 +23,7 @@ func (n *node) weather(d dice) {
 			what, clear = "slow", func() {}
 			n.storm(func() { net.Delay(memory.Both, d.scale(10*time.Millisecond, 2*w.ttl)) })
 		case 1, 2:
-			// What is under way now arrives long after its sender gave up.
+			// Messages that are on their way now arrive long after their senders have stopped waiting.
 			what, clear = "late requests", func() {}
 			n.storm(func() { net.Delay(memory.Requests, d.scale(w.ttl/4, 3*w.ttl)) })
 		case 3:
@@ -52,7 +52,7 @@ func (n *node) weather(d dice) {
 			n.pauses = append(n.pauses, pause{w.now(), n.paused})
 			n.mu.Unlock()
 		case 11, 12:
-			// Answers come late, and then none at all.
+			// Answers come late, and then not at all.
 			what = "degrades"
 			w.fault(what, n.id)
 			n.storm(func() { net.Delay(memory.Replies, d.scale(w.ttl/30, w.ttl/3)) })
@@ -79,7 +79,7 @@ func (n *node) storm(change func()) {
 	change()
 }
 
-// calm heals the network. Messages always take some time, so that what they cause comes one after the other.
+// calm heals the network. Messages always take some time, so that their effects come one after the other.
 func (n *node) calm(clear func()) {
 	n.mu.Lock()
 	n.delay = n.usual
@@ -103,13 +103,12 @@ func (n *node) replace(d dice) {
 	began := n.w.now()
 	err := n.close(ctx, dies)
 	deadline, _ := ctx.Deadline()
-	const grace = time.Second // Close promises to return within it after the end of its context
+	const grace = time.Second // Close returns within it after the end of its context
 	if end := max(began, n.w.at(deadline)) + grace; !dies && n.w.now() > n.runsBy(end) {
 		n.w.rec.violation("Close took %v longer than its context and its grace", n.w.now()-end)
 	}
 	if dies {
-		// Whether it had begun to give something back, is for the core to choose at one instant, and costs
-		// microseconds.
+		// At this instant the core may or may not have begun to release a hold, which takes microseconds.
 		time.Sleep(max(tick(began)-n.w.now(), 0))
 	} else {
 		n.w.rec.note(event{who: n.id, what: "closed", answer: class(err)})
@@ -118,7 +117,7 @@ func (n *node) replace(d dice) {
 	n.open()
 }
 
-// serverWeather breaks the service itself.
+// serverWeather injects faults into the service itself.
 func (w *world) serverWeather(d dice) {
 	for w.rest(d.about(3 * w.fine)) {
 		lasts := d.scale(2*time.Millisecond, 4*w.ttl)
@@ -149,7 +148,7 @@ func (w *world) serverWeather(d dice) {
 	}
 }
 
-// forced does something to a name by force, and puts it into the history if there is one.
+// forced runs do, which ends holds of a name by force, and records it in the history if there is one.
 func (w *world) forced(name string, do func()) {
 	if w.history != nil {
 		call := w.history.Begin(context.Background(), "weather", check.OpForce, name)
@@ -158,7 +157,7 @@ func (w *world) forced(name string, do func()) {
 	do()
 }
 
-// takeAway notes who holds a name at this instant, and is about to lose it.
+// takeAway notes the holders of a name, which are about to lose it.
 func (w *world) takeAway(name string) {
 	info, err := w.admin.Look(context.Background(), name)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// world is one run: one service, some clients of it, their callers, and the weather. All of it is drawn from one seed.
+// world is one run: one service, its clients, their callers, and the weather, all drawn from one seed.
 type world struct {
 	t    *testing.T
 	seed chance
@@ -23,15 +23,15 @@ type world struct {
 
 	start  time.Time
 	length time.Duration
-	ttl    time.Duration // about
+	ttl    time.Duration // roughly
 	think  time.Duration // between two pieces of work of one caller, on average
-	fine   time.Duration // between two troubles of one client, on average
+	fine   time.Duration // between two faults of one client, on average
 	names  []name
 	nodes  []*node
 	single bool // one caller for each client: see the package comment
 
 	store    *memory.Store
-	admin    *memory.Driver // close to the service, and never in trouble
+	admin    *memory.Driver // close to the service, and without faults
 	register *fencing.Memory
 	rec      record
 	history  *check.Recorder // nil unless checked
@@ -46,7 +46,7 @@ type name struct {
 	limit  int  // of permits, or zero
 }
 
-// draw draws how the name is used.
+// draw draws the use of the name.
 func (n name) draw(d dice) (kind backend.Kind, limit, permits int) {
 	switch {
 	case n.limit > 0:
@@ -57,7 +57,7 @@ func (n name) draw(d dice) (kind backend.Kind, limit, permits int) {
 	return backend.KindExclusive, 0, 0
 }
 
-// outcome is what one world has shown.
+// outcome is the result of one world.
 type outcome struct {
 	seed   uint64
 	length time.Duration
@@ -66,12 +66,12 @@ type outcome struct {
 	past   check.History
 
 	violations []string
-	closest    time.Duration // the shortest time from a notified loss to a rival's belief
+	closest    time.Duration // the shortest time from a notified loss to a rival's grant
 
 	operations, acquires, renewals, losses, refused, faults int
 }
 
-// how says how a world is run.
+// how has the options of a world.
 type how struct {
 	corrupt func(*port) // makes it a mutant
 	logged  bool        // the outcome has a log
@@ -79,7 +79,7 @@ type how struct {
 	checked bool        // the outcome has a history for package check, of a short world with plain locks only
 }
 
-// simulate runs the world of a seed, in simulated time. It leaves nothing running: synctest fails the test otherwise.
+// simulate runs the world of a seed, in simulated time. If it left a goroutine running, synctest would fail the test.
 func simulate(t *testing.T, seed uint64, h how) outcome {
 	var o outcome
 	defer func() {
@@ -109,7 +109,7 @@ func simulate(t *testing.T, seed uint64, h how) outcome {
 	return o
 }
 
-// replay is the command that runs one seed again, and logs what happens in it.
+// replay returns the command that runs one seed again and logs its events.
 func replay(seed uint64) string {
 	return fmt.Sprintf("FENCELOCK_SEED=%d go test -v -run 'TestSimulation$' ./conformance/simulation", seed)
 }
@@ -123,7 +123,7 @@ func (w *world) build() {
 	w.fine = d.scale(time.Minute, 4*time.Minute)
 	w.single = !d.one(5)
 	w.store = memory.NewStore(&memory.Options{
-		Clock: backend.GoClock(), Chance: func() float64 { return 0.999 }, // no chance is left, as in port.Chance
+		Clock: backend.GoClock(), Chance: func() float64 { return 0.999 }, // constant, as in port.Chance
 	})
 	w.admin = w.store.Driver()
 	w.register = new(fencing.Memory)
@@ -184,7 +184,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// live lets everybody go about, in all weathers, until the time is over.
+// live runs the actors and the weather until the time is over.
 func (w *world) live() {
 	var end context.CancelFunc
 	w.over, end = context.WithTimeout(context.Background(), w.length)
@@ -200,15 +200,15 @@ func (w *world) live() {
 	all.Wait()
 }
 
-// heal demands that everybody gets a turn once all is well, at once when the leftovers of the storm are gone, and that
-// nothing is left in the end.
+// heal requires that every client gets every lock in turn after the faults, without delay once the leftovers of the
+// faults have ended, and that no entry remains at the end.
 func (w *world) heal() {
 	for _, n := range w.nodes {
 		n.awake()
 	}
 	w.rec.note(event{who: weather, what: "all is well"})
-	// A lost hold closes its name for its TTL with the lock delay, which Extend may have doubled, after the last of its
-	// requests has arrived, which may have been on the way for three.
+	// A lost hold closes its name for its TTL with the lock delay, which Extend may have doubled, after its last request
+	// has arrived, which may take three TTLs.
 	leftovers := 8*w.ttl + 30*time.Second
 	w.turns(leftovers)
 	time.Sleep(leftovers)
@@ -247,13 +247,13 @@ func (w *world) turns(within time.Duration) {
 	all.Wait()
 }
 
-// now is how old the world is.
+// now returns the age of the world.
 func (w *world) now() time.Duration { return time.Since(w.start) }
 
-// at is the age of the world at t.
+// at returns the age of the world at t.
 func (w *world) at(t time.Time) time.Duration { return t.Sub(w.start) }
 
-// rest waits for d and reports whether the world goes on.
+// rest waits for d and reports whether the world continues.
 func (w *world) rest(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -265,7 +265,7 @@ func (w *world) rest(d time.Duration) bool {
 	}
 }
 
-// until waits until the world has that age, or ctx has ended.
+// until waits until the world has the given age, or ctx ends.
 func (w *world) until(ctx context.Context, age time.Duration) {
 	t := time.NewTimer(age - w.now())
 	defer t.Stop()
@@ -275,8 +275,8 @@ func (w *world) until(ctx context.Context, age time.Duration) {
 	}
 }
 
-// expired waits for nothing and returns when h, past its deadline, is taken to be lost: a little later than any
-// timer of the core, which has a random slack.
+// expired returns the instant at which h, past its deadline, counts as lost: a little later than any timer of the
+// core, which has a random slack. It does not wait.
 func (w *world) expired(h *hold) time.Duration {
 	return tick(w.now() + w.nodes[h.node].clock.real(time.Until(h.lease.Deadline())))
 }
