@@ -55,10 +55,10 @@ func head(f findings) string {
 			return fmt.Sprintf("%d, %d, **%d**", s.Faults, s.Operations, s.Violations)
 		})
 	})
-	t.perDriver("worst margin: from the end of a lost holder's belief to its rival's grant", func(d string) string {
+	t.perDriver("worst margin: from the end of a lost hold's validity to the rival's grant", func(d string) string {
 		return margin(f, d)
 	})
-	t.perDriver("leader killed: the locks went on after, at most", func(d string) string {
+	t.perDriver("leader killed: the longest time until a lock was granted again", func(d string) string {
 		for _, c := range f.faults[d] {
 			if c.Slug == "leader-kill" && c.Recoveries > 0 {
 				return seconds(c.LongestRecovery) + " s"
@@ -66,7 +66,7 @@ func head(f findings) string {
 		}
 		return none
 	})
-	t.perDriver("what no driver promises to survive (eviction, lost data, clock jumps): violations",
+	t.perDriver("faults that no driver survives (eviction, lost data, clock jumps): violations",
 		func(d string) string {
 			return soakCell(f.reported, d, func(s testfacts.Soak) string {
 				return fmt.Sprintf("%d in %d", s.Violations, s.Faults)
@@ -143,7 +143,7 @@ func page(f findings, steps []step) string {
 	var b strings.Builder
 	b.WriteString("# Reliability\n\n" +
 		"Written by `make report`; every figure comes from a test, on one machine:\n" + f.about + ".\n" +
-		"How it is done: [conformance](../conformance/doc.go) (clauses), [cluster](../conformance/cluster/cluster.go) (directed faults),\n" +
+		"Methods: [conformance](../conformance/doc.go) (clauses), [cluster](../conformance/cluster/cluster.go) (directed faults),\n" +
 		"[nemesis](../conformance/nemesis/doc.go) (faults drawn by a seed, processes that are stopped and killed),\n" +
 		"[check](../conformance/check/doc.go) (histories: scans, and a search for a legal order),\n" +
 		"[simulation](../conformance/simulation/doc.go).\n\n")
@@ -156,29 +156,30 @@ func page(f findings, steps []step) string {
 		"grant.\n")
 	b.WriteString("\n## Directed faults\n\nOne fault at a time on three nodes, under five clients that contend for three names.\n\n" +
 		faultTable(f))
-	b.WriteString("\n## Recovery\n\nFrom the fault until names that nobody held went on, in seconds: median, and the longest.\n\n" +
+	b.WriteString("\n## Recovery\n\nThe time from the fault until a free name was granted again, in seconds: median and maximum.\n\n" +
 		recoveryTable(f))
 	b.WriteString("\n## Failovers of PostgreSQL\n\n" + failoverText + failoverTable(f.failovers))
 	b.WriteString("\n## Faults drawn by seed\n\n" + soakTable(f.soaks))
 	b.WriteString(serverSection(f.server, f.about))
 	b.WriteString(afterServer + "\n\n" +
-		"No client can prevent what follows: the service itself forgets. That is why these drivers do not compile where a double run\n" +
-		"corrupts data: their tier is efficiency. The library reports the loss at the next renewal, which is too late for the rival\n" +
-		"that came before. A violation is counted for the fault after which it was found.\n\n")
+		"No client can prevent these violations, because the service itself loses holds. Therefore these drivers do not compile in the\n" +
+		"correctness tier. The library reports the loss at the next renewal, when a rival may already hold the lock. A violation\n" +
+		"counts for the last fault before it.\n\n")
 	b.WriteString(reportedTable(f.reported))
 	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where an assumption of the algorithm does not hold:\n\n" +
 		rateTable(f.rates))
-	b.WriteString("\n## Others under the same checks\n\nEach library takes, holds and waits for locks, while links are held back or lost, servers stop, and keys are deleted behind\n" +
-		"everybody; the last one nobody can tell a holder before its rival. Libraries that tell nobody get the benefit of a user who watches\n" +
+	b.WriteString("\n## Others under the same checks\n\n" +
+		"Each library acquires, holds and waits for locks while links stall or fail, servers stop, and keys are deleted. No library can\n" +
+		"report a deleted key before a rival holds the lock. For libraries that report no losses, the check assumes a user who watches\n" +
 		"the deadline.\n\n" + strings.Join(f.peers, "\n\n") + "\n")
-	b.WriteString("\n## Broken drivers\n\nEach is broken in one way, and the suite is right only if it notices.\n\n" +
+	b.WriteString("\n## Broken drivers\n\nEach driver is broken in one way, and the suite must detect it.\n\n" +
 		mutantTable(f.mutants))
 	b.WriteString("\n## Simulated time\n\n")
 	for _, s := range f.simulations {
 		fmt.Fprintf(&b, "- %s %.1f h: %s\n", s.What, s.Hours, s.Text)
 	}
 	b.WriteString("\n## Bugs found\n\n" + bugs)
-	b.WriteString("\n## Commands\n\nWhat `make report` runs, one after the other:\n\n```sh\n")
+	b.WriteString("\n## Commands\n\n`make report` runs these commands in order:\n\n```sh\n")
 	for _, s := range steps {
 		fmt.Fprintln(&b, s)
 	}
@@ -272,8 +273,8 @@ func recoveryTable(f findings) string {
 }
 
 const failoverText = "The primary is killed under four clients that contend for three names, and its standby is promoted. Without a quorum a\n" +
-	"failover may forget the last holds: a rival is granted while the first holder still believes, with a greater token, so that\n" +
-	"guards refuse the first one's writes. The correctness tier takes such a server only with `Options.AcceptAsyncReplica`.\n\n"
+	"failover may lose the last holds: a rival is granted the lock while the first hold is still valid, with a greater token, so\n" +
+	"guards refuse the first holder's writes. The correctness tier takes such a server only with `Options.AcceptAsyncReplica`.\n\n"
 
 func failoverTable(all []testfacts.Failover) string {
 	var t table
@@ -305,7 +306,7 @@ func soakTable(runs []testfacts.Soak) string {
 			fmt.Sprint(s.Grants), fmt.Sprint(s.Losses), margin, s.LongestRecovery.String(),
 			fmt.Sprintf("**%d**%s", s.Violations, foundIn(s)))
 	}
-	t.b.WriteString("\nEach kind of fault: how often, and the longest time until every client and every name had a turn again.\n\n")
+	t.b.WriteString("\nEach kind of fault: the number of times, and the longest time until every client and every name had a turn again.\n\n")
 	var slugs []string
 	for _, s := range runs {
 		for _, k := range s.Kinds {
