@@ -274,7 +274,7 @@ func greatLimitsAreCounted(t *trial) {
 		}
 		last := t.take(a, t.permits(name, 1, limit), "of the last permit")
 		if _, err := t.try(b, t.permits(name, 1, limit)); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("a permit where none of %d is left = %v, want ErrHeld", limit, err)
+			t.Errorf("a permit while 0 of %d are free = %v, want ErrHeld", limit, err)
 		}
 		for d, grants := range map[backend.Driver][]backend.Grant{a: {rest, last}, b: {few}} {
 			t.releaseAll(d, grants, "of permits")

@@ -14,12 +14,12 @@ var multiClauses = []Clause{
 	{
 		ID: "M1", Group: "multi", Slug: "all-or-none", caps: backend.CapMultiAcquire, run: allOrNone,
 		Rule: "AcquireAll grants every name, each with a hold of its own, in the order asked; " +
-			"or is ErrHeld and keeps none",
+			"or is ErrHeld and holds nothing",
 	},
 	{
 		ID: "M2", Group: "multi", Slug: "waits-without-keeping", caps: backend.CapMultiAcquire,
 		run:  waitsWithoutKeeping,
-		Rule: "AcquireAll that waits gets all names together when the last is free; if it gives up, none is kept",
+		Rule: "AcquireAll that waits gets all names together when the last is free; if it ends earlier, it holds nothing",
 	},
 	{
 		ID: "M3", Group: "multi", Slug: "same-requests-same-holds", caps: backend.CapMultiAcquire,

@@ -116,7 +116,7 @@ func whatIsLeftIsGranted(t *trial) {
 	}
 	one := t.take(b, t.permits(name, 1, 3), "of what is left")
 	if _, err := t.try(a, t.permits(name, 1, 3)); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("a permit where none is left = %v, want ErrHeld", err)
+		t.Errorf("a permit while 0 are free = %v, want ErrHeld", err)
 	}
 	w := t.wait(t.within(10*slack), b, t.permits(name, 2, 3))
 	t.queued(a, name, 1)

@@ -165,7 +165,7 @@ func (s *story) check(t *trial, got []backend.Change) {
 			t.Errorf("event %d = %+v, want %q of %q with token %v of %q", i+1, e, want, g.Owner, g.Token, g.Name)
 		}
 		if e.Revision == 0 || e.Revision < last {
-			t.Errorf("event %d has revision %d after %d, want none that decreases", i+1, e.Revision, last)
+			t.Errorf("event %d has revision %d after %d, want a greater one", i+1, e.Revision, last)
 		}
 		last = e.Revision
 	}

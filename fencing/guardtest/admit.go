@@ -69,7 +69,7 @@ func admitsAllBits(t *trial) {
 var monotoneClauses = []Clause{
 	{
 		ID: "M1", Group: "monotone", Slug: "whatever-the-order", run: monotone,
-		Rule: "among thousands of checks at once, none is admitted below a token " +
+		Rule: "of thousands of concurrent checks, no check admits a token below one " +
 			"that was admitted before it began",
 	},
 	{

@@ -10,7 +10,7 @@ import (
 var holdClauses = []Clause{
 	{
 		ID: "N1", Group: "holds", Slug: "equal-token", run: equalToken,
-		Rule: "an equal token with another nonce, or with none, is ErrHold; a greater one has its own nonce",
+		Rule: "an equal token with another nonce, or without a nonce, is ErrHold; a greater one has its own nonce",
 	},
 	{
 		ID: "N2", Group: "holds", Slug: "nonce-is-filled", run: nonceIsFilled,

@@ -21,7 +21,7 @@ var refuseClauses = []Clause{
 	},
 	{
 		ID: "R4", Group: "refuses", Slug: "another-space", needs: needSpace, run: refusesAnotherSpace,
-		Rule: "a token of another space, or of none, is ErrSpace, however high",
+		Rule: "a token of another space, or without a space, is ErrSpace, however high",
 	},
 	{
 		ID: "R5", Group: "refuses", Slug: "tells-both-tokens", run: tellsBothTokens,

@@ -35,7 +35,7 @@ var sectionClauses = []Clause{
 	},
 	{
 		ID: "U5", Group: "section", Slug: "one-hold", needs: needUpdate | needWrite, run: oneHold,
-		Rule: "of sections of one hold at once none fails, and no acknowledged write is lost",
+		Rule: "concurrent sections of one hold do not fail, and no acknowledged write is lost",
 	},
 }
 

@@ -12,7 +12,7 @@ import (
 var setClauses = []Clause{
 	{
 		ID: "S1", Group: "sets", Slug: "all-or-none", needs: needUpdate | needTogether, run: allOrNone,
-		Rule: "if one claim of a set is refused, none is remembered",
+		Rule: "if one claim of a set is refused, the guard remembers no claim of it",
 	},
 	{
 		ID: "S2", Group: "sets", Slug: "opposite-orders", needs: needUpdate | needWrite, run: oppositeOrders,

@@ -57,8 +57,8 @@ func (e *CompactedError) Error() string {
 	return fmt.Sprintf("machine: events since revision %d are no longer kept, only since %d", e.Since, e.Revision)
 }
 
-// EventsSince returns up to limit events after revision since, of all names, in order and without gaps; none if there
-// is no later event. Each replica keeps its own events, and drops them at a Restore. The error is ErrAhead or a
+// EventsSince returns up to limit events after revision since, of all names, in order and without gaps; an empty slice
+// without a later event. Each replica keeps its own events, and drops them at a Restore. The error is ErrAhead or a
 // *CompactedError.
 func (m *Machine) EventsSince(since uint64, limit int) ([]Event, error) {
 	m.mu.RLock()

@@ -103,11 +103,11 @@ var (
 	}
 	oldestHold = Metric{
 		Name: prefix + "oldest_hold_seconds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
-		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest hold; 0 if there is none.",
+		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest hold; 0 without holds.",
 	}
 	oldestWait = Metric{
 		Name: prefix + "oldest_wait_seconds", Type: Gauge, Where: Leader, Labels: []string{"kind"},
-		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest wait; 0 if there is none.",
+		Values: map[string][]string{"kind": Kinds}, Help: "Age of the oldest wait; 0 without waits.",
 	}
 	longest = Metric{
 		Name: prefix + "longest_queue", Type: Gauge, Where: Leader, Help: "Length of the longest queue.",

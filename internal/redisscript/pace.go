@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// How often a client looks after its waiters of one name. A push makes all of this unnecessary as long as none is lost
+// How often a client looks after its waiters of one name. A push makes all of this unnecessary as long as no push is lost
 // and no holder dies, so it may be slow.
 const (
 	firstLook   = 200 * time.Millisecond // after the first place of a name: perhaps all earlier waiters are gone

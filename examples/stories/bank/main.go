@@ -3,7 +3,7 @@
 //	go run ./examples/stories/bank
 //	go run ./examples/stories/bank -unsafe
 //
-// Tier: correctness. Three measures together conserve money, and none can be left out. AcquireAll takes the locks of
+// Tier: correctness. Three measures together conserve money, and all are necessary. AcquireAll takes the locks of
 // both accounts or none, so that transfers in a circle never wait for each other for good. The transaction makes debit
 // and credit one step, even if the process is killed between the two. The guard in it (package sqlguard) refuses the
 // writes of a transfer that was paused for longer than its leases, over the balances of later ones. The locks of the

@@ -323,7 +323,7 @@ func (f *FSM) Closed() (wait, used time.Duration) {
 	return f.facts.ClosedFor, f.facts.UsedTTL
 }
 
-// Client returns the address of a member for clients; empty if there is none, or if it is unknown.
+// Client returns the address of a member for clients; empty if the member has no such address, or if it is unknown.
 func (f *FSM) Client(id string) string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -345,7 +345,7 @@ func (f *FSM) approved(id raft.ServerID) bool {
 	return f.facts.Approved[id]
 }
 
-// Started returns the start that counts for a member; empty if none is recorded.
+// Started returns the start that counts for a member; empty without a record.
 func (f *FSM) Started(id raft.ServerID) string {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
