@@ -12,7 +12,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/stallmeter"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -274,7 +274,7 @@ func run(t *testing.T, clauses []Clause, try func(*testing.T, Clause) Result) {
 		})
 		clauses = clauses[end:]
 	}
-	testfacts.Write(t, testfacts.Clauses{
+	testfindings.Write(t, testfindings.Clauses{
 		Passed: report.Count(Passed), Failed: report.Count(Failed), Inconclusive: report.Count(Inconclusive),
 		Skipped: report.Count(Skipped), NotApplicable: report.Count(NotApplicable),
 	})

@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/race"
 	"github.com/fencelock/fencelock/internal/stallmeter"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -75,7 +75,7 @@ func killAll(t *testing.T, check func(*testing.T, mutant) conformance.Report) {
 			if len(killers)+len(unknown) == 0 {
 				t.Error("this mutant survives")
 			}
-			testfacts.Write(t, testfacts.Mutant{What: m.name, Killers: strings.Join(killers, " ")})
+			testfindings.Write(t, testfindings.Mutant{What: m.name, Killers: strings.Join(killers, " ")})
 			rows = append(rows, fmt.Sprintf("%-56s killed by %s", m.name, strings.Join(killers, " ")))
 			if len(unknown) > 0 && !t.Failed() {
 				t.Skipf("%s%v: the machine stood still", stallmeter.Mark, unknown)

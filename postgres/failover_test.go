@@ -11,7 +11,7 @@ import (
 
 	"github.com/fencelock/fencelock"
 	"github.com/fencelock/fencelock/conformance/check"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
@@ -55,7 +55,7 @@ func TestFailoversUnderLoad(t *testing.T) {
 			t.Logf("%s: %d failovers, %d grants, %d losses, %d tokens out of order, %d holders beside whom somebody else was granted "+
 				"(for %v at most), violations but those of tokens: %v", kind, rounds, grants, losses, disorder, doubled,
 				overrun.Round(time.Millisecond), others)
-			testfacts.Write(t, testfacts.Failover{
+			testfindings.Write(t, testfindings.Failover{
 				Standby: kind, Rounds: rounds, Grants: grants, Losses: losses, Disorder: disorder,
 				Doubled: doubled, Overrun: overrun,
 			})

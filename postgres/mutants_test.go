@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance"
 	"github.com/fencelock/fencelock/conformance/containers"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/postgres"
 )
 
@@ -137,7 +137,7 @@ func (m mutant) caught(t testing.TB, by string, err error) {
 		t.Errorf("%s: %s did not show", m.what, by)
 	case len(m.change) > 0:
 		t.Logf("%s: %v", m.what, err)
-		testfacts.Write(t, testfacts.Mutant{What: "postgres: " + m.what, Killers: by})
+		testfindings.Write(t, testfindings.Mutant{What: "postgres: " + m.what, Killers: by})
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/freeport"
 	"github.com/fencelock/fencelock/internal/stallmeter"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 	"github.com/fencelock/fencelock/postgres"
 )
@@ -542,7 +542,7 @@ func TestSynchronousCommitWithoutAStandby(t *testing.T) {
 	if err := <-believed; err != nil {
 		window.Errorf(t, 3*time.Second, "a driver that ignores notices: %v; does the notice still come?", err)
 	}
-	testfacts.Write(t, testfacts.Mutant{What: "postgres: notices of a commit are ignored", Killers: t.Name()})
+	testfindings.Write(t, testfindings.Mutant{What: "postgres: notices of a commit are ignored", Killers: t.Name()})
 
 	go func() {
 		_, _ = dying.Exec(context.WithoutCancel(ctx), `select fencelock.acquire(row('z', 'request-by-hand', 'h', 'dying', 'hand', 0, 0, 0, 0,

@@ -10,7 +10,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/fencelock/fencelock/internal/redisscript"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // TestMutants shows that the checks of offers and of the queue's order fail for scripts with one fault.
@@ -59,7 +59,7 @@ func TestMutants(t *testing.T) {
 		case m.text != "" && killers == nil:
 			t.Errorf("%s: nothing shows it", m.what)
 		case m.text != "":
-			testfacts.Write(t, testfacts.Mutant{What: "redis: " + m.what, Killers: strings.Join(killers, " ")})
+			testfindings.Write(t, testfindings.Mutant{What: "redis: " + m.what, Killers: strings.Join(killers, " ")})
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/internal/mutate"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -103,7 +103,7 @@ func TestMutants(t *testing.T) {
 			if out := mutate.Test(t, m.file, source, ".", "-run", "^"+m.test+"$"); !strings.Contains(out, "--- FAIL: "+m.test) {
 				t.Fatalf("%s does not fail:\n%s", m.test, out)
 			}
-			testfacts.Write(t, testfacts.Mutant{What: "redlock: " + m.what, Killers: m.test})
+			testfindings.Write(t, testfindings.Mutant{What: "redlock: " + m.what, Killers: m.test})
 		})
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -96,7 +96,7 @@ func (v violation) run(t *testing.T, s servers) {
 			both++
 		}
 	}
-	testfacts.Write(t, testfacts.Rate{Fault: strings.Join(strings.Fields(v.fault), " "), Times: both, Rounds: rounds})
+	testfindings.Write(t, testfindings.Rate{Fault: strings.Join(strings.Fields(v.fault), " "), Times: both, Rounds: rounds})
 	t.Logf("%-60s %4d of %d   (%.0f %%)", v.fault, both, rounds, 100*float64(both)/float64(rounds))
 	switch {
 	case v.want == never && both > 0, v.want == always && both < rounds:

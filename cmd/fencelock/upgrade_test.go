@@ -19,7 +19,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/freeport"
-	"github.com/fencelock/fencelock/internal/older"
+	"github.com/fencelock/fencelock/internal/oldversions"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -92,7 +92,7 @@ func TestRollingUpgrade(t *testing.T) {
 	testtier.Only(t)
 	addresses := freeport.Addresses(t, 6)
 	u := &upgrade{
-		t: t, older: older.Build(t, older.Tree(t, olderVersion), "./cmd/fencelock"), clients: addresses[:3], peers: addresses[3:],
+		t: t, older: oldversions.Build(t, oldversions.Tree(t, olderVersion), "./cmd/fencelock"), clients: addresses[:3], peers: addresses[3:],
 		dirs: []string{t.TempDir(), t.TempDir(), t.TempDir()}, servers: make([]*fault.Child, 3), newer: make([]bool, 3),
 	}
 	for i := range u.servers {

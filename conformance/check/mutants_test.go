@@ -13,7 +13,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/memory"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // mutants are broken services, each with a play that shows the fault under any schedule, and the kinds of violations
@@ -539,7 +539,7 @@ func TestMutants(t *testing.T) {
 					t.Errorf("this mutant survives the %q checker: %v\n%s", want, kinds, script(p.History))
 				}
 			}
-			testfacts.Write(t, testfacts.Mutant{What: m.name, Killers: strings.Trim(fmt.Sprint(kinds), "[]")})
+			testfindings.Write(t, testfindings.Mutant{What: m.name, Killers: strings.Trim(fmt.Sprint(kinds), "[]")})
 			rows[i] = fmt.Sprintf("%-56s %v", m.name, kinds)
 		})
 	}

@@ -44,7 +44,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/conformance/internal/artifacts"
 	"github.com/fencelock/fencelock/internal/stallmeter"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // Harness is one fresh cluster. All fields but Leftovers and Machines must be set. Nodes are numbered from 0.
@@ -191,7 +191,7 @@ func (b *bench) client() (rival, fault.Links) {
 func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 	report := b.rivals.verify(b.t.Context())
 	b.t.Logf("%s: %d rounds in %v, %v", f.Slug, rounds, took.Round(time.Second), report)
-	fact := testfacts.ClusterFault{
+	fact := testfindings.ClusterFault{
 		Slug: f.Slug, Rounds: rounds, Grants: report.Grants, Losses: report.Losses, Confirmed: report.confirmed,
 		Violations: len(report.Violations), Overlap: report.Overlapped, Recoveries: len(b.recoveries),
 	}
@@ -204,7 +204,7 @@ func (b *bench) verdict(f Fault, rounds int, took time.Duration) {
 		b.t.Logf("%s: the locks went on after %.2f s in the median of %d, %.2f s in 95 of 100, %.2f s at most", f.Slug,
 			b.recoveries[n/2].Seconds(), n, b.recoveries[(n*95+99)/100-1].Seconds(), b.recoveries[n-1].Seconds())
 	}
-	testfacts.Write(b.t, fact)
+	testfindings.Write(b.t, fact)
 	if len(report.Violations) > 0 {
 		b.t.Error(report.Text())
 	}

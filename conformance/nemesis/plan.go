@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/internal/stallmeter"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // Plan determines a run, together with the service.
@@ -110,7 +110,7 @@ func play(t *testing.T, s Service, p Plan) {
 	t.Helper()
 	r := Play(t, s, p)
 	t.Logf("%v", r)
-	testfacts.Write(t, r.fact())
+	testfindings.Write(t, r.fact())
 	for _, v := range r.Failures() {
 		t.Error(v)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/conformance/internal/artifacts"
 	"github.com/fencelock/fencelock/internal/stallmeter"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // Failed is the kind of violation that a run finds without check: a missing event.
@@ -142,8 +142,8 @@ func (r Result) String() string {
 }
 
 // fact returns the summary for programs.
-func (r *Result) fact() testfacts.Soak {
-	fact := testfacts.Soak{
+func (r *Result) fact() testfindings.Soak {
+	fact := testfindings.Soak{
 		Driver: r.Driver, Reported: r.Reported, Seed: r.Seed, Took: r.Took, Faults: r.Faults, Operations: r.Operations,
 		Grants: r.Grants, Losses: r.Losses, Violations: len(r.Violations), Overlap: r.Overlapped,
 	}
@@ -154,12 +154,12 @@ func (r *Result) fact() testfacts.Soak {
 		k := r.Kinds[slug]
 		most := most(k.Recoveries)
 		fact.Kinds = append(fact.Kinds,
-			testfacts.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
+			testfindings.SoakKind{Slug: slug, Count: k.Count, Violated: k.Violated, LongestRecovery: most})
 		fact.LongestRecovery = max(fact.LongestRecovery, most)
 	}
 	counts := r.counts()
 	for _, kind := range sortedKeys(counts) {
-		fact.Found = append(fact.Found, testfacts.Count{What: string(kind), Times: counts[kind]})
+		fact.Found = append(fact.Found, testfindings.Count{What: string(kind), Times: counts[kind]})
 	}
 	return fact
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // mutant is one fault of a driver, which some seed must detect.
@@ -218,7 +218,7 @@ func TestMutants(t *testing.T) {
 			for seed := uint64(1); seed <= seeds; seed++ {
 				for _, v := range simulate(t, seed, how{corrupt: m.change}).violations {
 					if strings.Contains(v, m.shows) {
-						testfacts.Write(t, testfacts.Mutant{What: m.name, Killers: fmt.Sprintf("seed %d", seed)})
+						testfindings.Write(t, testfindings.Mutant{What: m.name, Killers: fmt.Sprintf("seed %d", seed)})
 						t.Logf("%-56s killed by seed %d\n%s", m.name, seed, v)
 						return
 					}

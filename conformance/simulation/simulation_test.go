@@ -11,7 +11,7 @@ import (
 
 	"github.com/fencelock/fencelock/conformance/check"
 	"github.com/fencelock/fencelock/internal/race"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -125,7 +125,7 @@ func (s *sum) report(t *testing.T) {
 		"shortest time from a loss to the rival %.1f ms, %d violations",
 		s.seeds, s.operations, s.acquires, s.renewals, s.faults,
 		s.losses, s.refused, s.closest.Seconds()*1000, s.violations)
-	testfacts.Write(t, testfacts.Simulation{What: "the core", Hours: h, Text: text})
+	testfindings.Write(t, testfindings.Simulation{What: "the core", Hours: h, Text: text})
 	t.Logf("%.1f h simulated: %s", h, text)
 	if s.failed > 0 || s.done < 10*time.Hour {
 		return

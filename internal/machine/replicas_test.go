@@ -16,7 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock/fencing"
 	"github.com/fencelock/fencelock/internal/race"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -548,7 +548,7 @@ func TestReplicas(t *testing.T) {
 		text := fmt.Sprintf("%d commands, %d grants, %d sessions expired, %d crashes, %d starts from a snapshot, %d elections, "+
 			"%d backups restored", total.commands, total.grants, total.expiries, total.crashes,
 			total.restores, total.elections, total.disasters)
-		testfacts.Write(t, testfacts.Simulation{What: "the bundled server's state machine", Hours: float64(hours), Text: text})
+		testfindings.Write(t, testfindings.Simulation{What: "the bundled server's state machine", Hours: float64(hours), Text: text})
 		t.Logf("%d h simulated: %s", hours, text)
 		if n := uint64(hours); n >= 5 && !t.Failed() &&
 			(uint64(total.commands) < 3000*n || uint64(total.grants) < 500*n ||

@@ -5,63 +5,63 @@ import (
 	"path"
 	"strings"
 
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // findings are all facts that tests have written.
 type findings struct {
 	about       string
-	clauses     map[string][]testfacts.Clauses // by driver
-	faults      map[string][]testfacts.ClusterFault
-	failovers   []testfacts.Failover
-	soaks       []testfacts.Soak
-	server      *testfacts.ServerSoak
-	reported    []testfacts.Soak
+	clauses     map[string][]testfindings.Clauses // by driver
+	faults      map[string][]testfindings.ClusterFault
+	failovers   []testfindings.Failover
+	soaks       []testfindings.Soak
+	server      *testfindings.ServerSoak
+	reported    []testfindings.Soak
 	mutants     []mutant
-	simulations []testfacts.Simulation
-	rates       []testfacts.Rate
+	simulations []testfindings.Simulation
+	rates       []testfindings.Rate
 	peers       []string
 }
 
 type mutant struct {
 	suite string
-	testfacts.Mutant
+	testfindings.Mutant
 }
 
 // attribute takes in an attribute of a test of pkg.
 func (f *findings) attribute(pkg, key, value string) error {
-	fact, err := testfacts.Read(key, value)
+	fact, err := testfindings.Read(key, value)
 	if err != nil {
 		return err
 	}
 	driver, _, _ := strings.Cut(pkg, "/")
 	switch fact := fact.(type) {
 	case nil:
-	case testfacts.Clauses:
+	case testfindings.Clauses:
 		if f.clauses == nil {
-			f.clauses = map[string][]testfacts.Clauses{}
+			f.clauses = map[string][]testfindings.Clauses{}
 		}
 		f.clauses[driver] = append(f.clauses[driver], fact)
-	case testfacts.ClusterFault:
+	case testfindings.ClusterFault:
 		if f.faults == nil {
-			f.faults = map[string][]testfacts.ClusterFault{}
+			f.faults = map[string][]testfindings.ClusterFault{}
 		}
 		f.faults[driver] = append(f.faults[driver], fact)
-	case testfacts.Failover:
+	case testfindings.Failover:
 		f.failovers = append(f.failovers, fact)
-	case testfacts.Soak:
+	case testfindings.Soak:
 		if fact.Reported {
 			f.reported = append(f.reported, fact)
 		} else {
 			f.soaks = append(f.soaks, fact)
 		}
-	case testfacts.ServerSoak:
+	case testfindings.ServerSoak:
 		f.server = &fact
-	case testfacts.Mutant:
+	case testfindings.Mutant:
 		f.mutants = append(f.mutants, mutant{path.Base(pkg), fact})
-	case testfacts.Simulation:
+	case testfindings.Simulation:
 		f.simulations = append(f.simulations, fact)
-	case testfacts.Rate:
+	case testfindings.Rate:
 		f.rates = append(f.rates, fact)
 	default:
 		return fmt.Errorf("the report has no place for %T", fact)

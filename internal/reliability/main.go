@@ -4,7 +4,7 @@
 //	go run ./internal/reliability -o … -from DIR            # writes the page from an earlier run's figures in DIR
 //	go run ./internal/reliability -o … -only soak-server    # runs the soak of the server, and writes its section anew
 //
-// Each figure of the page comes from a test, as JSON (package internal/testfacts); a run without its expected figures
+// Each figure of the page comes from a test, as JSON (package internal/testfindings); a run without its expected figures
 // is an error, and so is a failed test. The list of bugs found is kept by hand, in bugs.md; a test
 // here sees that every command in it names an existing test.
 package main

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 //go:embed bugs.md
@@ -51,7 +51,7 @@ func head(f findings) string {
 		return fmt.Sprintf("%d, **%d**", rounds, violations)
 	})
 	t.perDriver("faults drawn by seed: faults, operations, violations", func(d string) string {
-		return soakCell(f.soaks, d, func(s testfacts.Soak) string {
+		return soakCell(f.soaks, d, func(s testfindings.Soak) string {
 			return fmt.Sprintf("%d, %d, **%d**", s.Faults, s.Operations, s.Violations)
 		})
 	})
@@ -68,7 +68,7 @@ func head(f findings) string {
 	})
 	t.perDriver("faults that no driver survives (eviction, lost data, clock jumps): violations",
 		func(d string) string {
-			return soakCell(f.reported, d, func(s testfacts.Soak) string {
+			return soakCell(f.reported, d, func(s testfindings.Soak) string {
 				return fmt.Sprintf("%d in %d", s.Violations, s.Faults)
 			})
 		})
@@ -84,7 +84,7 @@ func head(f findings) string {
 }
 
 // hours returns the time that each simulation covered.
-func hours(all []testfacts.Simulation) []string {
+func hours(all []testfindings.Simulation) []string {
 	var texts []string
 	for _, s := range all {
 		texts = append(texts, fmt.Sprintf("%s %.1f h", s.What, s.Hours))
@@ -96,7 +96,7 @@ func seconds(d time.Duration) string      { return fmt.Sprintf("%.2f", d.Seconds
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1000) }
 
 // clauseCell is the cell of the worst run, with the number of runs.
-func clauseCell(runs []testfacts.Clauses) string {
+func clauseCell(runs []testfindings.Clauses) string {
 	if len(runs) == 0 {
 		return none
 	}
@@ -111,8 +111,8 @@ func clauseCell(runs []testfacts.Clauses) string {
 	return cell
 }
 
-func soakCell(runs []testfacts.Soak, driver string, cell func(testfacts.Soak) string) string {
-	i := slices.IndexFunc(runs, func(s testfacts.Soak) bool { return s.Driver == driver })
+func soakCell(runs []testfindings.Soak, driver string, cell func(testfindings.Soak) string) string {
+	i := slices.IndexFunc(runs, func(s testfindings.Soak) bool { return s.Driver == driver })
 	if i < 0 {
 		return none
 	}
@@ -194,7 +194,7 @@ const (
 )
 
 // serverSection is the section that "-only soak-server" rewrites; empty without a run.
-func serverSection(s *testfacts.ServerSoak, about string) string {
+func serverSection(s *testfindings.ServerSoak, about string) string {
 	if s == nil {
 		return ""
 	}
@@ -221,7 +221,7 @@ func withServer(page, section string) (string, error) {
 }
 
 // clusterTable has a row for each directed fault.
-func clusterTable(f findings, cell string, text func(testfacts.ClusterFault) string) string {
+func clusterTable(f findings, cell string, text func(testfindings.ClusterFault) string) string {
 	var slugs []string
 	for _, of := range f.faults {
 		for _, c := range of {
@@ -254,7 +254,7 @@ func clusterTable(f findings, cell string, text func(testfacts.ClusterFault) str
 }
 
 func faultTable(f findings) string {
-	return clusterTable(f, ": rounds, grants, worst margin, violations", func(c testfacts.ClusterFault) string {
+	return clusterTable(f, ": rounds, grants, worst margin, violations", func(c testfindings.ClusterFault) string {
 		margin := "no loss"
 		if c.Margin != nil {
 			margin = milliseconds(*c.Margin)
@@ -264,7 +264,7 @@ func faultTable(f findings) string {
 }
 
 func recoveryTable(f findings) string {
-	return clusterTable(f, "", func(c testfacts.ClusterFault) string {
+	return clusterTable(f, "", func(c testfindings.ClusterFault) string {
 		if c.Recoveries == 0 {
 			return ""
 		}
@@ -276,7 +276,7 @@ const failoverText = "The primary is killed under four clients that contend for 
 	"failover may lose the last holds: a rival is granted the lock while the first hold is still valid, with a greater token, so\n" +
 	"guards refuse the first holder's writes. The correctness tier takes such a server only with `Options.AcceptAsyncReplica`.\n\n"
 
-func failoverTable(all []testfacts.Failover) string {
+func failoverTable(all []testfindings.Failover) string {
 	var t table
 	t.header("standby", "failovers", "grants", "losses", "tokens out of order",
 		"holders beside whom a rival was granted", "for at most")
@@ -292,7 +292,7 @@ func failoverTable(all []testfacts.Failover) string {
 	return t.b.String()
 }
 
-func soakTable(runs []testfacts.Soak) string {
+func soakTable(runs []testfindings.Soak) string {
 	var t table
 	t.header("driver", "seed", "time", "faults", "operations", "grants", "losses", "worst margin", "longest recovery",
 		"violations")
@@ -337,7 +337,7 @@ func soakTable(runs []testfacts.Soak) string {
 	return t.b.String()
 }
 
-func foundIn(s testfacts.Soak) string {
+func foundIn(s testfindings.Soak) string {
 	var found []string
 	for _, c := range s.Found {
 		found = append(found, fmt.Sprintf("%s × %d", c.What, c.Times))
@@ -348,7 +348,7 @@ func foundIn(s testfacts.Soak) string {
 	return " (" + strings.Join(found, ", ") + ")"
 }
 
-func reportedTable(runs []testfacts.Soak) string {
+func reportedTable(runs []testfindings.Soak) string {
 	var t table
 	t.header("driver", "fault", "times", "times with a violation")
 	for _, s := range runs {
@@ -362,7 +362,7 @@ func reportedTable(runs []testfacts.Soak) string {
 	return t.b.String()
 }
 
-func rateTable(rows []testfacts.Rate) string {
+func rateTable(rows []testfindings.Rate) string {
 	var t table
 	t.header("what happened", "rounds with two holders")
 	for _, r := range rows {

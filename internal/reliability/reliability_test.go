@@ -9,14 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/testfindings"
 )
 
 // written is what "go test -json" prints of a fact.
 func written(t *testing.T, pkg string, fact any) string {
 	t.Helper()
 	a := &attribute{TB: t}
-	testfacts.Write(a, fact)
+	testfindings.Write(a, fact)
 	text, err := json.Marshal(map[string]string{
 		"Action": "attr", "Package": module + "/" + pkg, "Test": "Test", "Key": a.key, "Value": a.value,
 	})
@@ -40,32 +40,32 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 		pkg  string
 		fact any
 	}{
-		{"etcd", testfacts.Clauses{Passed: 99, Failed: 1, Skipped: 2, Inconclusive: 4, NotApplicable: 19}},
+		{"etcd", testfindings.Clauses{Passed: 99, Failed: 1, Skipped: 2, Inconclusive: 4, NotApplicable: 19}},
 		{
 			"zookeeper",
-			testfacts.ClusterFault{Slug: "overtaken-leader", Rounds: 8, Grants: 1433, Violations: 3, Margin: &margin},
+			testfindings.ClusterFault{Slug: "overtaken-leader", Rounds: 8, Grants: 1433, Violations: 3, Margin: &margin},
 		},
-		{"zookeeper", testfacts.ClusterFault{
+		{"zookeeper", testfindings.ClusterFault{
 			Slug: "leader-kill", Rounds: 2, Grants: 17, Recoveries: 2, MedianRecovery: 1150 * time.Millisecond,
 			LongestRecovery: 1350 * time.Millisecond,
 		}},
-		{"redis", testfacts.Soak{
+		{"redis", testfindings.Soak{
 			Driver: "redis", Seed: 7, Took: 30 * time.Second, Faults: 9, Operations: 100, Violations: 1,
 			LongestRecovery: 2 * time.Second,
-			Kinds:           []testfacts.SoakKind{{Slug: "client-kill", Count: 4, LongestRecovery: 2 * time.Second}},
-			Found:           []testfacts.Count{{What: "overlap", Times: 1}},
+			Kinds:           []testfindings.SoakKind{{Slug: "client-kill", Count: 4, LongestRecovery: 2 * time.Second}},
+			Found:           []testfindings.Count{{What: "overlap", Times: 1}},
 		}},
 		{
 			"postgres",
-			testfacts.Failover{
+			testfindings.Failover{
 				Standby: "lagging", Rounds: 20, Grants: 1275, Losses: 3, Doubled: 2, Overrun: 29 * time.Millisecond,
 			},
 		},
-		{"internal/soak", testfacts.ServerSoak{Faults: 51, Grants: 10356, Violations: 2}},
-		{"redlock", testfacts.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
-		{"conformance", testfacts.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
-		{"conformance/check", testfacts.Mutant{What: "the same token twice", Killers: "token model"}},
-		{"conformance/simulation", testfacts.Simulation{What: "the core", Hours: 1003.2, Text: "512 seeds"}},
+		{"internal/soak", testfindings.ServerSoak{Faults: 51, Grants: 10356, Violations: 2}},
+		{"redlock", testfindings.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
+		{"conformance", testfindings.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
+		{"conformance/check", testfindings.Mutant{What: "the same token twice", Killers: "token model"}},
+		{"conformance/simulation", testfindings.Simulation{What: "the core", Hours: 1003.2, Text: "512 seeds"}},
 	} {
 		out.WriteString(written(t, each.pkg, each.fact))
 	}
@@ -94,7 +94,7 @@ func TestServerSectionIsWrittenAlone(t *testing.T) {
 	const rest = "# Reliability\n\nfirst\n" + afterServer + "\n\nlast\n"
 	text, err := rest, error(nil)
 	for _, faults := range []int{51, 52} {
-		section := serverSection(&testfacts.ServerSoak{Faults: faults}, "2026-11-26, commit a")
+		section := serverSection(&testfindings.ServerSoak{Faults: faults}, "2026-11-26, commit a")
 		if text, err = withServer(text, section); err != nil {
 			t.Fatal(err)
 		}

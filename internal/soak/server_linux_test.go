@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/conformance/fault"
-	"github.com/fencelock/fencelock/internal/older"
-	"github.com/fencelock/fencelock/internal/testfacts"
+	"github.com/fencelock/fencelock/internal/oldversions"
+	"github.com/fencelock/fencelock/internal/testfindings"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -91,8 +91,8 @@ func newSoak(t *testing.T, seed uint64) *soak {
 		t: t, random: rand.New(rand.NewPCG(seed, 0)), net: newNetwork(t, hosts), dir: t.TempDir(),
 		servers: make([]*fault.Child, members), history: map[*fault.Child]string{}, faults: map[string]int{},
 	}
-	s.older = older.Build(t, older.Tree(t, older.Release), "./cmd/fencelock")
-	s.newer = older.Build(t, filepath.Join("..", ".."), "./cmd/fencelock")
+	s.older = oldversions.Build(t, oldversions.Tree(t, oldversions.Release), "./cmd/fencelock")
+	s.newer = oldversions.Build(t, filepath.Join("..", ".."), "./cmd/fencelock")
 	if err := os.WriteFile(s.key(), []byte("a key that all members share"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func (s *soak) judge(seed uint64, took time.Duration) {
 	}
 	s.t.Logf("%d faults in %v: %v; %d grants, %d violations, longest time without a grant %v", n, took, s.faults, len(h.holds),
 		len(violations), time.Duration(h.longest()))
-	testfacts.Write(s.t, testfacts.ServerSoak{
+	testfindings.Write(s.t, testfindings.ServerSoak{
 		Seed: seed, Took: took, Faults: n, Kinds: len(s.faults), Grants: len(h.holds), Violations: len(violations),
 		Longest: time.Duration(h.longest()),
 	})

@@ -20,7 +20,7 @@ import (
 	"github.com/fencelock/fencelock/conformance/containers"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/freeport"
-	"github.com/fencelock/fencelock/internal/older"
+	"github.com/fencelock/fencelock/internal/oldversions"
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
@@ -427,14 +427,14 @@ func TestVersionsAreJudged(t *testing.T) {
 // buildPrograms builds the programs of both sides.
 func buildPrograms(t *testing.T) programs {
 	p := programs{contender: map[string]string{}, fencelock: map[string]string{}}
-	dir := older.Tree(t, older.Release)
+	dir := oldversions.Tree(t, oldversions.Release)
 	to := filepath.Join(dir, "internal", "soak", "contender")
 	if err := os.CopyFS(to, os.DirFS("contender")); err != nil {
 		t.Fatal(err)
 	}
 	for side, dir := range map[string]string{olderSide: dir, newerSide: filepath.Join("..", "..")} {
-		p.contender[side] = older.Build(t, dir, "./internal/soak/contender")
-		p.fencelock[side] = older.Build(t, dir, "./cmd/fencelock")
+		p.contender[side] = oldversions.Build(t, dir, "./internal/soak/contender")
+		p.fencelock[side] = oldversions.Build(t, dir, "./cmd/fencelock")
 	}
 	return p
 }

@@ -1,5 +1,5 @@
-// Package tiergate holds the test that the compiler enforces the tiers.
-package tiergate
+// Package tiercheck holds the test that the compiler enforces the tiers.
+package tiercheck
 
 import (
 	"os/exec"

@@ -1,6 +1,6 @@
-// Package older builds programs of earlier versions from the history of this repository, for tests of versions beside
+// Package oldversions builds programs of earlier versions from the history of this repository, for tests of versions beside
 // each other.
-package older
+package oldversions
 
 import (
 	"bytes"

@@ -1,6 +1,6 @@
-// Package testfacts passes the results of tests to programs: as JSON in the attributes of `go test -json`. The report,
+// Package testfindings passes the results of tests to programs: as JSON in the attributes of `go test -json`. The report,
 // internal/reliability, reads them.
-package testfacts
+package testfindings
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package testfacts
+package testfindings
 
 import (
 	"reflect"
