@@ -36,7 +36,7 @@ func TestLeaseIsRenewed(t *testing.T) {
 
 // The basic promise: the holder's context ends before another client holds the lock, whichever direction of the
 // network fails.
-func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
+func TestLossIsReportedBeforeTheRivalHolds(t *testing.T) {
 	for what, cut := range map[string]func(n *memory.Network){
 		"both directions held":    func(n *memory.Network) { n.Hold(memory.Both) },
 		"requests dropped":        func(n *memory.Network) { n.Drop(memory.Requests) },

@@ -220,7 +220,7 @@ func TestRenewalOfWhatMovedMovesItBack(t *testing.T) {
 	})
 }
 
-func TestEndedSessionIsTold(t *testing.T) {
+func TestEndOfSessionIsReported(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		told := make(chan backend.Reason, 8)
@@ -438,7 +438,7 @@ func TestAttemptWithoutAnAnswerIsUnknown(t *testing.T) {
 	})
 }
 
-func TestHoldOfAnAttemptThatNobodyClaimsIsGivenBack(t *testing.T) {
+func TestUnclaimedHoldIsReleased(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -638,7 +638,7 @@ func TestAcknowledgedSequences(t *testing.T) {
 }
 
 // A request that cannot be sent is refused before it breaks the shared connection.
-func TestUnfitRequestsHarmNobody(t *testing.T) {
+func TestInvalidRequestIsRefusedBeforeSending(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		g := take(t, d, request("x"))

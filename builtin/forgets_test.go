@@ -98,7 +98,7 @@ func opened(t *testing.T, n *node) *builtin.Driver {
 }
 
 // The visible identifiers of a hold do not permit other clients to release or move it.
-func TestWhatIsShownMovesNothing(t *testing.T) {
+func TestShownIdentifiersMoveNothing(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
 	d, thief := attached(t, n), attached(t, n)

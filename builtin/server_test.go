@@ -288,7 +288,7 @@ func TestManyCallers(t *testing.T) {
 }
 
 // A client cannot expire a hold that has moved to another client.
-func TestExpireEndsOnlyWhatIsHere(t *testing.T) {
+func TestExpireSparesMovedHolds(t *testing.T) {
 	t.Parallel()
 	n := startNode(t)
 	one, two := attached(t, n), attached(t, n)

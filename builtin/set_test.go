@@ -159,7 +159,7 @@ func TestSetThatNobodyHeardOfIsFoundPageByPage(t *testing.T) {
 }
 
 // The driver releases the rest of a set before it asks for the whole set again.
-func TestRestOfABrokenSetIsGivenBack(t *testing.T) {
+func TestRestOfABrokenSetIsReleased(t *testing.T) {
 	t.Parallel()
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		rs := setOf(false, "x", "y")
@@ -222,7 +222,7 @@ func TestRequestIDOfAnotherSetIsRefused(t *testing.T) {
 	})
 }
 
-func TestSetThatWasGivenUpLeavesNothing(t *testing.T) {
+func TestAbandonedSetLeavesNothing(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		f.plays(once[*lockpb.Request_AcquireAll](queuedReply()))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -252,7 +252,7 @@ func TestSetThatWasGivenUpLeavesNothing(t *testing.T) {
 
 // An attempt that has taken over the request's holds from another session, and is abandoned before its acquire is
 // sent, cleans up.
-func TestHeirThatWasGivenUpLeavesNothing(t *testing.T) {
+func TestAbandonedTakeoverLeavesNothing(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
 		s, _ := d.sessions.Find(ttl)
@@ -306,7 +306,7 @@ func TestAttemptForASetWithoutAnAnswerIsUnknown(t *testing.T) {
 	})
 }
 
-func TestHoldsOfASetThatNobodyClaimsAreGivenBack(t *testing.T) {
+func TestUnclaimedSetIsReleased(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
 		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {

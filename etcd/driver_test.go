@@ -319,7 +319,7 @@ func TestWaiterWhoseKeyIsDeletedQueuesAgain(t *testing.T) {
 }
 
 // The recipe's session reports its end after a rival holds the lock; the test logs the figure for comparison.
-func TestLossIsToldBeforeTheRivalHolds(t *testing.T) {
+func TestLossIsReportedBeforeTheRivalHolds(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // ample: the failure names the step that hangs
@@ -447,7 +447,7 @@ func TestOwnerCmpFencesAnEtcdWrite(t *testing.T) {
 	}
 }
 
-func TestWatchReplaysAndTellsReasons(t *testing.T) {
+func TestWatchReplaysWithReasons(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	d := newDriver(t, server.Addr())

@@ -18,7 +18,7 @@ import (
 // A follower that was cut off from the leader reconnects and forwards an old request. The client has abandoned the
 // request long ago, and has had its effects removed through another node, which found no effects. The client's lease
 // lives, since the client holds another lock, but the late request must not block the name.
-func TestRequestThatANodeHandsOnLateClosesNothing(t *testing.T) {
+func TestLateForwardedRequestLeavesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()

@@ -133,7 +133,7 @@ func TestPrefixIsAllThatARoleNeeds(t *testing.T) {
 }
 
 // The visible data of a hold do not permit other clients to move it.
-func TestNobodySeesRequestIDs(t *testing.T) {
+func TestRequestIDsAreHidden(t *testing.T) {
 	t.Parallel()
 	server := containers.Etcd(t)
 	d, other := newDriver(t, server.Addr()), newDriver(t, server.Addr())

@@ -15,7 +15,7 @@ func permits(n, limit int) kit.Use {
 // shared is what a reader asks for; a writer asks for the zero use.
 var shared = kit.Use{Kind: backend.KindShared}
 
-func TestNodeNamesTellTheUse(t *testing.T) {
+func TestNodeNamesShowTheKind(t *testing.T) {
 	t.Parallel()
 	const id = "0123456789abcdef0123456789abcdef"
 	seen := map[string]string{}

@@ -432,9 +432,9 @@ func TestMoreThanTheServerGrants(t *testing.T) {
 	}
 }
 
-// TestTickIsLearnt uses ticks that are shorter than the servers', as far as these let theirs be seen: in the shortest
+// TestTickIsRead uses ticks that are shorter than the servers', as far as these let theirs be seen: in the shortest
 // session that they grant. Every call says what is wrong, and so does Open.
-func TestTickIsLearnt(t *testing.T) {
+func TestTickIsRead(t *testing.T) {
 	t.Parallel()
 	const tick = containers.ZooKeeperTick
 	servers := map[string]*containers.ZooKeeperServer{

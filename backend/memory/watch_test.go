@@ -91,7 +91,7 @@ func turn(t *testing.T, d *memory.Driver, name string, n int) {
 	}
 }
 
-func TestWatchTellsEachEndOfAHold(t *testing.T) {
+func TestWatchReportsEachEndOfAHold(t *testing.T) {
 	simulated(t, func(t *testing.T, s *memory.Store) {
 		a, b := s.Driver(), s.Driver()
 		start := revision(t, a, "x")
@@ -124,7 +124,7 @@ func TestWatchTellsEachEndOfAHold(t *testing.T) {
 	})
 }
 
-func TestListTellsTheRevision(t *testing.T) {
+func TestListReportsTheRevision(t *testing.T) {
 	simulated(t, func(t *testing.T, s *memory.Store) {
 		d := s.Driver()
 		g := acquire(t, d, request("x", time.Minute))

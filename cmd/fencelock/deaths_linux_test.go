@@ -28,7 +28,7 @@ var deaths = []struct{ event, writes, free, test string }{
 	{"`docker stop` with a grace period longer than --stop-timeout", "none", "as soon as every process is dead",
 		"TestStopOfAContainer"},
 	{"`docker stop` with a shorter grace period, `docker kill`", "none", "when the TTL ends", "TestStopOfAContainer"},
-	{"COMMAND ignores TERM", "none", "after --stop-timeout and KILL", "TestTermEndsWhatIsStopped"},
+	{"COMMAND ignores TERM", "none", "after --stop-timeout and KILL", "TestTermEndsStoppedProcesses"},
 	{"a process survives KILL", "that process", "when the TTL ends; fencelock exits with 71", "TestSurvivorKeepsTheLock"},
 }
 

@@ -17,7 +17,7 @@ func TestPercentForLiveBytes(t *testing.T) {
 	}
 }
 
-func TestAfterCollectionGoesOn(t *testing.T) {
+func TestAfterCollectionRepeats(t *testing.T) {
 	t.Parallel()
 	called := make(chan struct{}, 100)
 	afterCollection(func() {

@@ -231,7 +231,7 @@ func TestWatch(t *testing.T) {
 	p.expectExit(0)
 }
 
-func TestWatchTellsOfCompaction(t *testing.T) {
+func TestWatchReportsCompaction(t *testing.T) {
 	t.Parallel()
 	start(t, "watch", "x", "--since", "12", "--backend", "forgetful://").
 		expectExit(exitCompacted, "after revision 12", "--since 4711")
@@ -278,7 +278,7 @@ func TestLookExitCodes(t *testing.T) {
 	}
 }
 
-func TestLookHelpTellsTheExitCodes(t *testing.T) {
+func TestLookHelpListsExitCodes(t *testing.T) {
 	t.Parallel()
 	for word, codes := range map[string][]int{
 		"ls":            {exitOK, exitUsage, exitUnavailable},

@@ -214,7 +214,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-func TestHelpTellsTheExitCodes(t *testing.T) {
+func TestHelpListsExitCodes(t *testing.T) {
 	t.Parallel()
 	p := start(t, "run", "--help")
 	help := p.output()

@@ -81,7 +81,7 @@ func TestServeDev(t *testing.T) {
 	p.expectExit(exitOK, "keeps all data in memory")
 }
 
-func TestServeHelpTellsEveryLimit(t *testing.T) {
+func TestServeHelpListsEveryLimit(t *testing.T) {
 	t.Parallel()
 	text := succeed(t, "serve", "--help")
 	limits := machine.DefaultLimits()

@@ -24,7 +24,7 @@ func (differing) Status(context.Context, *lockpb.StatusRequest) (*lockpb.MemberS
 	return &lockpb.MemberStatus{NodeId: "odd", LeaderId: "other", AgreedIndex: 41, DiffersIndex: 42}, nil
 }
 
-func TestStatusTellsWhoDiffers(t *testing.T) {
+func TestStatusReportsDifferingMembers(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

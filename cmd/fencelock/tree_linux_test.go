@@ -134,7 +134,7 @@ func TestNobodyOutlivesTheLock(t *testing.T) {
 }
 
 // A stopped guardian or command does not keep the lock after TERM.
-func TestTermEndsWhatIsStopped(t *testing.T) {
+func TestTermEndsStoppedProcesses(t *testing.T) {
 	t.Parallel()
 	for _, victim := range []string{"guardian", "command"} {
 		t.Run(victim, func(t *testing.T) {

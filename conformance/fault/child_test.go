@@ -91,7 +91,7 @@ func TestChildTalks(t *testing.T) {
 	}
 }
 
-func TestChildStandsStillWhilePaused(t *testing.T) {
+func TestChildIsStoppedWhilePaused(t *testing.T) {
 	t.Parallel()
 	c := fault.StartRole(t, "echo")
 	await(t, c, "args ", "")

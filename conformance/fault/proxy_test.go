@@ -414,7 +414,7 @@ func TestProxyFollowsARestartedServer(t *testing.T) {
 	}
 }
 
-func TestProxyTellsADeadServerAsReset(t *testing.T) {
+func TestProxyReportsADeadServerAsReset(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t, freeport.Addresses(t, 1)[0])
 	c, err := net.Dial("tcp", p.Addr())

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-func TestReadmeTellsWhatDriversDeclare(t *testing.T) {
+func TestReadmeMatchesDeclarations(t *testing.T) {
 	text, err := os.ReadFile("../../docs/DRIVERS.md")
 	if err != nil {
 		t.Fatal(err)

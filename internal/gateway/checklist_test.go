@@ -32,10 +32,10 @@ func TestChecklist(t *testing.T) {
 		}},
 		{2, "after a lost answer the same requestId gets the same tokens; after the release nothing",
 			map[string]func(*testing.T){
-				"acquire": lostAnswer, "release": lostRelease, "late": TestWhatIsBeingGivenBackIsNotGranted,
+				"acquire": lostAnswer, "release": lostRelease, "late": TestHoldInReleaseIsNotGranted,
 			}},
 		{3, "the place survives between polls; pollWithinMillis is a third of the TTL", map[string]func(*testing.T){
-			"kept": TestThePlaceIsKeptBetweenPolls, "lost": TestAPlaceThatNobodyPollsForIsLost,
+			"kept": TestThePlaceIsKeptBetweenPolls, "lost": TestPlaceExpiresWithoutPolls,
 		}},
 		{4, "validForMillis counts from the instant of sending; no wall clock decides", map[string]func(*testing.T){
 			"slow network": validFromTheSender,

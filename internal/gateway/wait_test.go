@@ -96,7 +96,7 @@ func TestThePlaceIsKeptBetweenPolls(t *testing.T) {
 }
 
 // If its client does not poll again, a request loses its place, or the grant that it got in the meantime.
-func TestAPlaceThatNobodyPollsForIsLost(t *testing.T) {
+func TestPlaceExpiresWithoutPolls(t *testing.T) {
 	simulated(t, func(t *testing.T, d *door) {
 		first := d.granted(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`))
 		ask := acquireOf("b", `,"waitMillis":100,"keepPlace":true,"requestId":"req-b"`)
@@ -147,7 +147,7 @@ func (d slowRelease) Release(ctx context.Context, g backend.Grant) error {
 }
 
 // A request that comes too late for a grant gets a new grant, never the grant that the gateway is releasing.
-func TestWhatIsBeingGivenBackIsNotGranted(t *testing.T) {
+func TestHoldInReleaseIsNotGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := slowRelease{memory.New(&memory.Options{Clock: backend.GoClock()}), make(chan struct{}, 1)}
 		defer driver.Driver.Close(t.Context())

@@ -62,7 +62,7 @@ func BenchmarkBesideACrowd(b *testing.B) {
 
 // Waiters in a tree cost nothing to callers that take other locks of the tree: the machine examines no waiter for
 // them.
-func TestNobodyIsLookedAtInVain(t *testing.T) {
+func TestUnrelatedWaitersAreNotExamined(t *testing.T) {
 	m := crowd(t, 5000)
 	before := m.looked
 	cycleBeside(t, m, "a/y")

@@ -96,7 +96,7 @@ func sealed(body []byte) []byte {
 	return append(body, sum[:]...)
 }
 
-func TestWriteErrorsAreTold(t *testing.T) {
+func TestWriteErrorsAreReported(t *testing.T) {
 	r := busy(t)
 	for _, room := range []int{0, 10, len(snapshot(t, r.m)) - 1} {
 		if _, err := r.m.Freeze().WriteTo(&small{room}); !errors.Is(err, io.ErrShortWrite) {

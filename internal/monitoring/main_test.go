@@ -60,7 +60,7 @@ var (
 )
 
 // Every metric and label value of a rule, of its test and of a panel is exported.
-func TestWhatIsAskedIsExported(t *testing.T) {
+func TestMonitoredMetricsAreExported(t *testing.T) {
 	names, values := exported(t), map[string]bool{}
 	for _, m := range metrics.All() {
 		for label, all := range m.Values {

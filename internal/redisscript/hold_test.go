@@ -39,7 +39,7 @@ func TestHoldRoundTrip(t *testing.T) {
 }
 
 // Holds that differ in their share alone differ in what decides.
-func TestSharesAreTold(t *testing.T) {
+func TestSharesAreReported(t *testing.T) {
 	seen := map[string]Hold{}
 	for _, h := range []Hold{
 		{PX: 1}, {PX: 1, Shared: true}, {PX: 1, Permits: 1, Limit: 1}, {PX: 1, Permits: 1, Limit: 11},

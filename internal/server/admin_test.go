@@ -85,7 +85,7 @@ func TestStatusOfEveryMember(t *testing.T) {
 	}
 }
 
-func TestListMembersTellsWhoAnswers(t *testing.T) {
+func TestListMembersReportsWhichAnswer(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, calm)
 	leader := c.leader()

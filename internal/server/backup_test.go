@@ -169,7 +169,7 @@ func TestMembersOfARestoredCluster(t *testing.T) {
 	})
 }
 
-func TestWhatIsNotRestored(t *testing.T) {
+func TestRestoreRefusals(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})
 	x := attach(t, s)

@@ -116,7 +116,7 @@ func TestCloseSession(t *testing.T) {
 	}
 }
 
-func TestAttachTellsWhatHangsOnTheSession(t *testing.T) {
+func TestAttachListsHoldsAndWaitsOfTheSession(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{})
 	a := attach(t, s)

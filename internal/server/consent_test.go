@@ -182,7 +182,7 @@ func (h *hosts) tls(t *testing.T, host string) *tls.Config {
 }
 
 // A certificate of the members' authority speaks for the member at its host, and for no other.
-func TestCertificateSpeaksForItsOwnMember(t *testing.T) {
+func TestCertificateIdentifiesOnlyItsMember(t *testing.T) {
 	t.Parallel()
 	h := hosts{testcert.New(t), map[string]string{}}
 	names := []string{"a.test", "b.test", "c.test"}

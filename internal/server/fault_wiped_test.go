@@ -30,7 +30,7 @@ func (h listening) WithAttrs([]slog.Attr) slog.Handler { return h }
 // it acknowledged, and must not vote for a candidate without those entries. Here one of three members has the entry
 // of a lock and is away, one had it and lost it, and one never had it. The last two are a majority of addresses. They
 // must not lead without the first.
-func TestMemberWithoutItsDataDoesNotVoteForWhomItWas(t *testing.T) {
+func TestMemberWithoutItsDataDoesNotVote(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
 	x := newCaller(t, c.connect)

@@ -170,7 +170,7 @@ func nameless(t *testing.T) string {
 }
 
 // A server of another cluster does not take the place of a member that is away.
-func TestForeignMemberTakesNobodysPlace(t *testing.T) {
+func TestForeignMemberReplacesNoMember(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, nil)
 	away := (c.leader() + 1) % 3
@@ -206,7 +206,7 @@ func TestForeignMemberTakesNobodysPlace(t *testing.T) {
 
 // A member knows of which cluster it is before it has found a leader, and so read its log. The snapshot that it took
 // when the feature level rose says so too, and is deleted first.
-func TestMemberKnowsItsClusterAtOnce(t *testing.T) {
+func TestMemberReportsItsClusterImmediately(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 2, nil)
 	eventually(t, "both know the name", func() bool {

@@ -42,7 +42,7 @@ func TestCommandsOfAnEarlierConnectionAreObsolete(t *testing.T) {
 }
 
 // One client floods the server and waits for no answer. Meanwhile another client takes and releases a lock.
-func TestFloodingClientStopsNobody(t *testing.T) {
+func TestFloodingClientDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir()})
 	const cycles = 20

@@ -72,7 +72,7 @@ func TestMaintenance(t *testing.T) {
 
 // Without it nobody would be served: a member in maintenance leads where no other one can, and hands that over once one
 // can.
-func TestMaintenanceLeadsIfNobodyElseCan(t *testing.T) {
+func TestMaintenanceLeadsWithoutOtherCandidates(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 3, calm)
 	leader := c.leader()

@@ -432,7 +432,7 @@ func TestDoorAsksForItsClients(t *testing.T) {
 }
 
 // The socket in the data directory needs no right, so that rules shut nobody out.
-func TestRulesShutNobodyOut(t *testing.T) {
+func TestSocketNeedsNoRight(t *testing.T) {
 	t.Parallel()
 	s := alone(t, Config{DataDir: t.TempDir(), Listen: "127.0.0.1:0", Rules: "deny * admin \"\"\n"})
 	eventually(t, "the rules are in force", s.Ruled)

@@ -172,7 +172,7 @@ func TestErrorfOfAWindow(t *testing.T) {
 }
 
 // What cannot be decided is a skip, and a failure beside it a failure.
-func TestWhatIsInconclusiveIsASkip(t *testing.T) {
+func TestInconclusiveIsASkip(t *testing.T) {
 	r := &told{TB: t}
 	if late(r, Lost{Total: time.Hour}, time.Hour, time.Second, "it"); !r.skipped || r.failed {
 		t.Errorf("skipped: %v, failed: %v", r.skipped, r.failed)

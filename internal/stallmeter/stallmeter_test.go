@@ -79,7 +79,7 @@ func TestAChildThatIsStoppedIsAStall(t *testing.T) {
 	}
 }
 
-func TestAStallThatGoesOnCounts(t *testing.T) {
+func TestStallInProgressCounts(t *testing.T) {
 	w := Begin()
 	child := childBeats(t, &shared)
 	if err := child.Signal(syscall.SIGSTOP); err != nil {

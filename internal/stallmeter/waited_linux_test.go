@@ -8,7 +8,7 @@ import (
 )
 
 // What the host takes and what a disk holds up count, in the units of the kernel.
-func TestTheMachineStoodStill(t *testing.T) {
+func TestStolenAndBlockedTimeCounts(t *testing.T) {
 	stat := "cpu  164723 0 48366 67599 3486 0 3606 1966 0 0\ncpu0 82363 0 23391 35820 803 0 1625 936 0 0\n"
 	if got, want := stolen([]byte(stat), nil), 19660*time.Millisecond/time.Duration(runtime.NumCPU()); got != want {
 		t.Errorf("stolen = %v, want %v", got, want)

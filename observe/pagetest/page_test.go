@@ -312,7 +312,7 @@ func TestWaiterMovesUp(t *testing.T) {
 }
 
 // A backend without watch, list and queue is shown as far as it answers.
-func TestPageOfABackendThatTellsLess(t *testing.T) {
+func TestPageOfABackendWithFewerFields(t *testing.T) {
 	t.Parallel()
 	x := open(t)
 	d := memory.NewStore(nil).Driver()

@@ -105,7 +105,7 @@ func TestNewerMembersAreAskedAbout(t *testing.T) {
 }
 
 // A member that is removed while the leader examines it does not become a member again, although it had caught up.
-func TestVoteIsNotGivenToOneThatWasTakenOut(t *testing.T) {
+func TestNoVoteForARemovedMember(t *testing.T) {
 	t.Parallel()
 	peers := group(t, 2, onlyOnDemand)
 	leader := peers[0]

@@ -140,7 +140,7 @@ func TestSilence(t *testing.T) {
 }
 
 // A leadership transfer that never ends is detected even if each answer comes in time.
-func TestSilenceOfAHandOverThatGoesOn(t *testing.T) {
+func TestEndlessTransferIsDetected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilence()
 		for range 4 {
