@@ -149,11 +149,11 @@ func page(f findings, steps []step) string {
 		"[simulation](../conformance/simulation/doc.go).\n\n")
 	b.WriteString(head(f))
 	b.WriteString("\nA violation is: two holders of one lock, a token that does not rise, an acknowledged hold that ends before its time, a\n" +
-		"holder that gets no notice of its loss before its rival holds, a call that outlives its context, a wait for a free lock, or\n" +
-		"a leftover. All of them must be 0 for the drivers of the correctness tier, whatever breaks.\n" +
+		"holder that gets no notice of its loss before a rival holds the lock, a call that outlives its context, a wait for a\n" +
+		"free lock, or a leftover. The drivers of the correctness tier must have no violation, whatever breaks.\n" +
 		"\nA hold counts until its lease's context ends, or until its deadline if the program did not check it. A stopped process sees\n" +
-		"the loss when it resumes, and its lease then reports it. The worst margin is the shortest time from there to the rival's\n" +
-		"grant.\n")
+		"the loss when it resumes, and its lease then reports it. The worst margin is the shortest time from the end of a hold\n" +
+		"to the rival's grant.\n")
 	b.WriteString("\n## Directed faults\n\nOne fault at a time on three nodes, under five clients that contend for three names.\n\n" +
 		faultTable(f))
 	b.WriteString("\n## Recovery\n\nThe time from the fault until a free name was granted again, in seconds: median and maximum.\n\n" +
@@ -163,8 +163,8 @@ func page(f findings, steps []step) string {
 	b.WriteString(serverSection(f.server, f.about))
 	b.WriteString(afterServer + "\n\n" +
 		"No client can prevent these violations, because the service itself loses holds. Therefore these drivers do not compile in the\n" +
-		"correctness tier. The library reports the loss at the next renewal, when a rival may already hold the lock. A violation\n" +
-		"counts for the last fault before it.\n\n")
+		"correctness tier. The library reports the loss at the next renewal, when a rival may already hold the lock. Each\n" +
+		"violation is attributed to the last fault before it.\n\n")
 	b.WriteString(reportedTable(f.reported))
 	b.WriteString("\nTwo holders of one Redlock lock at once, on five servers, where an assumption of the algorithm does not hold:\n\n" +
 		rateTable(f.rates))
@@ -273,8 +273,9 @@ func recoveryTable(f findings) string {
 }
 
 const failoverText = "The primary is killed under four clients that contend for three names, and its standby is promoted. Without a quorum a\n" +
-	"failover may lose the last holds: a rival is granted the lock while the first hold is still valid, with a greater token, so\n" +
-	"guards refuse the first holder's writes. The correctness tier takes such a server only with `Options.AcceptAsyncReplica`.\n\n"
+	"failover may lose the last holds: a rival is granted the lock while the first hold is still valid, with a greater token,\n" +
+	"so guards refuse the first holder's writes. The correctness tier accepts such a server only with\n" +
+	"`Options.AcceptAsyncReplica`.\n\n"
 
 func failoverTable(all []testfindings.Failover) string {
 	var t table
