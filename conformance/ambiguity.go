@@ -13,36 +13,38 @@ var ambiguityClauses = []Clause{
 	{
 		ID: "A1", Group: "ambiguity", Slug: "lost-request-is-no-success", needs: needLink,
 		run:  lostRequestIsNoSuccess,
-		Rule: "after a lost request an acquire is never reported as granted, nor as held: its outcome is unknown",
+		Rule: "an acquire whose request is lost reports neither a grant nor ErrHeld: its outcome is unknown",
 	},
 	{
 		ID: "A2", Group: "ambiguity", Slug: "lost-reply-is-resolved-by-repeating", needs: needLink,
 		run:  lostReplyIsResolvedByRepeating,
-		Rule: "after a lost reply the same request id answers the one hold that was made, with its token",
+		Rule: "after a lost reply, an acquire with the same request id returns the one hold that was granted, with its token",
 	},
 	{
 		ID: "A3", Group: "ambiguity", Slug: "lost-reply-is-undone-by-request", needs: needLink,
 		run:  lostReplyIsUndoneByRequest,
-		Rule: "after a lost reply Release(Request.Grant()) opens the name at once",
+		Rule: "after a lost reply, Release(Request.Grant()) frees the name immediately",
 	},
 	{
 		ID: "A4", Group: "ambiguity", Slug: "late-request-strands-nothing", needs: needLink,
 		run:  lateRequestStrandsNothing,
-		Rule: "an acquire that is delivered after its caller gave up closes the name for no longer than its TTL",
+		Rule: "an acquire that arrives after its context has ended holds the name for at most its TTL",
 	},
 	{
 		ID: "A5", Group: "ambiguity", Slug: "repeated-release-spares-the-successor", needs: needLink,
 		run:  repeatedReleaseSparesTheSuccessor,
-		Rule: "a release repeated because its reply got lost is ErrNotHeld, and a successor keeps the lock",
+		Rule: "a release repeated after a lost reply returns ErrNotHeld, and the successor keeps the lock",
 	},
 	{
 		ID: "A6", Group: "ambiguity", Slug: "unanswered-renewal-is-no-loss", needs: needLink,
-		run:  unansweredRenewalIsNoLoss,
-		Rule: "a renewal without an answer is no success and no loss: not ErrNotHeld, and the hold lives on",
+		run: unansweredRenewalIsNoLoss,
+		Rule: "a renewal without an answer reports neither success nor a loss: " +
+			"it does not return ErrNotHeld, and the hold remains",
 	},
 	{
 		ID: "A7", Group: "ambiguity", Slug: "reset-is-no-contention", needs: needLink, run: resetIsNoContention,
-		Rule: "if the connection breaks after the service granted an acquire, it is granted or unknown, never ErrHeld",
+		Rule: "if the connection breaks after the service granted an acquire, " +
+			"the outcome is a grant or unknown, never ErrHeld",
 	},
 }
 
@@ -71,17 +73,17 @@ func (t *trial) unanswered(d backend.Driver, link fault.Link, r backend.Request,
 	unknown := errors.Is(err, backend.ErrUnknown)
 	switch {
 	case err == nil:
-		t.Fatalf("acquire with %s reported a grant that nobody can have told it", how)
+		t.Fatalf("acquire with %s reported a grant although no answer reached the driver", how)
 	case errors.Is(err, backend.ErrHeld):
-		t.Fatalf("acquire with %s = %v, which nobody can have told it", how, err)
+		t.Fatalf("acquire with %s = %v although no answer reached the driver", how, err)
 	case !errors.Is(err, context.DeadlineExceeded):
 		t.Errorf("acquire with %s = %v, want the context's error in the chain", how, err)
 	case unknown && errors.Is(err, backend.ErrUnavailable):
-		t.Errorf("acquire with %s = %v, which is ErrUnavailable beside ErrUnknown", how, err)
+		t.Errorf("acquire with %s = %v, which matches both ErrUnavailable and ErrUnknown", how, err)
 	case !unknown && !r.Wait:
 		// Lateness is no excuse here: the link has seen the request.
-		t.Violatedf("acquire with %s = %v, want ErrUnknown, since the request had left. Request.Fresh is set: a driver "+
-			"that asks first whether the request holds the name is cut off at that question, which it may leave out "+
+		t.Violatedf("acquire with %s = %v, want ErrUnknown, since the request was sent. Request.Fresh is set: a driver "+
+			"that first queries whether the request holds the name is cut off during that query, which it may omit "+
 			"where Fresh is set", how, err)
 	}
 	return unknown
@@ -243,7 +245,7 @@ func unansweredRenewalIsNoLoss(t *trial) {
 		breakLink(link)
 		r := t.renewIn(t.within(300*time.Millisecond), d, g)
 		if r.Err == nil {
-			t.Errorf("renewal with %s was confirmed by nobody", how)
+			t.Errorf("renewal with %s = nil although no answer reached the driver", how)
 		}
 		if errors.Is(r.Err, backend.ErrNotHeld) {
 			t.Errorf("renewal with %s = %v: a fault is no loss", how, r.Err)
@@ -295,7 +297,7 @@ func resetIsNoContention(t *trial) {
 			t.mustBeHeld(rival, r.Name, "after a grant over a connection that broke")
 			t.release(d, got.g, "after a grant over a connection that broke")
 		case errors.Is(got.err, backend.ErrHeld):
-			t.Errorf("acquire over a connection that broke = %v: it was held by itself", got.err)
+			t.Errorf("acquire over a connection that broke = %v: the request's own hold refused it", got.err)
 		case !errors.Is(got.err, backend.ErrUnknown):
 			t.Errorf("acquire over a connection that broke = %v, want a grant or ErrUnknown", got.err)
 		}

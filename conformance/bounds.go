@@ -66,7 +66,7 @@ func renewalsNeverShorten(t *trial) {
 		short = t.desc.MinTTL
 	}
 	if short >= long {
-		t.inapplicable("the driver takes one TTL only")
+		t.inapplicable("the driver accepts only one TTL")
 	}
 	d, link := t.linked()
 	rival := t.client()
@@ -257,7 +257,7 @@ func hundredsOfReaders(t *trial) {
 	case ended && w.err == nil:
 		t.Violatedf("a writer was granted while one of %d readers held", n)
 	case ended:
-		t.Errorf("a writer was answered %v while one of %d readers held", w.err, n)
+		t.Errorf("a writer returned %v while one of %d readers held", w.err, n)
 	}
 	t.release(drivers[(n-1)%clients], grants[n-1], "by the last reader")
 	t.release(drivers[0], t.got(w, t.ttl+slack, "after the last reader"), "by the writer")
@@ -325,7 +325,7 @@ func waitDoesNotEndEarly(t *trial) {
 			t.Errorf("%s ended after %v of %v: %v", what, took, long, w.err)
 		}
 		if w.err == nil {
-			t.Violatedf("%s was granted what somebody else holds", what)
+			t.Violatedf("%s was granted a name that another request holds", what)
 		} else if !errors.Is(w.err, context.DeadlineExceeded) && !errors.Is(w.err, context.Canceled) {
 			t.Errorf("%s = %v, want its context's error", what, w.err)
 		}

@@ -17,22 +17,22 @@ var cancellationClauses = []Clause{
 	},
 	{
 		ID: "C2", Group: "cancellation", Slug: "waiter-returns-with-its-context", run: waiterReturnsWithItsContext,
-		Rule: "a waiter returns within its context, with the context's error in the chain, " +
-			"cancelled or past its deadline",
+		Rule: "a waiter returns when its context is cancelled or its deadline passes, with the context's error in the chain",
 	},
 	{
 		ID: "C3", Group: "cancellation", Slug: "cancelled-waiter-leaves-the-queue",
-		run:  cancelledWaiterLeavesTheQueue,
-		Rule: "500 ms after its context ended a waiter is out of the queue: waiters behind it get the lock immediately",
+		run: cancelledWaiterLeavesTheQueue,
+		Rule: "500 ms after its context ended, a waiter has left the queue: " +
+			"the waiters behind it acquire the lock without delay",
 	},
 	{
 		ID: "C4", Group: "cancellation", Slug: "cancel-races-with-grant", run: cancelRacesWithGrant,
-		Rule: "a context that ends at the moment of the grant leaves either a reported hold, or no hold",
+		Rule: "if the context ends at the moment of the grant, Acquire either reports the hold or leaves no hold",
 	},
 	{
 		ID: "C5", Group: "cancellation", Slug: "silence-ends-with-the-context", needs: needLink,
 		run:  silenceEndsWithTheContext,
-		Rule: "every method returns within its context while the network does not respond",
+		Rule: "while the network does not respond, every method returns when its context ends",
 	},
 }
 
@@ -86,7 +86,7 @@ func waiterReturnsWithItsContext(t *trial) {
 	r := t.request(name)
 	r.Wait = true
 	if _, err := b.Acquire(ctx, r); err == nil {
-		t.Errorf("a waiter was granted what somebody else holds")
+		t.Errorf("a waiter was granted a name that another request holds")
 	}
 	if late := time.Since(began) - 300*time.Millisecond; late > grace {
 		t.Latef("a waiter returned %v after its context ended", late)
@@ -109,7 +109,7 @@ func cancelledWaiterLeavesTheQueue(t *trial) {
 		t.FatalLatef("a cancelled waiter did not return")
 	}
 	if cancelled.err == nil {
-		t.Fatal("a cancelled waiter was granted what somebody else holds")
+		t.Fatal("a cancelled waiter was granted a name that another request holds")
 	}
 	pause(t.Context(), 500*time.Millisecond)
 	if inspector, ok := backend.As[backend.Inspector](a); ok && t.desc.Capabilities.Has(backend.CapInspect) {
@@ -200,7 +200,7 @@ func silenceEndsWithTheContext(t *trial) {
 			t.Errorf("%s over a silent link = %v, want context.DeadlineExceeded in the chain", what, err)
 		}
 		if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("%s over a silent link = %v, which nobody can know", what, err)
+			t.Errorf("%s over a silent link = %v, which the driver cannot know", what, err)
 		}
 		began = time.Now()
 		if _ = closeWithin(d, bound); time.Since(began) > bound+grace {

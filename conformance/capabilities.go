@@ -15,40 +15,43 @@ import (
 var capabilityClauses = []Clause{
 	{
 		ID: "P1", Group: "capabilities", Slug: "undeclared-is-unsupported", run: undeclaredIsUnsupported,
-		Rule: "an undeclared capability returns ErrUnsupported without a change",
+		Rule: "the use of an undeclared capability returns ErrUnsupported and changes nothing",
 	},
 	{
 		ID: "P2", Group: "capabilities", Slug: "declaration-is-consistent", run: declarationIsConsistent,
-		Rule: "Describe is complete and cheap, and declared capabilities have their interface",
+		Rule: "Describe is complete and cheap, and the driver implements the interface of each declared capability",
 	},
 	{
 		ID: "P3", Group: "capabilities", Slug: "minimum-keeps-it-closed", caps: backend.CapMinHold,
 		needs: needLink, run: minimumKeepsItClosed,
-		Rule: "a name with a minimum hold stays closed that long, whether the holder releases or dies, and opens then",
+		Rule: "a minimum hold keeps the name held for its duration, " +
+			"whether the holder releases or dies, and then the name is free",
 	},
 	{
 		ID: "P22", Group: "capabilities", Slug: "unused-minimum-is-dropped", caps: backend.CapMinHold,
 		run:  unusedMinimumIsDropped,
-		Rule: "a grant that no caller got, released by its request alone, leaves no minimum hold, also after its TTL",
+		Rule: "a grant that no caller received, released by its request alone, leaves no minimum hold, even after its TTL",
 	},
 	{
 		ID: "P4", Group: "capabilities", Slug: "holder-is-shown", caps: backend.CapInspect, run: holderIsShown,
-		Rule: "Holder tells owner, request, token, metadata, time and waiters of a hold, and answers for free names",
+		Rule: "Look shows the owner, HoldID, token, metadata, times and waiters of a hold, " +
+			"and reports a free name as not held",
 	},
 	{
 		ID: "P5", Group: "capabilities", Slug: "list-yields-what-is-held", caps: backend.CapList,
 		run:  listYieldsWhatIsHeld,
-		Rule: "List yields each held name with the prefix once, and no other",
+		Rule: "List yields each held name with the prefix exactly once, and no other name",
 	},
 	{
 		ID: "P6", Group: "capabilities", Slug: "force-release-ends-the-hold", caps: backend.CapForceRelease,
-		run:  forceReleaseEndsTheHold,
-		Rule: "ForceRelease opens the name, its victim is ErrNotHeld with the reason, and a free name is ErrNotHeld",
+		run: forceReleaseEndsTheHold,
+		Rule: "ForceRelease frees the name, the former holder's calls return ErrNotHeld with the reason, " +
+			"and ForceRelease of a free name returns ErrNotHeld",
 	},
 	{
 		ID: "P7", Group: "capabilities", Slug: "loss-is-pushed", caps: backend.CapPushLoss | backend.CapForceRelease,
 		run:  lossIsPushed,
-		Rule: "Request.Lost is called within a second of a loss that the service can see, and not for a living hold",
+		Rule: "the driver calls Request.Lost within a second of a loss that the service can detect, and not for a live hold",
 	},
 	{
 		ID: "P8", Group: "capabilities", Slug: "what-is-declared-has-a-clause", run: declaredHasAClause,
@@ -56,12 +59,13 @@ var capabilityClauses = []Clause{
 	},
 	{
 		ID: "P15", Group: "capabilities", Slug: "exclusion-is-declared", run: exclusionIsDeclared,
-		Rule: "Describe says what exclusion rests on, and fencing is not declared over a service that forgets",
+		Rule: "Describe declares the basis of exclusion, " +
+			"and fencing is not declared over a service that may forget its state",
 	},
 	{
 		ID: "P16", Group: "capabilities", Slug: "texts-come-back-whole", caps: backend.CapInspect,
 		run:  textsComeBackWhole,
-		Rule: "name, owner, HoldID and metadata of the greatest length allowed are shown as they were given",
+		Rule: "name, owner, HoldID and metadata of the maximum length are shown unchanged",
 	},
 }
 
@@ -102,7 +106,7 @@ func undeclaredIsUnsupported(t *trial) {
 	ctx := t.within(2 * slack)
 	if i, ok := backend.As[backend.Inspector](d); ok && !caps.Has(backend.CapInspect) {
 		_, err := i.Look(ctx, name)
-		t.unsupported("Holder", err)
+		t.unsupported("Look", err)
 	}
 	if l, ok := backend.As[backend.Lister](d); ok && !caps.Has(backend.CapList) {
 		var err error
@@ -148,7 +152,7 @@ func declarationIsConsistent(t *trial) {
 		t.Errorf("Describe = %+v, want a name and bounds that are not negative", s)
 	}
 	if s.Polling > time.Second {
-		t.Errorf("waiters look every %v, want at least once a second", s.Polling)
+		t.Errorf("waiters poll every %v, want at least once a second", s.Polling)
 	}
 	if s.MaxTTL > 0 && s.MaxTTL < s.MinTTL {
 		t.Errorf("MaxTTL %v is below MinTTL %v", s.MaxTTL, s.MinTTL)
@@ -192,7 +196,7 @@ func exclusionIsDeclared(t *trial) {
 	s := d.Describe()
 	switch {
 	case s.Exclusion == backend.ExclusionUndeclared || s.Exclusion > backend.ExclusionAsyncReplica:
-		t.Errorf("Describe().Exclusion is %v, want one that package backend declares", s.Exclusion)
+		t.Errorf("Describe().Exclusion is %v, want a value that package backend declares", s.Exclusion)
 	case s.Exclusion == backend.ExclusionVolatileServer && s.Capabilities.Has(backend.CapFencing):
 		t.Errorf("fencing is declared over a %v, which repeats tokens when it forgets", s.Exclusion)
 	}
@@ -273,7 +277,7 @@ func holderIsShown(t *trial) {
 	name := t.name()
 	ctx := t.within(10 * slack)
 	if info, err := inspector.Look(ctx, name); err != nil || info.Held || len(info.Holders) != 0 || info.Name != name {
-		t.Errorf("Holder of a free name = %+v, %v; want not held", info, err)
+		t.Errorf("Look at a free name = %+v, %v; want not held", info, err)
 	}
 	r := t.request(name)
 	if t.desc.Capabilities.Has(backend.CapMetadata) {
@@ -284,7 +288,7 @@ func holderIsShown(t *trial) {
 	t.queued(a, name, 1)
 	info, err := inspector.Look(ctx, name)
 	if err != nil || !info.Held || len(info.Holders) != 1 {
-		t.Fatalf("Holder of a held name = %+v, %v; want one holder", info, err)
+		t.Fatalf("Look at a held name = %+v, %v; want one holder", info, err)
 	}
 	h := info.Holders[0]
 	if h.Owner != g.Owner || h.HoldID != g.HoldID || h.Kind != g.Kind || h.Token != g.Token {
@@ -297,7 +301,7 @@ func holderIsShown(t *trial) {
 		t.Errorf("Since is %v, which is %v from now", h.Since, age)
 	}
 	if t.desc.Capabilities.Has(backend.CapFair) && info.Waiters != 1 {
-		t.Errorf("%d waiters are shown, want the one that is there", info.Waiters)
+		t.Errorf("Look shows %d waiters, want 1", info.Waiters)
 	}
 	if len(r.Metadata) > 0 && !maps.Equal(h.Metadata, r.Metadata) {
 		t.Errorf("Metadata = %v, want %v", h.Metadata, r.Metadata)
@@ -346,7 +350,7 @@ func listYieldsWhatIsHeld(t *trial) {
 		break // stopping early is allowed
 	}
 	if n != 1 {
-		t.Errorf("a list that is left after its first name yielded %d", n)
+		t.Errorf("a loop over List that breaks after the first name received %d", n)
 	}
 	for _, g := range grants {
 		t.release(d, g, "after the list")

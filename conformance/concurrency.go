@@ -14,13 +14,13 @@ import (
 var besideClauses = []Clause{
 	{
 		ID: "C6", Group: "cancellation", Slug: "a-wait-holds-nobody-up", run: aWaitHoldsNobodyUp,
-		Rule: "while acquires of a client wait, every other method of the same client answers promptly",
+		Rule: "while acquires of a client wait, every other method of the same client returns promptly",
 	},
 	{
 		ID: "C7", Group: "cancellation", Slug: "a-call-that-hangs-holds-nobody-up", needs: needLink,
 		run: aCallThatHangsHoldsNobodyUp,
-		Rule: "while one call of a client hangs over a silent link, every other method of the same client " +
-			"returns with its own context",
+		Rule: "while one call of a client hangs on a link that does not respond, " +
+			"every other method of the same client returns when its own context ends",
 	},
 }
 

@@ -11,12 +11,12 @@ var conflictClauses = []Clause{
 	{
 		ID: "Q10", Group: "permits", Slug: "limit-conflict-names-the-holder", caps: backend.CapPermits,
 		run:  limitConflictNamesTheHolder,
-		Rule: "ErrLimitMismatch comes as a *LimitError with the name, the kind and the limit of its use, and a holder",
+		Rule: "an ErrLimitMismatch is a *LimitError with the name, the kind and limit in use, and a holder",
 	},
 	{
 		ID: "M6", Group: "multi", Slug: "refused-set-names-the-lock", caps: backend.CapMultiAcquire,
 		run:  refusedSetNamesTheLock,
-		Rule: "a set that is refused because one of its names is held is a *HeldError with that name",
+		Rule: "if a name of a set is held, AcquireAll returns a *HeldError with that name",
 	},
 }
 

@@ -298,7 +298,7 @@ func tellAll(t testing.TB, report Report) {
 	}
 	ran := report.Count(Passed) + report.Count(Failed) + report.Count(Inconclusive)
 	if n := report.Count(Inconclusive); stallmeter.TooMany(n, ran) {
-		t.Errorf("%d of %d clauses are inconclusive: the machine is too busy to tell", n, ran)
+		t.Errorf("%d of %d clauses are inconclusive: the machine is too busy for a verdict", n, ran)
 	}
 }
 

@@ -15,7 +15,7 @@ var coreClauses = []Clause{
 	{
 		ID: "D1", Group: "core", Slug: "lost-before-a-rival-holds", needs: needLink, serial: true,
 		run:  lostBeforeARivalHolds,
-		Rule: "the lease's context ends before a rival can hold, whichever direction of the link goes silent",
+		Rule: "the lease's context ends before a rival can acquire the lock, whichever direction of the link fails",
 	},
 	{
 		ID: "D2", Group: "core", Slug: "deletion-is-noticed", needs: needEvict, run: deletionIsNoticed,
@@ -23,15 +23,15 @@ var coreClauses = []Clause{
 	},
 	{
 		ID: "D3", Group: "core", Slug: "do-is-cancelled-by-loss", needs: needLink, run: doIsCancelledByLoss,
-		Rule: "the function of Do learns of a loss by its context, with a *LostError as cause",
+		Rule: "on a loss, the context of Do's function ends, with a *LostError as its cause",
 	},
 	{
 		ID: "D4", Group: "core", Slug: "release-after-loss-is-lost", needs: needLink, run: releaseAfterLossIsLost,
-		Rule: "Release after loss returns ErrLost immediately, while the network does not respond",
+		Rule: "after a loss, Release returns ErrLost immediately, even while the network does not respond",
 	},
 	{
 		ID: "D5", Group: "core", Slug: "release-outlives-its-context", run: releaseOutlivesItsContext,
-		Rule: "Release with a context that has ended gives the lock back all the same",
+		Rule: "Release with a context that has ended still releases the lock",
 	},
 	{
 		ID: "D6", Group: "core", Slug: "lease-is-renewed", run: leaseIsRenewed,
@@ -39,15 +39,16 @@ var coreClauses = []Clause{
 	},
 	{
 		ID: "D7", Group: "core", Slug: "fault-is-no-loss", needs: needLink, crowd: true, run: faultIsNoLoss,
-		Rule: "a connection that breaks, and a silence shorter than the deadline, cost no lease",
+		Rule: "neither a broken connection nor an outage that ends before the deadline loses a lease",
 	},
 	{
 		ID: "D8", Group: "core", Slug: "close-gives-back", run: closeGivesBack,
-		Rule: "Close ends every lease with reason closed and gives the locks back",
+		Rule: "Close ends every lease with reason closed and releases its lock",
 	},
 	{
 		ID: "D9", Group: "core", Slug: "unknown-is-cleaned-up", needs: needLink, run: unknownIsCleanedUp,
-		Rule: "a grant that its caller did not get, by a lost reply or a late request, is released long before its TTL",
+		Rule: "a grant that its caller did not receive, because of a lost reply or a late request, " +
+			"is released long before its TTL ends",
 	},
 }
 
@@ -108,7 +109,7 @@ func lostBeforeARivalHolds(t *trial) {
 					t.Latef("a rival held the lock while the lease's context lived (direction %d held)", dir)
 				}
 				if link.Seen(fault.Requests) == seen {
-					t.Latef("no renewal was tried over the link that was held")
+					t.Latef("no renewal was sent over the link that holds messages back")
 				}
 				t.release(rival, g, "by the rival")
 			})

@@ -11,22 +11,23 @@ import (
 var deadlockClauses = []Clause{
 	{
 		ID: "G1", Group: "deadlock", Slug: "cycle-is-refused", caps: backend.CapDeadlock, run: cycleIsRefused,
-		Rule: "the request that would close a cycle of holds is ErrDeadlock, with the cycle, and the others go on",
+		Rule: "a request that would complete a cycle of holds returns ErrDeadlock with the cycle, " +
+			"and the other requests keep waiting",
 	},
 	{
 		ID: "G2", Group: "deadlock", Slug: "no-false-alarm", caps: backend.CapDeadlock, run: noFalseAlarm,
-		Rule: "who waits without a cycle is not refused: other holds of one client, none at all, attempts, " +
-			"and siblings under one hold",
+		Rule: "a request that completes no cycle is not refused: under another hold of the same client, under no hold, " +
+			"as an attempt, or as the second request under one hold",
 	},
 	{
 		ID: "G3", Group: "deadlock", Slug: "cycle-over-readers", caps: backend.CapDeadlock | backend.CapShared,
 		run:  cycleOverReaders,
-		Rule: "a cycle is found through each of several holders of a name",
+		Rule: "a cycle is detected through each of several holders of a name",
 	},
 	{
 		ID: "G4", Group: "deadlock", Slug: "cycle-of-simultaneous-requests", caps: backend.CapDeadlock,
 		run:  cycleOfSimultaneousRequests,
-		Rule: "of requests that arrive at the same time and would close a cycle, one is ErrDeadlock, and the others go on",
+		Rule: "of simultaneous requests that complete a cycle, exactly one returns ErrDeadlock, and the others continue",
 	},
 }
 
@@ -92,7 +93,7 @@ func noFalseAlarm(t *trial) {
 	t.queued(a, x, 1)
 	for what, waiting := range map[string]*waiter{"another hold": w, "no hold": bare, "the other side": wx} {
 		if waiting.ended(0) {
-			t.Errorf("%s is answered %v, want it to wait", what, waiting.err)
+			t.Errorf("%s returned %v, want it to wait", what, waiting.err)
 		}
 	}
 	if _, err := t.try(a, under(t.request(y), gx)); !errors.Is(err, backend.ErrHeld) {
@@ -113,7 +114,7 @@ func siblings(t *trial, d backend.Driver, hold backend.Grant) {
 	second := t.wait(t.within(10*slack), d, under(t.request(name), hold))
 	t.queued(d, name, 1)
 	if second.ended(0) {
-		t.Errorf("the second of two requests under one hold is answered %v, want it to wait", second.err)
+		t.Errorf("the second of two requests under one hold returned %v, want it to wait", second.err)
 	}
 	t.release(d, first, "by the first of two under one hold")
 	t.release(d, t.got(second, t.ttl+slack, "after the first of two under one hold"), "by the second")

@@ -25,7 +25,7 @@
 //
 //	--- FAIL: TestConformance/ambiguity/lost-request-is-no-success
 //	    A1  after a lost request an acquire is never reported as granted, nor as held: its outcome is unknown
-//	        acquire with a lost request = redis: acquire "…": lock is held, which nobody can have told it
+//	        acquire with a lost request = redis: acquire "…": lock is held although no answer reached the driver
 //
 // The first line is the clause: its number and the obligation, which package backend explains. Below it are the
 // finding and the log of the clause. One clause runs alone with -run 'TestConformance/ambiguity/lost-request'; it

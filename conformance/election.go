@@ -21,17 +21,17 @@ var electionClauses = []Clause{
 	{
 		ID: "D10", Group: "core", Slug: "one-leader-at-a-time", needs: needLink, run: oneLeaderAtATime,
 		rounds: func() int { _, kills := electionSize(); return kills / 3 },
-		Rule: "of several candidates whose leaders are cut off one after the other, " +
-			"one at a time believes that it leads",
+		Rule:   "of several candidates, at most one leads at a time, while the leaders are cut off one after another",
 	},
 	{
 		ID: "D11", Group: "core", Slug: "several-names-without-deadlock", run: severalNamesWithoutDeadlock,
-		Rule: "AcquireAll of overlapping sets in any order ends for all contenders, and each name has one holder",
+		Rule: "AcquireAll of overlapping sets in any order succeeds for all contenders, " +
+			"and each name has one holder at a time",
 	},
 	{
 		ID: "D12", Group: "core", Slug: "lock-delay-keeps-it-closed", needs: needLink, run: lockDelayKeepsItClosed,
-		Rule: "with a lock delay a name stays closed that much longer than its lost lease, " +
-			"and opens at once by a release",
+		Rule: "with a lock delay, a name stays held for the delay after its lease is lost, " +
+			"and a release frees it immediately",
 	},
 }
 
@@ -63,7 +63,7 @@ func oneLeaderAtATime(t *trial) {
 				// On a busy machine a lease's context may end late; Err reads the clock and is exact.
 				for other := range leading {
 					if other.Err() == nil {
-						t.Violatedf("two leaders believe in themselves; the first until %v from now",
+						t.Violatedf("two leases are valid at once; the first for another %v",
 							time.Until(other.Deadline()))
 					}
 				}
@@ -98,7 +98,7 @@ func oneLeaderAtATime(t *trial) {
 				leader.Drop(fault.Both)
 			}
 		case <-ctx.Done():
-			t.Latef("nobody leads after %d leaders were cut off", kill)
+			t.Latef("no candidate leads after %d leaders were cut off", kill)
 		}
 	}
 	stop()
@@ -158,7 +158,7 @@ func lockDelayKeepsItClosed(t *trial) {
 	d, link := t.linked()
 	delay := max(time.Second, t.desc.TTLGranularity)
 	if t.desc.MaxTTL > 0 && t.ttl+delay > t.desc.MaxTTL {
-		t.inapplicable("the driver takes no TTL that is longer than Harness.TTL, so there is no room for a lock delay")
+		t.inapplicable("the driver accepts no TTL longer than Harness.TTL, so there is no room for a lock delay")
 	}
 	c := t.core(d, func(o *fencelock.Options) { o.LockDelay = delay })
 	name := t.name()

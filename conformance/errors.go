@@ -11,19 +11,19 @@ import (
 var errorClauses = []Clause{
 	{
 		ID: "E1", Group: "errors", Slug: "errors-name-the-call", run: errorsNameTheCall,
-		Rule: "an error says which call on which name failed: a *CallError with Driver, Call and Name is in its chain",
+		Rule: "an error identifies the call that failed: a *CallError with Driver, Call and Name is in its chain",
 	},
 	{
 		ID: "E2", Group: "errors", Slug: "answers-are-distinct", run: answersAreDistinct,
-		Rule: "held, not held, unavailable, unknown, unsupported and the context's end are different answers",
+		Rule: "held, not held, unavailable, unknown, unsupported and the end of the context are distinct errors",
 	},
 	{
 		ID: "E3", Group: "errors", Slug: "refused-is-unavailable", needs: needLink, run: refusedIsUnavailable,
-		Rule: "if no connection can be made no request was sent, and the error is ErrUnavailable",
+		Rule: "if the driver cannot connect, it has sent no request, and the error is ErrUnavailable",
 	},
 	{
 		ID: "E4", Group: "errors", Slug: "closed-answers-closed", run: closedAnswersClosed,
-		Rule: "Close ends waiters with ErrClosed, calls after it return ErrClosed, and a second Close has no effect",
+		Rule: "Close ends waiters with ErrClosed, later calls return ErrClosed, and a second Close has no effect",
 	},
 }
 

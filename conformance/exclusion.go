@@ -17,17 +17,16 @@ import (
 var exclusionClauses = []Clause{
 	{
 		ID: "X1", Group: "exclusion", Slug: "one-holder-at-a-time", crowd: true, run: oneHolderAtATime,
-		Rule: "of a hundred contenders from several clients, one holds the lock at a time, and each gets its turn",
+		Rule: "of a hundred contenders from several clients, one holds the lock at a time, and each acquires it",
 	},
 	{
 		ID: "X2", Group: "exclusion", Slug: "attempt-finds-it-held", run: attemptFindsItHeld,
-		Rule: "an attempt while another request holds the name is ErrHeld, also within one client; " +
-			"other names stay open",
+		Rule: "an attempt returns ErrHeld while another request holds the name, " +
+			"even in the same client; other names stay free",
 	},
 	{
 		ID: "X3", Group: "exclusion", Slug: "beliefs-do-not-overlap", run: beliefsDoNotOverlap,
-		Rule: "no two holders believe in their grants (until SentAt + validity) at the same time, " +
-			"also when holders die",
+		Rule: "no two grants of a name are valid (until SentAt + validity) at the same time, even when holders die",
 	},
 }
 
@@ -165,7 +164,7 @@ func beliefsDoNotOverlap(t *trial) {
 		}
 	}
 	if len(beliefs) < 4 {
-		t.Latef("%d grants in %v, too few to tell; a service or a machine as slow as that needs a longer Harness.TTL",
+		t.Latef("%d grants in %v are too few for a verdict; a slow service or machine needs a longer Harness.TTL",
 			len(beliefs), 4*t.ttl)
 	}
 	t.Logf("%d grants", len(beliefs))

@@ -12,12 +12,12 @@ var fencingClauses = []Clause{
 	{
 		ID: "F1", Group: "fencing", Slug: "increases-across-release", caps: backend.CapFencing,
 		run:  increasesAcrossRelease,
-		Rule: "a token is greater than every earlier token of the same name, across release, request ids and clients",
+		Rule: "a token is greater than every earlier token of the same name, across releases, request ids and clients",
 	},
 	{
 		ID: "F2", Group: "fencing", Slug: "increases-across-expiry", caps: backend.CapFencing, needs: needLink,
 		run:  increasesAcrossExpiry,
-		Rule: "a token is greater than every earlier token of the same name, across the end of a silent holder",
+		Rule: "a token is greater than every earlier token of the same name, across the expiry of a hold",
 	},
 	{
 		ID: "F3", Group: "fencing", Slug: "increases-across-deletion", caps: backend.CapFencing, needs: needEvict,
@@ -27,21 +27,20 @@ var fencingClauses = []Clause{
 	{
 		ID: "F4", Group: "fencing", Slug: "increases-in-the-order-of-grants", caps: backend.CapFencing,
 		run:  increasesInTheOrderOfGrants,
-		Rule: "under contention tokens grow in the order in which holders got the lock: the grant allocates them",
+		Rule: "under contention, tokens increase in the order of the grants: the grant allocates the token",
 	},
 	{
 		ID: "F5", Group: "fencing", Slug: "stale-write-is-refused", caps: backend.CapFencing, needs: needLink,
 		run:  staleWriteIsRefused,
-		Rule: "a guard that saw a rival's token refuses the write of a holder that slept past its lease",
+		Rule: "a guard that has admitted a rival's token refuses the write of a holder whose lease has expired",
 	},
 	{
 		ID: "F6", Group: "fencing", Slug: "stays-for-one-hold", caps: backend.CapFencing, run: staysForOneHold,
-		Rule: "tokens are exclusive, fit 63 bits, and stay the same for one hold " +
-			"however often it is acquired or renewed",
+		Rule: "tokens are exclusive, fit in 63 bits, and stay the same for one hold however often it is acquired or renewed",
 	},
 	{
 		ID: "F7", Group: "fencing", Slug: "one-token-space", caps: backend.CapFencing, run: oneTokenSpace,
-		Rule: "all clients name the same token space, from their first grant on",
+		Rule: "after its first grant, every client reports the same token space",
 	},
 }
 

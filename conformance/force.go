@@ -15,20 +15,20 @@ var forceClauses = []Clause{
 	{
 		ID: "P17", Group: "capabilities", Slug: "force-release-names-one-hold", caps: backend.CapForceRelease,
 		run: forceReleaseNamesOneHold,
-		Rule: "with a nonce ForceRelease ends the hold that has it and no other, with a token likewise where the driver " +
-			"fences; what matches no hold is ErrNotHeld and changes nothing",
+		Rule: "with a nonce, ForceRelease ends the hold with that nonce and no other, and likewise with a token where the " +
+			"driver fences; a request that matches no hold returns ErrNotHeld and changes nothing",
 	},
 	{
 		ID: "P18", Group: "capabilities", Slug: "force-release-spares-the-successor", caps: backend.CapForceRelease,
 		run: forceReleaseSparesTheSuccessor,
-		Rule: "a ForceRelease that names a hold never ends the next one, not even if the hold is released at the same " +
-			"moment; it may be repeated",
+		Rule: "a ForceRelease that names a hold never ends the next hold, " +
+			"even if the hold is released at the same moment or the ForceRelease is repeated",
 	},
 	{
 		ID: "P21", Group: "capabilities", Slug: "force-release-tells-the-victim", caps: backend.CapForceRelease,
 		run: forceReleaseTellsTheVictim,
-		Rule: "the victim of ForceRelease gets the reason force-released, the text that ForceRelease was given and who " +
-			"called it: with its renewal, and through Request.Lost where losses are pushed",
+		Rule: "after a ForceRelease the former holder receives the reason force-released, " +
+			"the text and the author of the ForceRelease: with its renewal, and through Request.Lost where losses are pushed",
 	},
 }
 
@@ -55,7 +55,7 @@ func forceReleaseNamesOneHold(t *trial) {
 	for _, f := range wrong {
 		f.Name = r.Name
 		if err := t.forced(b, f); !errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("ForceRelease of nonce %v and token %v, which nobody has = %v, want ErrNotHeld", f.Nonce, f.Token, err)
+			t.Errorf("ForceRelease of nonce %v and token %v, which no hold has = %v, want ErrNotHeld", f.Nonce, f.Token, err)
 		}
 	}
 	if renewal := t.renew(a, g); renewal.Err != nil {

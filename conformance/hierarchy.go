@@ -11,21 +11,21 @@ var hierarchyClauses = []Clause{
 	{
 		ID: "H1", Group: "hierarchy", Slug: "excludes-above-and-below", caps: backend.CapHierarchy,
 		run:  excludesAboveAndBelow,
-		Rule: "an exclusive hold of a path keeps others off its ancestors and all below, and off nothing beside",
+		Rule: "an exclusive hold of a path excludes holds of the path, its ancestors and its descendants, and no others",
 	},
 	{
 		ID: "H2", Group: "hierarchy", Slug: "shared-paths", caps: backend.CapHierarchy | backend.CapShared,
 		run:  sharedPaths,
-		Rule: "shared holds live beside each other above and below, and keep exclusive ones off the same path",
+		Rule: "shared holds of a path, its ancestors and its descendants coexist, and exclude exclusive holds of these paths",
 	},
 	{
 		ID: "H3", Group: "hierarchy", Slug: "uses-do-not-mix", caps: backend.CapHierarchy, run: hierarchyDoesNotMix,
-		Rule: "a name that is in use as a path is ErrLimitMismatch without, and the other way round",
+		Rule: "while a name is in use as a path, a request for it as a plain name returns ErrLimitMismatch, and vice versa",
 	},
 	{
 		ID: "H4", Group: "hierarchy", Slug: "waits-for-all-below", caps: backend.CapHierarchy | backend.CapFair,
 		run:  waitsForAllBelow,
-		Rule: "who waits for a path gets it when the last hold below is released, and newcomers below stay behind it",
+		Rule: "a waiter for a path acquires it when the last hold below is released, and later requests below stay behind it",
 	},
 }
 
@@ -71,13 +71,13 @@ func sharedPaths(t *trial) {
 	above := t.take(b, t.sharedPath(root), "above a shared hold")
 	for _, name := range []string{"", "/a", "/a/b", "/a/b/c", "/x"} {
 		if _, err := t.try(b, t.path(root+name)); !errors.Is(err, backend.ErrHeld) {
-			t.Errorf("exclusively %q below and above readers = %v, want ErrHeld", name, err)
+			t.Errorf("exclusive attempt at %q above, below or beside readers = %v, want ErrHeld", name, err)
 		}
 	}
 	t.release(b, above, "by the reader above")
 	beside := t.take(b, t.path(root+"/x"), "beside a shared hold")
 	if _, err := t.try(b, t.sharedPath(root)); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("shared above an exclusive hold = %v, want ErrHeld", err)
+		t.Errorf("shared attempt above an exclusive hold = %v, want ErrHeld", err)
 	}
 	t.release(b, beside, "by the writer")
 	t.release(a, below, "by the reader below")
@@ -110,11 +110,11 @@ func waitsForAllBelow(t *trial) {
 	w := t.wait(t.within(10*slack), b, t.path(root))
 	t.queued(a, root, 1)
 	if _, err := t.try(a, t.path(root+"/3")); !errors.Is(err, backend.ErrHeld) {
-		t.Errorf("below a path that is waited for = %v, want ErrHeld", err)
+		t.Errorf("attempt below a path with a waiter = %v, want ErrHeld", err)
 	}
 	t.release(a, one, "of one below")
 	if w.ended(200 * time.Millisecond) {
-		t.Errorf("the path was answered %v while something below was held", w.err)
+		t.Errorf("the wait for the path returned %v while a path below was held", w.err)
 	}
 	t.release(a, two, "of the last below")
 	t.release(b, t.got(w, t.ttl+slack, "after the last below"), "of the path")

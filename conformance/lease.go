@@ -18,49 +18,49 @@ var leaseClauses = []Clause{
 	},
 	{
 		ID: "L2", Group: "lease", Slug: "silent-holder-loses-it", needs: needLink, run: silentHolderLosesIt,
-		Rule: "the name of a holder that went silent opens within its TTL, for waiters and for attempts",
+		Rule: "the name of a holder that no longer responds is free within its TTL, for waiters and for attempts",
 	},
 	{
 		ID: "L3", Group: "lease", Slug: "renewal-prolongs", run: renewalProlongs,
-		Rule: "a hold that is renewed outlives its TTL, three times over",
+		Rule: "renewals keep a hold for longer than three times its TTL",
 	},
 	{
 		ID: "L4", Group: "lease", Slug: "no-renewal-after-a-rival", needs: needLink, run: noRenewalAfterARival,
-		Rule: "renewing a hold that ended and went to a rival is ErrNotHeld and leaves the rival alone",
+		Rule: "renewing a hold that ended and whose name a rival holds returns ErrNotHeld and does not affect the rival",
 	},
 	{
 		ID: "L5", Group: "lease", Slug: "renewal-creates-nothing", needs: needLink, run: renewalCreatesNothing,
-		Rule: "renewing a hold that ended is ErrNotHeld also if the name is free, and leaves it free",
+		Rule: "renewing a hold that ended returns ErrNotHeld even if the name is free, and leaves it free",
 	},
 	{
 		ID: "L6", Group: "lease", Slug: "grant-tells-the-truth", run: grantTellsTheTruth,
-		Rule: "a grant matches its request, with a TTL that is not shorter; a renewal too",
+		Rule: "a grant matches its request, and its TTL is not shorter than requested; the same applies to a renewal",
 	},
 	{
 		ID: "L7", Group: "lease", Slug: "validity-counts-from-sending", needs: needLink,
 		run:  validityCountsFromSending,
-		Rule: "SentAt lies before the first byte of the request, of acquires and of renewals, however slow the link",
+		Rule: "SentAt of acquires and renewals precedes the first byte of the request, however slow the link",
 	},
 	{
 		ID: "L8", Group: "lease", Slug: "renewals-answer-in-order", run: renewalsAnswerInOrder,
-		Rule: "Renew returns one renewal per grant, in order, including grants that are gone",
+		Rule: "Renew returns one renewal per grant, in order, including grants that have ended",
 	},
 	{
 		ID: "L9", Group: "lease", Slug: "renewals-share-round-trips", needs: needLink, run: renewalsShareRoundTrips,
-		Rule: "the round trips of Renew do not grow with the number of grants",
+		Rule: "the number of round trips of Renew does not grow with the number of grants",
 	},
 	{
 		ID: "L10", Group: "lease", Slug: "renewals-never-shorten", needs: needLink, run: renewalsNeverShorten,
-		Rule: "a renewal with a shorter TTL does not bring the end of the hold forward",
+		Rule: "a renewal with a shorter TTL does not shorten the hold",
 	},
 	{
 		ID: "L11", Group: "lease", Slug: "hundreds-outlive-one-renew", crowd: true, run: hundredsOutliveOneRenew,
-		Rule: "of hundreds of grants in one Renew each that is confirmed outlives its TTL",
+		Rule: "of hundreds of grants in one Renew, each hold whose renewal is confirmed outlives its TTL",
 	},
 	{
 		ID: "L12", Group: "lease", Slug: "odd-ttls-are-kept", needs: needLink, run: oddTTLsAreKept,
-		Rule: "a TTL that is no round number is kept to its end, " +
-			"and a TTL at either bound is what holder and rivals are shown",
+		Rule: "a hold with a TTL that is not a round number lasts to its end, " +
+			"and the holder and rivals see a TTL at either bound unchanged",
 	},
 }
 
@@ -110,7 +110,7 @@ func renewalProlongs(t *trial) {
 			return
 		}
 	}
-	t.Latef("a renewal every quarter of %v did not get through within the TTL, three times", t.ttl)
+	t.Latef("renewals every quarter of %v were not confirmed within the TTL, in three attempts", t.ttl)
 }
 
 // outlivesItsTTL renews a hold for more than three of its TTLs. It returns false if a renewal took so long that the
@@ -273,7 +273,7 @@ func renewalsAnswerInOrder(t *trial) {
 	for i, r := range renewals {
 		switch {
 		case gone[i] && !errors.Is(r.Err, backend.ErrNotHeld):
-			t.Errorf("renewal %d, of what was released = %v, want ErrNotHeld", i, r.Err)
+			t.Errorf("renewal %d, of a released hold = %v, want ErrNotHeld", i, r.Err)
 		case !gone[i] && r.Err != nil:
 			t.Errorf("renewal %d, of a living hold = %v, want nil", i, r.Err)
 		}

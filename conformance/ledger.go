@@ -209,7 +209,7 @@ func misstated(r backend.Request, g backend.Grant) string {
 		Limit: g.Limit, Hierarchical: g.Hierarchical, TTL: want.TTL,
 	}
 	if got != want {
-		return fmt.Sprintf("the grant says %+v, want what the request asked for: %+v", got, want)
+		return fmt.Sprintf("the grant is %+v, want the values of the request: %+v", got, want)
 	}
 	if g.MinHoldUntil.IsZero() != (r.MinHold == 0) {
 		return fmt.Sprintf("MinHoldUntil is %v after an acquire with MinHold %v", g.MinHoldUntil, r.MinHold)
@@ -230,9 +230,9 @@ func (l *ledger) stamped(
 		return fmt.Sprintf("SentAt of %s is %v old over a link that takes %v for a request and its answer: "+
 			"it was read after sending", what, age, when.delay)
 	case ttl < least:
-		return fmt.Sprintf("the TTL of %s is %v, shorter than the %v that were asked for", what, ttl, least)
+		return fmt.Sprintf("the TTL of %s is %v, shorter than the requested %v", what, ttl, least)
 	case ttl > most+step:
-		return fmt.Sprintf("the TTL of %s is %v, longer than the %v that were asked for and the granularity of %v",
+		return fmt.Sprintf("the TTL of %s is %v, longer than the requested %v and the granularity of %v",
 			what, ttl, most, step)
 	}
 	return ""
@@ -321,7 +321,7 @@ func (l *ledger) alone(t *trial, h *hold, when asking) {
 			case h.Kind == backend.KindShared && other.Kind == backend.KindShared:
 			default:
 				if other.lives(t, when.to) {
-					t.Violatedf("two holders: %q was granted to %v while a hold of %v on %q is believed for another %v",
+					t.Violatedf("two holders: %q was granted to %v while a hold of %v on %q is valid for another %v",
 						h.Name, h.Kind, other.Kind, name, other.believed(t).Sub(when.to))
 				}
 				other.rival = h.at

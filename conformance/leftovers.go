@@ -21,11 +21,11 @@ var leftoverClauses = []Clause{
 	{
 		ID: "K2", Group: "leftovers", Slug: "service-keeps-nothing", needs: needLeftovers, serial: true,
 		run:  serviceKeepsNothing,
-		Rule: "when all locks are released or have ended, the service keeps nothing of the driver's",
+		Rule: "when all locks are released or have ended, the service keeps no data of the driver",
 	},
 	{
 		ID: "K3", Group: "leftovers", Slug: "goroutines-do-not-pile-up", serial: true, run: goroutinesDoNotPileUp,
-		Rule: "acquires that are over, granted or not, leave no goroutine behind while the driver lives",
+		Rule: "acquires that have returned, granted or not, leave no goroutine while the driver is open",
 	},
 }
 
@@ -112,7 +112,7 @@ func goroutinesDoNotPileUp(t *trial) {
 			slices.SortFunc(after, func(x, y string) int {
 				return countGoroutines([]string{y}) - countGoroutines([]string{x})
 			})
-			t.Latef("%d goroutines more after %d acquires more, all of which are over; most of them at %s",
+			t.Latef("%d more goroutines after %d more acquires, all of which have returned; most of them at %s",
 				n-before, 3*more, after[0])
 		}
 		t.release(d, g, "by the holder")
@@ -172,5 +172,5 @@ func serviceKeepsNothing(t *trial) {
 		}
 		pause(patience, 50*time.Millisecond)
 	}
-	t.Latef("the service keeps %d things: %q", len(left), left[:min(len(left), 10)])
+	t.Latef("the service keeps %d entries: %q", len(left), left[:min(len(left), 10)])
 }

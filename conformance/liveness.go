@@ -47,7 +47,7 @@ func evictedWaiterDoesNotHold(t *trial) {
 	both = append(both, contender{c, t.wait(ctx, c, t.request(name))})
 	t.queued(a, name, 2)
 	if t.h.Server.EvictWaiter(t, name) == 0 {
-		t.inapplicable("the service keeps no place of a waiter that could be deleted")
+		t.inapplicable("the service keeps no queue entry that could be deleted")
 	}
 	t.release(a, g, "by the holder")
 	t.oneAfterTheOther(both, "after the places of both in the queue were deleted")
@@ -69,19 +69,19 @@ func overtakenWaiterDoesNotHold(t *trial) {
 	next := t.got(w, t.ttl+slack, "behind a waiter that was cut off")
 	link.Pass()
 	if cut.ended(max(t.ttl, promptly)) && cut.err == nil {
-		t.Violatedf("a waiter that was cut off was granted what somebody else holds")
+		t.Violatedf("a waiter that was cut off was granted a name that another request holds")
 		return
 	}
 	t.mustBeHeld(a, name, "while the one behind the waiter that was cut off holds")
 	t.release(c, next, "by the one behind")
 	if !cut.ended(3*t.ttl + 3*slack) {
-		t.Latef("a waiter that was cut off and is back was answered nothing after the name was released")
+		t.Latef("a waiter that was reconnected did not return after the name was released")
 		return
 	}
 	if cut.err == nil {
 		t.release(b, cut.grant, "by the waiter that was cut off")
 	} else if !vague(cut.err) {
-		t.Errorf("a waiter that was cut off and is back = %v, want a grant, or that nothing is known", cut.err)
+		t.Errorf("a waiter that was reconnected = %v, want a grant or an unknown outcome", cut.err)
 	}
 }
 
@@ -104,7 +104,7 @@ func grantsOutliveARestart(t *trial) {
 		for _, g := range grants {
 			got, err := t.try(rival, t.request(g.Name))
 			if err == nil && t.now() < g.SentAt.Add(t.desc.Validity(g.TTL)) {
-				t.Violatedf("what was granted before a restart went to a rival, long before the end of its TTL of %v",
+				t.Violatedf("a hold granted before a restart went to a rival before the end of its TTL of %v",
 					g.TTL)
 				_ = rival.Release(t.within(slack), got)
 				return

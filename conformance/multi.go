@@ -13,28 +13,30 @@ import (
 var multiClauses = []Clause{
 	{
 		ID: "M1", Group: "multi", Slug: "all-or-none", caps: backend.CapMultiAcquire, run: allOrNone,
-		Rule: "AcquireAll grants every name, each with a hold of its own, in the order asked; " +
-			"or is ErrHeld and holds nothing",
+		Rule: "AcquireAll grants every name, each with its own hold, in the order of the requests; " +
+			"or it returns ErrHeld and holds nothing",
 	},
 	{
 		ID: "M2", Group: "multi", Slug: "waits-without-keeping", caps: backend.CapMultiAcquire,
-		run:  waitsWithoutKeeping,
-		Rule: "AcquireAll that waits gets all names together when the last is free; if it ends earlier, it holds nothing",
+		run: waitsWithoutKeeping,
+		Rule: "an AcquireAll that waits acquires all names together when the last is free; " +
+			"if it ends earlier, it holds nothing",
 	},
 	{
 		ID: "M3", Group: "multi", Slug: "same-requests-same-holds", caps: backend.CapMultiAcquire,
 		run:  sameRequestsSameHolds,
-		Rule: "AcquireAll with the requests of holds that live answers with the same holds",
+		Rule: "AcquireAll with the requests of live holds returns the same holds",
 	},
 	{
 		ID: "M4", Group: "multi", Slug: "lost-reply-leaves-nothing", caps: backend.CapMultiAcquire, needs: needLink,
-		run:  lostReplyOfAllLeavesNothing,
-		Rule: "AcquireAll without an answer is ErrUnknown, and releasing each request gives back whatever was granted",
+		run: lostReplyOfAllLeavesNothing,
+		Rule: "AcquireAll without an answer returns ErrUnknown, " +
+			"and a release of each request releases every name that was granted",
 	},
 	{
 		ID: "M5", Group: "multi", Slug: "ended-context-leaves-no-trace", caps: backend.CapMultiAcquire,
 		run:  endedContextLeavesNoneOfAll,
-		Rule: "AcquireAll with a context that has ended answers with its error and touches nothing",
+		Rule: "AcquireAll with a context that has ended returns the context's error and changes nothing",
 	},
 }
 
@@ -130,9 +132,9 @@ func waitsWithoutKeeping(t *trial) {
 		return // the driver acquires sets only without waiting
 	}
 	if !errors.Is(out.err, context.Canceled) {
-		t.Errorf("AcquireAll that gave up = %v, want the context's error", out.err)
+		t.Errorf("AcquireAll with a cancelled context = %v, want the context's error", out.err)
 	}
-	t.freeAll(a, rs[:2], "after AcquireAll that gave up")
+	t.freeAll(a, rs[:2], "after AcquireAll with a cancelled context")
 	second := start(t.within(10 * slack))
 	t.queued(a, rs[2].Name, 1)
 	t.release(a, held, "by the holder")

@@ -13,7 +13,7 @@ import (
 // answerMutants answer wrongly in a place that no clause is about: the ledger, which holds every answer of a driver
 // against all earlier ones, has to see them. Each breaks clauses that are about something else.
 var answerMutants = []mutant{
-	{name: "SentAt of a grant after a wait is read at the receipt of the answer", breaks: []string{"L13"},
+	{name: "SentAt of a grant after a wait is read when the answer arrives", breaks: []string{"L13"},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				g, err := b.Driver.Acquire(ctx, r)
@@ -23,7 +23,7 @@ var answerMutants = []mutant{
 				return g, err
 			}
 		}},
-	{name: "SentAt of a set is read at the receipt of the answer", breaks: []string{"L13"}, apply: func(b *broken) {
+	{name: "SentAt of a set is read when the answer arrives", breaks: []string{"L13"}, apply: func(b *broken) {
 		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 			grants, err := b.Driver.AcquireAll(ctx, rs)
 			for i := range grants {
@@ -39,7 +39,7 @@ var answerMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "the TTL of a renewal is longer than what was asked for", breaks: []string{"L3", "D6"}, apply: func(b *broken) {
+	{name: "the TTL of a renewal is longer than requested", breaks: []string{"L3", "D6"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			for i := range out {
@@ -48,10 +48,10 @@ var answerMutants = []mutant{
 			return out
 		}
 	}},
-	{name: "tokens fall while waiters follow each other", breaks: []string{"F4", "W2", "C4"}, apply: func(b *broken) {
+	{name: "tokens decrease from grant to grant", breaks: []string{"F4", "W2", "C4"}, apply: func(b *broken) {
 		b.renumber(func(_ string, token fencing.Token) fencing.Token { return 1<<40 - token })
 	}},
-	{name: "one nonce for all holds of a client", breaks: []string{"O3", "F1"}, apply: func(b *broken) {
+	{name: "all holds of a client have the same nonce", breaks: []string{"O3", "F1"}, apply: func(b *broken) {
 		nonce := fencing.NewNonce()
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
@@ -59,7 +59,7 @@ var answerMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "owners are shown with capital letters", breaks: []string{"C3", "R2"}, apply: func(b *broken) {
+	{name: "Look returns another owner", breaks: []string{"C3", "R2"}, apply: func(b *broken) {
 		b.look = func(ctx context.Context, name string) (backend.State, error) {
 			s, err := b.Driver.Look(ctx, name)
 			for i := range s.Holders {
@@ -68,7 +68,7 @@ var answerMutants = []mutant{
 			return s, err
 		}
 	}},
-	{name: "a declared time is missing", breaks: []string{"P23"}, apply: func(b *broken) {
+	{name: "Look omits a declared time", breaks: []string{"P23"}, apply: func(b *broken) {
 		b.look = func(ctx context.Context, name string) (backend.State, error) {
 			s, err := b.Driver.Look(ctx, name)
 			for i := range s.Holders {
@@ -77,21 +77,21 @@ var answerMutants = []mutant{
 			return s, err
 		}
 	}},
-	{name: "the queue is shown the last one first", breaks: []string{"P23"}, apply: func(b *broken) {
+	{name: "Look returns the queue in reverse order", breaks: []string{"P23"}, apply: func(b *broken) {
 		b.look = func(ctx context.Context, name string) (backend.State, error) {
 			s, err := b.Driver.Look(ctx, name)
 			slices.Reverse(s.Queue)
 			return s, err
 		}
 	}},
-	{name: "a list shows an expiry that is not declared", breaks: []string{"P24"}, apply: func(b *broken) {
+	{name: "List returns an expiry that is not declared", breaks: []string{"P24"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.Shows.List.ExpiresIn = false
 			return d
 		}
 	}},
-	{name: "waiters for permits do not say how many", breaks: []string{"P25"}, apply: func(b *broken) {
+	{name: "the queue omits the number of permits", breaks: []string{"P25"}, apply: func(b *broken) {
 		b.look = func(ctx context.Context, name string) (backend.State, error) {
 			s, err := b.Driver.Look(ctx, name)
 			for i := range s.Queue {
@@ -100,7 +100,7 @@ var answerMutants = []mutant{
 			return s, err
 		}
 	}},
-	{name: "a refusal does not say when to retry", breaks: []string{"P26"}, apply: func(b *broken) {
+	{name: "a refusal omits RetryAfter", breaks: []string{"P26"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			var held *backend.HeldError
@@ -110,7 +110,7 @@ var answerMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "a forced release has no author", breaks: []string{"P27"}, apply: func(b *broken) {
+	{name: "a watch omits the author of a forced release", breaks: []string{"P27"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			return func(c backend.Change) []backend.Change {
 				c.By = ""

@@ -10,7 +10,7 @@ import (
 
 // boundMutants are right as long as there is little of everything, and nobody waits for long.
 var boundMutants = []mutant{
-	{name: "a renewal with a shorter TTL cuts the hold", breaks: []string{"L10"}, apply: func(b *broken) {
+	{name: "a renewal with a shorter TTL shortens the hold", breaks: []string{"L10"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			for i, g := range grants {
@@ -23,7 +23,7 @@ var boundMutants = []mutant{
 			return out
 		}
 	}},
-	{name: "renewals beyond the 32nd are confirmed and not done", breaks: []string{"L11"}, apply: func(b *broken) {
+	{name: "renewals after the 32nd are confirmed but not sent", breaks: []string{"L11"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants[:min(len(grants), 32)])
 			for _, g := range grants[len(out):] {
@@ -32,14 +32,14 @@ var boundMutants = []mutant{
 			return out
 		}
 	}},
-	{name: "TTLs are cut to whole seconds and reported as requested", breaks: []string{"L12"}, apply: func(b *broken) {
+	{name: "TTLs are truncated to seconds but returned as requested", breaks: []string{"L12"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) {
 			if r.TTL > time.Second {
 				r.TTL = r.TTL.Truncate(time.Second)
 			}
 		})
 	}},
-	{name: "TTLs above a minute are a minute and reported as requested", breaks: []string{"L12"}, apply: func(b *broken) {
+	{name: "TTLs are limited to a minute but returned as requested", breaks: []string{"L12"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.TTL = min(r.TTL, time.Minute) })
 	}},
 	{name: "waits end after three quarters of their deadline", breaks: []string{"W9"}, apply: func(b *broken) {
@@ -63,10 +63,10 @@ var boundMutants = []mutant{
 		}
 	}},
 	{
-		name:   "a waiter without a place takes its predecessor's end for its turn",
+		name:   "an evicted waiter acquires when the current hold ends",
 		breaks: []string{"W10"}, apply: falseTurn,
 	},
-	{name: "a waiter that was cut off takes the end of the silence for its turn", breaks: []string{"W11"},
+	{name: "a waiter that was cut off acquires when it is reconnected", breaks: []string{"W11"},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				for cut := false; ; {
@@ -84,7 +84,7 @@ var boundMutants = []mutant{
 				}
 			}
 		}},
-	{name: "owners are cut at 32 bytes", breaks: []string{"P16"}, apply: func(b *broken) {
+	{name: "owners are truncated to 32 bytes", breaks: []string{"P16"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			owner := r.Owner
 			r.Owner = owner[:min(len(owner), 32)]
@@ -111,7 +111,7 @@ var boundMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "permits are counted in a byte", breaks: []string{"Q8"}, apply: func(b *broken) {
+	{name: "permits are counted modulo 256", breaks: []string{"Q8"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) {
 			if r.Kind == backend.KindPermits {
 				r.Permits = max(1, r.Permits%256)
@@ -119,7 +119,7 @@ var boundMutants = []mutant{
 			}
 		})
 	}},
-	{name: "Describe asks the server", breaks: []string{"P2"}, apply: func(b *broken) {
+	{name: "Describe takes a round trip", breaks: []string{"P2"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			time.Sleep(30 * time.Millisecond)
 			return b.Driver.Describe()
@@ -133,7 +133,7 @@ var boundMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "a release goes on after its context", breaks: []string{"C5", "D14"}, apply: func(b *broken) {
+	{name: "a release continues after its context ends", breaks: []string{"C5", "D14"}, apply: func(b *broken) {
 		b.release = func(_ context.Context, g backend.Grant) error {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()

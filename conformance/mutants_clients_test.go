@@ -17,7 +17,7 @@ import (
 // clientMutants have the typical mistakes with client libraries and query languages: one connection for all calls,
 // pages, patterns, numbers of 16, 32 or 53 bits, maps that are kept, sessions that are shared.
 var clientMutants = []mutant{
-	{name: "one connection for acquires and renewals", breaks: []string{"C6"}, apply: func(b *broken) {
+	{name: "acquires and renewals share one connection", breaks: []string{"C6"}, apply: func(b *broken) {
 		conn := make(chan struct{}, 1)
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			conn <- struct{}{}
@@ -46,7 +46,7 @@ var clientMutants = []mutant{
 			return b.Driver.Release(ctx, g)
 		}
 	}},
-	{name: "the prefix of List is a pattern of LIKE", breaks: []string{"P19"}, apply: func(b *broken) {
+	{name: "List uses its prefix as a LIKE pattern", breaks: []string{"P19"}, apply: func(b *broken) {
 		b.list = func(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 			literal, _, _ := strings.Cut(prefix, "_")
 			return func(yield func(backend.State, error) bool) {
@@ -82,10 +82,10 @@ var clientMutants = []mutant{
 	{name: "tokens are floating-point numbers", breaks: []string{"F8"}, apply: func(b *broken) {
 		b.renumber(func(_ string, token fencing.Token) fencing.Token { return fencing.Token(float64(token)) })
 	}},
-	{name: "Ping does not ask", breaks: []string{"P20"}, apply: func(b *broken) {
+	{name: "Ping does not contact the service", breaks: []string{"P20"}, apply: func(b *broken) {
 		b.ping = func(context.Context) error { return nil }
 	}},
-	{name: "keys of metadata lose their capital letters", breaks: []string{"P16"}, apply: func(b *broken) {
+	{name: "metadata keys are converted to lower case", breaks: []string{"P16"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			lower := map[string]string{}
 			for k, v := range r.Metadata {
@@ -95,7 +95,7 @@ var clientMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "the caller's map of metadata is kept", breaks: []string{"P16"}, apply: func(b *broken) {
+	{name: "the driver retains the caller's metadata map", breaks: []string{"P16"}, apply: func(b *broken) {
 		w := b.world
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			w.mu.Lock()
@@ -129,21 +129,21 @@ var clientMutants = []mutant{
 	{name: "waiters are not counted", breaks: []string{"P4"}, apply: func(b *broken) {
 		b.showing(func(s *backend.State) { s.Waiters = 0 })
 	}},
-	{name: "Since counts from another day", breaks: []string{"P4"}, apply: func(b *broken) {
+	{name: "Since of a holder is always 1970", breaks: []string{"P4"}, apply: func(b *broken) {
 		b.showing(func(s *backend.State) {
 			for i := range s.Holders {
 				s.Holders[i].Since = time.Unix(0, 0)
 			}
 		})
 	}},
-	{name: "milliseconds are returned as seconds", breaks: []string{"P4"}, apply: func(b *broken) {
+	{name: "ExpiresIn is a thousand times too long", breaks: []string{"P4"}, apply: func(b *broken) {
 		b.showing(func(s *backend.State) {
 			for i := range s.Holders {
 				s.Holders[i].ExpiresIn *= 1000
 			}
 		})
 	}},
-	{name: "a keepalive is dated by its answer", breaks: []string{"L13", "L15"}, apply: func(b *broken) {
+	{name: "SentAt of a keepalive is read when the answer arrives", breaks: []string{"L13", "L15"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		proofs := map[string]backend.Instant{}
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
@@ -165,7 +165,7 @@ var clientMutants = []mutant{
 			return out
 		}
 	}},
-	{name: "a late request lives as long as its client's session", breaks: []string{"A9"}, apply: func(b *broken) {
+	{name: "a late request is renewed with its client's session", breaks: []string{"A9"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		var doubts []backend.Request
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -186,7 +186,7 @@ var clientMutants = []mutant{
 			return b.Driver.Renew(ctx, grants)
 		}
 	}},
-	{name: "the first acquire of a TTL that is cut off says nothing of it", breaks: []string{"A8"}, apply: func(b *broken) {
+	{name: "the first acquire of a TTL does not report an unknown outcome", breaks: []string{"A8"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		known := map[time.Duration]bool{}
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -201,7 +201,7 @@ var clientMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "holds of a client's ninth TTL do not end", breaks: []string{"L14"}, apply: func(b *broken) {
+	{name: "holds of a client's ninth TTL expire a minute late", breaks: []string{"L14"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		known := map[time.Duration]bool{}
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -217,7 +217,7 @@ var clientMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "two first calls at once lose the history", breaks: []string{"S8"}, apply: func(b *broken) {
+	{name: "concurrent first calls return ErrHistoryLost", breaks: []string{"S8"}, apply: func(b *broken) {
 		var calls, answered atomic.Int64
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if n := calls.Add(1); n > 1 && answered.Load() == 0 {
@@ -228,7 +228,7 @@ var clientMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "permits give up after a few collisions", breaks: []string{"Q9"}, apply: func(b *broken) {
+	{name: "concurrent acquires of permits return ErrHeld", breaks: []string{"Q9"}, apply: func(b *broken) {
 		var under atomic.Int64
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			defer under.Add(-1)
@@ -259,7 +259,7 @@ var clientMutants = []mutant{
 			return err
 		}
 	}},
-	{name: "a short Close leaves a goroutine behind", breaks: []string{"K4"}, apply: func(b *broken) {
+	{name: "Close with an ended context leaves a goroutine", breaks: []string{"K4"}, apply: func(b *broken) {
 		over := make(chan struct{})
 		b.world.t.Cleanup(func() { close(over) })
 		b.close = func(ctx context.Context) error {

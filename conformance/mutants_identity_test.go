@@ -13,13 +13,13 @@ import (
 
 // identityMutants confuse what is shown of a hold with what moves it.
 var identityMutants = []mutant{
-	{name: "what is shown is made of the request id", breaks: []string{"O9", "D13"}, apply: func(b *broken) {
+	{name: "the HoldID is derived from the request id", breaks: []string{"O9", "D13"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.HoldID = backend.HoldID(r.RequestID)
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "who looks is shown the request id", breaks: []string{"O9"}, apply: func(b *broken) {
+	{name: "Look returns the request id", breaks: []string{"O9"}, apply: func(b *broken) {
 		b.look = func(ctx context.Context, name string) (backend.State, error) {
 			state, err := b.Driver.Look(ctx, name)
 			for i, h := range state.Holders {
@@ -28,7 +28,7 @@ var identityMutants = []mutant{
 			return state, err
 		}
 	}},
-	{name: "who is refused is shown the request id", breaks: []string{"O9"}, apply: func(b *broken) {
+	{name: "a refusal returns the request id", breaks: []string{"O9"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if held := (*backend.HeldError)(nil); errors.As(err, &held) {
@@ -37,7 +37,7 @@ var identityMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "errors show the request id", breaks: []string{"O9"}, apply: func(b *broken) {
+	{name: "errors contain the request id", breaks: []string{"O9"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			if err := b.Driver.Release(ctx, g); err != nil {
 				return fmt.Errorf("%v: %w", g, err)
@@ -45,7 +45,7 @@ var identityMutants = []mutant{
 			return nil
 		}
 	}},
-	{name: "a hold moves by what is shown of it", breaks: []string{"O9"}, apply: func(b *broken) {
+	{name: "acquire accepts a HoldID as a request id", breaks: []string{"O9"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if key := b.world.request(backend.Holder{HoldID: r.RequestID}); key != "" {
 				r.RequestID = key
@@ -53,13 +53,13 @@ var identityMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "holders are not shown", breaks: []string{"O9", "D13"}, apply: func(b *broken) {
+	{name: "holds have no HoldID", breaks: []string{"O9", "D13"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.HoldID = ""
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "a hold belongs to whoever has its name", breaks: []string{"D13"}, apply: func(b *broken) {
+	{name: "acquire returns the hold with the same HoldID", breaks: []string{"D13"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if state, err := b.Driver.Look(ctx, r.Name); err == nil && state.Held &&
 				state.Holders[0].HoldID == r.HoldID {
@@ -76,7 +76,7 @@ var identityMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "a release goes by what is shown of a hold", breaks: []string{"D16"}, apply: func(b *broken) {
+	{name: "release compares the HoldID instead of the request", breaks: []string{"D16"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			if state, err := b.Driver.Look(ctx, g.Name); err == nil && state.Held &&
 				state.Holders[0].HoldID == g.HoldID {
@@ -88,13 +88,13 @@ var identityMutants = []mutant{
 	{name: "grants have no nonce", breaks: []string{"O10", "O11", "O12"}, apply: func(b *broken) {
 		b.withNonce(func(backend.Grant) fencing.Nonce { return fencing.Nonce{} })
 	}},
-	{name: "the nonce is made of the request id", breaks: []string{"O10"}, apply: func(b *broken) {
+	{name: "the nonce is derived from the request id", breaks: []string{"O10"}, apply: func(b *broken) {
 		b.withNonce(func(g backend.Grant) fencing.Nonce {
 			sum := sha256.Sum256([]byte(g.RequestID))
 			return fencing.Nonce(sum[:16])
 		})
 	}},
-	{name: "each answer has another nonce", breaks: []string{"O11", "O12"}, apply: func(b *broken) {
+	{name: "each answer has a new nonce", breaks: []string{"O11", "O12"}, apply: func(b *broken) {
 		b.withNonce(func(backend.Grant) fencing.Nonce { return fencing.NewNonce() })
 	}},
 	{name: "grants of a set share their nonce", breaks: []string{"O10"}, apply: func(b *broken) {
@@ -106,7 +106,7 @@ var identityMutants = []mutant{
 			return grants, err
 		}
 	}},
-	{name: "who lists is shown no nonce", breaks: []string{"O12"}, apply: func(b *broken) {
+	{name: "List omits the nonce", breaks: []string{"O12"}, apply: func(b *broken) {
 		b.list = func(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
 			return func(yield func(backend.State, error) bool) {
 				for state, err := range b.Driver.List(ctx, prefix) {
@@ -120,7 +120,7 @@ var identityMutants = []mutant{
 			}
 		}
 	}},
-	{name: "who looks is shown another nonce", breaks: []string{"O12"}, apply: func(b *broken) {
+	{name: "Look returns another nonce", breaks: []string{"O12"}, apply: func(b *broken) {
 		b.look = func(ctx context.Context, name string) (backend.State, error) {
 			state, err := b.Driver.Look(ctx, name)
 			for i := range state.Holders {
@@ -129,7 +129,7 @@ var identityMutants = []mutant{
 			return state, err
 		}
 	}},
-	{name: "releases are confirmed and not done", breaks: []string{"D15", "O1", "X1"}, apply: func(b *broken) {
+	{name: "releases are confirmed but not sent", breaks: []string{"D15", "O1", "X1"}, apply: func(b *broken) {
 		b.release = func(context.Context, backend.Grant) error { return nil }
 	}},
 }

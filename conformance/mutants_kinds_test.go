@@ -79,7 +79,7 @@ var kindMutants = []mutant{
 			}
 		})
 	}},
-	{name: "readers have a lock of their own", breaks: []string{"R1", "R2", "R3", "R5", "R6"}, apply: func(b *broken) {
+	{name: "readers and writers use different locks", breaks: []string{"R1", "R2", "R3", "R5", "R6"}, apply: func(b *broken) {
 		b.under(func(r backend.Request) string {
 			if r.Kind == backend.KindShared {
 				return r.Name + ":readers"
@@ -87,15 +87,15 @@ var kindMutants = []mutant{
 			return r.Name
 		})
 	}},
-	{name: "readers pass a writer that waits", breaks: []string{"R3"}, apply: func(b *broken) {
+	{name: "readers overtake a waiting writer", breaks: []string{"R3"}, apply: func(b *broken) {
 		b.slips(func(r backend.Request) bool { return r.Kind == backend.KindShared },
 			func(h backend.Holder) bool { return h.Kind == backend.KindShared })
 	}},
-	{name: "a writer enters beside readers", breaks: []string{"R1", "R5", "R6"}, apply: func(b *broken) {
+	{name: "a writer is granted beside readers", breaks: []string{"R1", "R5", "R6"}, apply: func(b *broken) {
 		b.slips(func(r backend.Request) bool { return r.Kind == backend.KindExclusive },
 			func(h backend.Holder) bool { return h.Kind == backend.KindShared })
 	}},
-	{name: "writers only try, and readers never let them", breaks: []string{"R4"}, apply: func(b *broken) {
+	{name: "writers poll and do not queue", breaks: []string{"R4"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if r.Kind != backend.KindExclusive || !r.Wait {
 				return b.Driver.Acquire(ctx, r)
@@ -113,7 +113,7 @@ var kindMutants = []mutant{
 			}
 		}
 	}},
-	{name: "tokens of shared holds and permits look exclusive", breaks: []string{"R7", "Q6"}, apply: func(b *broken) {
+	{name: "tokens of shared holds and permits are marked exclusive", breaks: []string{"R7", "Q6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if g.Kind != backend.KindExclusive {
@@ -122,7 +122,7 @@ var kindMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "shared holds are released all together", breaks: []string{"R1", "R8"}, apply: func(b *broken) {
+	{name: "one release ends all shared holds of a name", breaks: []string{"R1", "R8"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			info, _ := b.Look(ctx, g.Name)
 			err := b.Driver.Release(ctx, g)
@@ -137,24 +137,24 @@ var kindMutants = []mutant{
 	{name: "each request counts for one permit", breaks: []string{"Q1", "Q2"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.Permits = min(r.Permits, 1) })
 	}},
-	{name: "a request takes all permits", breaks: []string{"Q2", "Q7"}, apply: func(b *broken) {
+	{name: "each request acquires all permits", breaks: []string{"Q2", "Q7"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.Permits = r.Limit })
 	}},
 	{name: "each limit has its own permits", breaks: []string{"Q3"}, apply: func(b *broken) {
 		b.under(func(r backend.Request) string { return fmt.Sprintf("%s:%d", r.Name, r.Limit) })
 	}},
-	{name: "permits that do not fit are over the limit", breaks: []string{"Q1", "Q2"}, apply: func(b *broken) {
+	{name: "permits are granted beyond the limit", breaks: []string{"Q1", "Q2"}, apply: func(b *broken) {
 		b.slips(func(r backend.Request) bool { return r.Kind == backend.KindPermits },
 			func(h backend.Holder) bool { return h.Kind == backend.KindPermits })
 	}},
-	{name: "permits of the dead do not come back", breaks: []string{"Q4"}, apply: func(b *broken) {
+	{name: "permits of a dead client do not expire", breaks: []string{"Q4"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) {
 			if r.Kind == backend.KindPermits {
 				r.TTL = time.Hour
 			}
 		})
 	}},
-	{name: "big requests only try, and small ones never let them", breaks: []string{"Q5"}, apply: func(b *broken) {
+	{name: "requests for several permits poll and do not queue", breaks: []string{"Q5"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if r.Permits < 2 || !r.Wait {
 				return b.Driver.Acquire(ctx, r)
@@ -172,7 +172,7 @@ var kindMutants = []mutant{
 			}
 		}
 	}},
-	{name: "several names one by one, without a way back", breaks: []string{"M1", "M2"}, apply: func(b *broken) {
+	{name: "AcquireAll acquires one name after another without rollback", breaks: []string{"M1", "M2"}, apply: func(b *broken) {
 		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 			var grants []backend.Grant
 			for _, r := range rs {
@@ -185,7 +185,7 @@ var kindMutants = []mutant{
 			return grants, nil
 		}
 	}},
-	{name: "several names are granted in the order of their bytes", breaks: []string{"M1"}, apply: func(b *broken) {
+	{name: "AcquireAll returns grants in another order", breaks: []string{"M1"}, apply: func(b *broken) {
 		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 			grants, err := b.Driver.AcquireAll(ctx, rs)
 			if len(grants) > 1 {
@@ -194,7 +194,7 @@ var kindMutants = []mutant{
 			return grants, err
 		}
 	}},
-	{name: "several names are always new requests", breaks: []string{"M3"}, apply: func(b *broken) {
+	{name: "AcquireAll replaces the request ids", breaks: []string{"M3"}, apply: func(b *broken) {
 		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 			for i := range rs {
 				rs[i].RequestID = backend.NewRequestID()
@@ -202,7 +202,7 @@ var kindMutants = []mutant{
 			return b.Driver.AcquireAll(ctx, rs)
 		}
 	}},
-	{name: "several names without an answer are held", breaks: []string{"M4"}, apply: func(b *broken) {
+	{name: "AcquireAll without an answer returns ErrHeld", breaks: []string{"M4"}, apply: func(b *broken) {
 		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 			grants, err := b.Driver.AcquireAll(ctx, rs)
 			if errors.Is(err, backend.ErrUnknown) {
@@ -211,7 +211,7 @@ var kindMutants = []mutant{
 			return grants, err
 		}
 	}},
-	{name: "several names are asked for in spite of the context", breaks: []string{"M5"}, apply: func(b *broken) {
+	{name: "AcquireAll ignores an ended context", breaks: []string{"M5"}, apply: func(b *broken) {
 		b.all = func(ctx context.Context, rs []backend.Request) ([]backend.Grant, error) {
 			for i := range rs {
 				rs[i].Wait = false
@@ -220,10 +220,10 @@ var kindMutants = []mutant{
 			return b.Driver.AcquireAll(ctx, rs)
 		}
 	}},
-	{name: "a path is a name like any other", breaks: []string{"H1", "H2", "H3", "H4"}, apply: func(b *broken) {
+	{name: "paths are treated as plain names", breaks: []string{"H1", "H2", "H3", "H4"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.Hierarchical = false })
 	}},
-	{name: "every name is a path", breaks: []string{"H3"}, apply: func(b *broken) {
+	{name: "plain names are treated as paths", breaks: []string{"H3"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.Hierarchical = r.Kind != backend.KindPermits })
 	}},
 	{name: "shared paths are exclusive", breaks: []string{"H2"}, apply: func(b *broken) {
@@ -233,7 +233,7 @@ var kindMutants = []mutant{
 			}
 		})
 	}},
-	{name: "newcomers below pass who waits for a path", breaks: []string{"H4"}, apply: func(b *broken) {
+	{name: "requests below a path overtake its waiter", breaks: []string{"H4"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if r.Hierarchical && errors.Is(err, backend.ErrHeld) {
@@ -245,7 +245,7 @@ var kindMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "cycles are waited out", breaks: []string{"G1", "G3", "G4"}, apply: func(b *broken) {
+	{name: "cycles are not detected", breaks: []string{"G1", "G3", "G4"}, apply: func(b *broken) {
 		b.asked(func(r *backend.Request) { r.Under = nil })
 	}},
 	{name: "each request is made under every hold of its client", breaks: []string{"G2"}, apply: func(b *broken) {
@@ -257,7 +257,7 @@ var kindMutants = []mutant{
 			held = append(held, r.RequestID)
 		})
 	}},
-	{name: "siblings under one hold exclude each other", breaks: []string{"G2"}, apply: func(b *broken) {
+	{name: "siblings under one hold are refused as a deadlock", breaks: []string{"G2"}, apply: func(b *broken) {
 		under := map[string]bool{} // holds under which somebody holds
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			b.world.mu.Lock()
@@ -273,7 +273,7 @@ var kindMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "who holds something must not wait", breaks: []string{"G1", "G2"}, apply: func(b *broken) {
+	{name: "every wait under a hold is refused as a deadlock", breaks: []string{"G1", "G2"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if r.Wait && len(r.Under) > 0 {
 				return backend.Grant{}, backend.ErrDeadlock

@@ -15,7 +15,7 @@ import (
 
 // mutants are in the order of the clauses that they break.
 var mutants = []mutant{
-	{name: "release does not look who asks", breaks: []string{"O1", "O3", "O4", "A5"}, apply: func(b *broken) {
+	{name: "release does not compare the holder", breaks: []string{"O1", "O3", "O4", "A5"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			info, err := b.Look(ctx, g.Name)
 			if err != nil || !info.Held {
@@ -39,7 +39,7 @@ var mutants = []mutant{
 			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: g.RequestID}.Grant())
 		}
 	}},
-	{name: "second release succeeds", breaks: []string{"O2"}, apply: func(b *broken) {
+	{name: "a second release succeeds", breaks: []string{"O2"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			if err := b.Driver.Release(ctx, g); !errors.Is(err, backend.ErrNotHeld) {
 				return err
@@ -47,7 +47,7 @@ var mutants = []mutant{
 			return nil
 		}
 	}},
-	{name: "release by request does nothing", breaks: []string{"O7", "A3", "D9"}, apply: func(b *broken) {
+	{name: "a release by request does nothing", breaks: []string{"O7", "A3", "D9"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			if g.Token == 0 {
 				return nil
@@ -55,7 +55,7 @@ var mutants = []mutant{
 			return b.Driver.Release(ctx, g)
 		}
 	}},
-	{name: "lost release reply is reported as success", breaks: []string{"A5"}, apply: func(b *broken) {
+	{name: "a release without an answer is reported as success", breaks: []string{"A5"}, apply: func(b *broken) {
 		b.release = func(ctx context.Context, g backend.Grant) error {
 			if err := b.Driver.Release(ctx, g); !errors.Is(err, backend.ErrUnknown) {
 				return err
@@ -63,7 +63,7 @@ var mutants = []mutant{
 			return nil
 		}
 	}},
-	{name: "get, then set", breaks: []string{"X1", "X3"}, apply: getThenSet},
+	{name: "acquire checks and writes in two steps", breaks: []string{"X1", "X3"}, apply: getThenSet},
 	{name: "holds never end", breaks: []string{"L2", "L4", "F2"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			short := r.TTL
@@ -82,14 +82,14 @@ var mutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "SentAt is read at the receipt of the answer", breaks: []string{"L7"}, apply: func(b *broken) {
+	{name: "SentAt is read when the answer arrives", breaks: []string{"L7"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			g.SentAt = now()
 			return g, err
 		}
 	}},
-	{name: "SentAt of renewals is read at the receipt of the answer", breaks: []string{"L7"}, apply: func(b *broken) {
+	{name: "SentAt of renewals is read when the answer arrives", breaks: []string{"L7"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			for i := range out {
@@ -98,7 +98,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "the lease is believed for a second too long", breaks: []string{"D1", "L6"}, apply: func(b *broken) {
+	{name: "a lease stays valid for one second too long", breaks: []string{"D1", "L6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			g.SentAt = g.SentAt.Add(time.Second)
@@ -112,7 +112,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "the first SentAt of a long wait counts", breaks: []string{"W6"}, apply: func(b *broken) {
+	{name: "SentAt of a grant after a wait is the start of the wait", breaks: []string{"W6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			sent := now()
 			g, err := b.Driver.Acquire(ctx, r)
@@ -120,7 +120,7 @@ var mutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "renewal does not look who asks", breaks: []string{"L4", "O1", "O2"}, apply: func(b *broken) {
+	{name: "renewal does not compare the holder", breaks: []string{"L4", "O1", "O2"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			for i := range out {
@@ -131,7 +131,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "nothing reports a deletion", breaks: []string{"D2"}, apply: func(b *broken) {
+	{name: "the deletion of a hold is not reported", breaks: []string{"D2"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.Lost = nil
 			return b.Driver.Acquire(ctx, r)
@@ -146,7 +146,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "renewal creates what it does not find", breaks: []string{"L5", "O2"}, apply: func(b *broken) {
+	{name: "renewal recreates a missing hold", breaks: []string{"L5", "O2"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			for i, g := range grants {
@@ -161,7 +161,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "renewals are answered in another order", breaks: []string{"L8"}, apply: func(b *broken) {
+	{name: "renewals are returned in another order", breaks: []string{"L8"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			if len(out) > 2 {
@@ -170,7 +170,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "one round trip for each renewal", breaks: []string{"L9"}, apply: func(b *broken) {
+	{name: "each renewal takes its own round trip", breaks: []string{"L9"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			var out []backend.Renewal
 			for i := range grants {
@@ -179,7 +179,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{name: "a fault while renewing is a loss", breaks: []string{"A6", "D7", "S1"}, apply: func(b *broken) {
+	{name: "a failed renewal is reported as a loss", breaks: []string{"A6", "D7", "S1"}, apply: func(b *broken) {
 		b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := b.Driver.Renew(ctx, grants)
 			for i := range out {
@@ -209,7 +209,7 @@ var mutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "silent retries with another request id", breaks: []string{"A7"}, apply: func(b *broken) {
+	{name: "acquire retries with another request id", breaks: []string{"A7"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if r.Wait {
 				return b.Driver.Acquire(ctx, r)
@@ -247,7 +247,7 @@ var mutants = []mutant{
 			}
 		}
 	}},
-	{name: "an ended context is not looked at", breaks: []string{"C1"}, apply: func(b *broken) {
+	{name: "acquire ignores an ended context", breaks: []string{"C1"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if ctx.Err() == nil || r.Wait {
 				return b.Driver.Acquire(ctx, r)
@@ -256,14 +256,14 @@ var mutants = []mutant{
 			return backend.Grant{}, ctx.Err()
 		}
 	}},
-	{name: "calls go on after their context", breaks: []string{"C5"}, apply: func(b *broken) {
+	{name: "calls continue after their context ends", breaks: []string{"C5"}, apply: func(b *broken) {
 		b.renew = func(_ context.Context, grants []backend.Grant) []backend.Renewal {
 			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // as client libraries like to do
 			defer cancel()
 			return b.Driver.Renew(ctx, grants)
 		}
 	}},
-	{name: "the context's error is lost", breaks: []string{"C2", "C5", "E2"}, apply: func(b *broken) {
+	{name: "errors do not wrap the context's error", breaks: []string{"C2", "C5", "E2"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if err != nil && ctx.Err() != nil {
@@ -284,7 +284,7 @@ var mutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "unreachable is unknown", breaks: []string{"E3"}, apply: func(b *broken) {
+	{name: "an unreachable service is reported as an unknown outcome", breaks: []string{"E3"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if errors.Is(err, backend.ErrUnavailable) {
@@ -293,7 +293,7 @@ var mutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "request ids are compared by their beginning", breaks: []string{"O3"}, apply: func(b *broken) {
+	{name: "only the first 16 bytes of a request id are compared", breaks: []string{"O3"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			whole := r.RequestID
 			r.RequestID = whole[:16]
@@ -306,13 +306,13 @@ var mutants = []mutant{
 			return b.Driver.Release(ctx, g)
 		}
 	}},
-	{name: "the same request is somebody else", breaks: []string{"O6", "A2"}, apply: func(b *broken) {
+	{name: "a repeated request gets a new request id", breaks: []string{"O6", "A2"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.RequestID = backend.NewRequestID()
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "the same owner is the same holder", breaks: []string{"O8"}, apply: func(b *broken) {
+	{name: "requests of one owner share a hold", breaks: []string{"O8"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if info, err := b.Look(ctx, r.Name); err == nil && info.Held && info.Holders[0].Owner == r.Owner {
 				r.RequestID = b.world.request(info.Holders[0])
@@ -320,8 +320,8 @@ var mutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "waiters live on pushes alone", breaks: []string{"W5"}, apply: func(b *broken) { b.broadcast(time.Hour) }},
-	{name: "a release wakes everybody", breaks: []string{"W4", "W12", "W2", "W3"}, apply: func(b *broken) {
+	{name: "waiters rely on pushes and never poll", breaks: []string{"W5"}, apply: func(b *broken) { b.broadcast(time.Hour) }},
+	{name: "a release wakes every waiter", breaks: []string{"W4", "W12", "W2", "W3"}, apply: func(b *broken) {
 		b.broadcast(time.Second / 2)
 	}},
 	{name: "waiters only poll", breaks: []string{"W1"}, apply: func(b *broken) {
@@ -341,7 +341,7 @@ var mutants = []mutant{
 			}
 		}
 	}},
-	{name: "waiters look too rarely, and say so", breaks: []string{"P2"}, apply: func(b *broken) {
+	{name: "waiters poll too rarely, as Describe declares", breaks: []string{"P2"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.Polling = 2 * time.Second
@@ -358,7 +358,7 @@ var mutants = []mutant{
 			return own
 		})
 	}},
-	{name: "tokens begin anew after deletion and restart", breaks: []string{"F3", "S4"}, apply: func(b *broken) {
+	{name: "tokens start over after a deletion or restart", breaks: []string{"F3", "S4"}, apply: func(b *broken) {
 		b.renumber(func(name string, real fencing.Token) fencing.Token {
 			b.world.mu.Lock()
 			defer b.world.mu.Unlock()
@@ -369,7 +369,7 @@ var mutants = []mutant{
 			return 1
 		})
 	}},
-	{name: "tokens are taken before the grant", breaks: []string{"F4"}, apply: func(b *broken) {
+	{name: "tokens are allocated before the grant", breaks: []string{"F4"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			b.world.mu.Lock()
 			b.world.next++
@@ -384,14 +384,14 @@ var mutants = []mutant{
 		}
 		b.restoreToken()
 	}},
-	{name: "tokens without declaring fencing", breaks: []string{"P1", "P2"}, apply: func(b *broken) {
+	{name: "grants carry tokens although fencing is not declared", breaks: []string{"P1", "P2"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.Capabilities &^= backend.CapFencing
 			return d
 		}
 	}},
-	{name: "undeclared options are taken and ignored", breaks: []string{"P1"}, apply: func(b *broken) {
+	{name: "undeclared options are accepted and ignored", breaks: []string{"P1"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.Capabilities &^= backend.CapMinHold | backend.CapMetadata
@@ -402,7 +402,7 @@ var mutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "shared holds are taken as exclusive", breaks: []string{"P1"}, apply: func(b *broken) {
+	{name: "every request acquires an exclusive hold", breaks: []string{"P1"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			r.Kind = backend.KindExclusive
 			return b.Driver.Acquire(ctx, r)
@@ -413,7 +413,7 @@ var mutants = []mutant{
 			return b.Driver.Release(ctx, backend.Request{Name: g.Name, RequestID: g.RequestID}.Grant())
 		}
 	}},
-	{name: "an unused grant keeps its minimum", breaks: []string{"P22"}, apply: func(b *broken) {
+	{name: "an unused grant keeps its minimum hold", breaks: []string{"P22"}, apply: func(b *broken) {
 		var mu sync.Mutex
 		grants := map[string]backend.Grant{} // by request
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -434,7 +434,7 @@ var mutants = []mutant{
 			return b.Driver.Release(ctx, g)
 		}
 	}},
-	{name: "a victim of force does not learn who it was", breaks: []string{"P21"}, apply: func(b *broken) {
+	{name: "a loss by ForceRelease omits its author", breaks: []string{"P21"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if lost := r.Lost; lost != nil {
 				r.Lost = func(l backend.Loss) { lost(backend.Loss{Reason: l.Reason, Text: l.Text}) }
@@ -459,7 +459,7 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "a watch yields the grant before the end", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+	{name: "a watch yields a grant before the previous end", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			var end []backend.Change
 			return func(e backend.Change) []backend.Change {
@@ -471,7 +471,7 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "a watch yields other names", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+	{name: "a watch yields changes of other names", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			return func(e backend.Change) []backend.Change {
 				beside := e
@@ -480,7 +480,7 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "a watch leaves out the token of ends", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
+	{name: "a watch omits the token of ends", breaks: []string{"P9", "P10"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			return func(e backend.Change) []backend.Change {
 				if e.Type != backend.ChangeAcquired {
@@ -490,7 +490,7 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "a watch counts revisions anew", breaks: []string{"P10"}, apply: func(b *broken) {
+	{name: "a watch numbers its revisions from one", breaks: []string{"P10"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			var n uint64
 			return func(e backend.Change) []backend.Change {
@@ -500,7 +500,7 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "a watch yields from now on only", breaks: []string{"P10", "P14"}, apply: func(b *broken) {
+	{name: "a watch ignores the requested revision", breaks: []string{"P10", "P14"}, apply: func(b *broken) {
 		b.watch = func(ctx context.Context, name string, _ uint64) iter.Seq2[backend.Change, error] {
 			return b.Driver.Watch(ctx, name, 0)
 		}
@@ -510,7 +510,7 @@ var mutants = []mutant{
 			return b.Driver.Watch(ctx, name, max(since, 2)-1)
 		}
 	}},
-	{name: "a watch forgets the reason", breaks: []string{"P11"}, apply: func(b *broken) {
+	{name: "a watch omits the reason", breaks: []string{"P11"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			return func(e backend.Change) []backend.Change {
 				e.Reason = ""
@@ -518,7 +518,7 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "every end is a release", breaks: []string{"P11", "P12"}, apply: func(b *broken) {
+	{name: "a watch reports every end as a release", breaks: []string{"P11", "P12"}, apply: func(b *broken) {
 		b.retell(func() func(backend.Change) []backend.Change {
 			return func(e backend.Change) []backend.Change {
 				if e.Type != backend.ChangeAcquired {
@@ -528,12 +528,12 @@ var mutants = []mutant{
 			}
 		})
 	}},
-	{name: "a watch goes on after its context", breaks: []string{"P13"}, apply: func(b *broken) {
+	{name: "a watch continues after its context ends", breaks: []string{"P13"}, apply: func(b *broken) {
 		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 			return b.Driver.Watch(context.WithoutCancel(ctx), name, since)
 		}
 	}},
-	{name: "a watch ends without a word", breaks: []string{"P13"}, apply: func(b *broken) {
+	{name: "a watch ends without its error", breaks: []string{"P13"}, apply: func(b *broken) {
 		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 			return func(yield func(backend.Change, error) bool) {
 				for e, err := range b.Driver.Watch(ctx, name, since) {
@@ -544,7 +544,7 @@ var mutants = []mutant{
 			}
 		}
 	}},
-	{name: "a watch leaves out what is compacted", breaks: []string{"P14"}, apply: func(b *broken) {
+	{name: "a watch skips compacted events", breaks: []string{"P14"}, apply: func(b *broken) {
 		b.watch = func(ctx context.Context, name string, since uint64) iter.Seq2[backend.Change, error] {
 			return func(yield func(backend.Change, error) bool) {
 				for e, err := range b.Driver.Watch(ctx, name, since) {
@@ -590,7 +590,7 @@ var mutants = []mutant{
 			return errors.Join(err, b.Driver.Release(ctx, g))
 		}
 	}},
-	{name: "calls after Close go on", breaks: []string{"E4"}, apply: func(b *broken) {
+	{name: "acquire succeeds after Close", breaks: []string{"E4"}, apply: func(b *broken) {
 		late := b.world.store.Driver()
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)

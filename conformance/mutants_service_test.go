@@ -10,14 +10,14 @@ import (
 
 // serviceMutants break what a driver owes when its service forgets.
 var serviceMutants = []mutant{
-	{name: "a service that was wiped keeps its token space", breaks: []string{"S5"}, apply: func(b *broken) {
+	{name: "the token space does not change after a wipe", breaks: []string{"S5"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.TokenSpace = "memory"
 			return d
 		}
 	}},
-	{name: "a driver goes on with a service that was wiped", breaks: []string{"S6"}, apply: func(b *broken) {
+	{name: "acquires succeed after a wipe", breaks: []string{"S6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if errors.Is(err, backend.ErrHistoryLost) {
@@ -26,7 +26,7 @@ var serviceMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "a service that was wiped has evicted", breaks: []string{"S6"}, apply: func(b *broken) {
+	{name: "a wipe is reported as an eviction", breaks: []string{"S6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			if lost := r.Lost; lost != nil {
 				r.Lost = func(backend.Loss) { lost(backend.Loss{Reason: backend.ReasonEvicted}) }
@@ -34,7 +34,7 @@ var serviceMutants = []mutant{
 			return b.Driver.Acquire(ctx, r)
 		}
 	}},
-	{name: "a lost history is reported without the change", breaks: []string{"S6"}, apply: func(b *broken) {
+	{name: "ErrHistoryLost does not name the change", breaks: []string{"S6"}, apply: func(b *broken) {
 		b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := b.Driver.Acquire(ctx, r)
 			if errors.Is(err, backend.ErrHistoryLost) {
@@ -43,14 +43,14 @@ var serviceMutants = []mutant{
 			return g, err
 		}
 	}},
-	{name: "a restart forgets what is younger than 300 ms", breaks: []string{"S7"}, apply: func(*broken) {},
+	{name: "a restart loses holds younger than 300 ms", breaks: []string{"S7"}, apply: func(*broken) {},
 		restart: func(w *world) {
 			w.evict(300 * time.Millisecond)
 		}},
-	{name: "a restart forgets everything", breaks: []string{"S7"}, apply: func(*broken) {}, restart: func(w *world) {
+	{name: "a restart loses every hold", breaks: []string{"S7"}, apply: func(*broken) {}, restart: func(w *world) {
 		w.evict(time.Hour)
 	}},
-	{name: "fencing over a server that forgets", breaks: []string{"P15"}, apply: func(b *broken) {
+	{name: "fencing is declared over a volatile server", breaks: []string{"P15"}, apply: func(b *broken) {
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
 			d.Exclusion = backend.ExclusionVolatileServer
@@ -64,7 +64,7 @@ var serviceMutants = []mutant{
 			return d
 		}
 	}},
-	{name: "each client names another token space", breaks: []string{"F7"}, apply: func(b *broken) {
+	{name: "each client has its own token space", breaks: []string{"F7"}, apply: func(b *broken) {
 		own := backend.NewRequestID()
 		b.describe = func() backend.Description {
 			d := b.Driver.Describe()
@@ -72,7 +72,7 @@ var serviceMutants = []mutant{
 			return d
 		}
 	}},
-	{name: "the promise is that of the driver inside", breaks: []string{"T1", "T3"}, apply: func(b *broken) {
+	{name: "a wrapper returns the fencing promise of its driver", breaks: []string{"T1", "T3"}, apply: func(b *broken) {
 		b.promise = func() backend.Driver { return b.Driver }
 	}},
 }

@@ -12,20 +12,20 @@ import (
 var nameClauses = []Clause{
 	{
 		ID: "N1", Group: "names", Slug: "no-two-names-meet", run: noTwoNamesMeet,
-		Rule: "every valid name is accepted, and different names never exclude each other, however they are spelt",
+		Rule: "every valid name is accepted, and different names never exclude each other, however similar they are",
 	},
 	{
 		ID: "N2", Group: "names", Slug: "odd-names-work-bare", run: oddNamesWorkBare,
-		Rule: "names that mean something elsewhere (.., *, {}, a space) are names like any other",
+		Rule: "names with a meaning elsewhere (.., *, {}, a space) are ordinary names",
 	},
 	{
 		ID: "N3", Group: "names", Slug: "invalid-names-are-refused", run: invalidNamesAreRefused,
-		Rule: "names that are empty, longer than 512 bytes, not UTF-8 or with control characters are ErrInvalidName",
+		Rule: "a name that is empty, longer than 512 bytes, not UTF-8 or with control characters fails with ErrInvalidName",
 	},
 	{
 		ID: "N4", Group: "names", Slug: "foreign-entries-do-no-harm", needs: needIntrude,
 		run:  foreignEntriesDoNoHarm,
-		Rule: "foreign entries beside ours in the service break nothing",
+		Rule: "foreign entries beside the driver's entries in the service do no harm",
 	},
 }
 

@@ -12,18 +12,18 @@ import (
 var nonceClauses = []Clause{
 	{
 		ID: "O10", Group: "ownership", Slug: "every-hold-has-its-nonce", run: everyHoldHasItsNonce,
-		Rule: "every grant has a nonce, of whatever kind, at once, after a wait or in a set; no two holds have the same, " +
-			"even those of one request id",
+		Rule: "every grant has a nonce, of any kind, immediate, after a wait or in a set; " +
+			"no two holds have the same nonce, even with the same request id",
 	},
 	{
 		ID: "O11", Group: "ownership", Slug: "nonce-of-a-repeat", run: nonceOfARepeat,
-		Rule: "acquiring again with the id of a living hold, through whichever client, answers with its nonce",
+		Rule: "an acquire with the request id of a live hold returns the hold's nonce, through any client",
 	},
 	{
 		ID: "O12", Group: "ownership", Slug: "nonce-is-kept-and-shown", caps: backend.CapInspect,
 		run: nonceIsKeptAndShown,
-		Rule: "a hold keeps its nonce through renewals, also those for a longer TTL; Look and List show it " +
-			"as Holder.Nonce",
+		Rule: "a hold keeps its nonce through renewals, including those with a longer TTL; " +
+			"Look and List show it as Holder.Nonce",
 	},
 }
 

@@ -12,16 +12,17 @@ import (
 var outageClauses = []Clause{
 	{
 		ID: "S1", Group: "outages", Slug: "stopped-service", needs: needStop, serial: true, run: stoppedService,
-		Rule: "while the service is down calls fail in time and nothing is lost; afterwards the same driver works",
+		Rule: "while the service is down, calls return when their context ends and report no loss; " +
+			"afterwards the same driver works",
 	},
 	{
 		ID: "S2", Group: "outages", Slug: "paused-service", needs: needPause, serial: true, run: pausedService,
-		Rule: "while the service is frozen calls return within their context; afterwards the same driver works",
+		Rule: "while the service is frozen, calls return when their context ends; afterwards the same driver works",
 	},
 	{
 		ID: "S3", Group: "outages", Slug: "restarted-service", needs: needRestart, serial: true,
 		run:  restartedService,
-		Rule: "after a restart a waiter acquires, and a holder either holds on or is told that it lost",
+		Rule: "after a restart a holder either still holds the lock or receives a loss, and a waiter then acquires it",
 	},
 	{
 		ID: "S4", Group: "outages", Slug: "increases-across-restart", caps: backend.CapFencing,
@@ -33,18 +34,19 @@ var outageClauses = []Clause{
 		ID: "S5", Group: "outages", Slug: "increases-across-a-wipe", caps: backend.CapFencing,
 		needs: needWipe, serial: true,
 		run:  increasesAcrossAWipe,
-		Rule: "after everything was deleted, a client made anew gets greater tokens, or others of another token space",
+		Rule: "after all data is deleted, a new client receives greater tokens, or tokens of another token space",
 	},
 	{
 		ID: "S6", Group: "outages", Slug: "wiped-service", needs: needWipe, serial: true, run: wipedService,
-		Rule: "after everything was deleted holds are lost, and as history-lost, for good, " +
-			"where the service begins anew",
+		Rule: "after all data is deleted, holds are lost; where the service starts over, the reason is history-lost, " +
+			"and existing clients fail permanently with ErrHistoryLost",
 	},
 	{
 		ID: "S7", Group: "outages", Slug: "grants-outlive-a-restart", caps: backend.CapFencing,
 		needs: needRestart, serial: true,
-		run:  grantsOutliveARestart,
-		Rule: "where fencing is declared, what was granted before a restart, however late, is nobody else's after it",
+		run: grantsOutliveARestart,
+		Rule: "where fencing is declared, a grant made before a restart, " +
+			"however shortly before, still excludes others after it",
 	},
 }
 
@@ -80,7 +82,7 @@ func (t *trial) failsInTime(d backend.Driver, held backend.Grant, while string) 
 			t.Errorf("%s %s = %v, want ErrUnavailable or ErrUnknown", what, while, err)
 		}
 		if errors.Is(err, backend.ErrHeld) || errors.Is(err, backend.ErrNotHeld) {
-			t.Errorf("%s %s = %v, which nobody can know", what, while, err)
+			t.Errorf("%s %s = %v, which the driver cannot know", what, while, err)
 		}
 	}
 }
@@ -123,7 +125,7 @@ func restartedService(t *trial) {
 	pause(t.Context(), t.ttl)
 	if err := lease.Err(); err == nil {
 		if w.ended(0) && w.err == nil {
-			t.Violatedf("a waiter holds since %v after the restart, and the holder believes that it does", w.at.Sub(held))
+			t.Violatedf("a waiter has held the lock since %v after the restart, while the holder's lease is valid", w.at.Sub(held))
 		}
 		if err := lease.Release(t.within(2 * slack)); err != nil && !errors.Is(err, fencelock.ErrLost) {
 			t.Errorf("Release after the restart = %v", err)
@@ -194,7 +196,7 @@ func wipedService(t *trial) {
 	t.h.Server.Wipe(t)
 	lost := t.lostWith(lease, t.times(3)+slack, "after everything was deleted")
 	if !w.ended(3*t.ttl + 2*slack) {
-		t.FatalLatef("a waiter heard nothing after everything was deleted")
+		t.FatalLatef("a waiter did not return after everything was deleted")
 	}
 	if w.err == nil {
 		t.release(b, w.grant, "by the waiter")
@@ -240,6 +242,6 @@ func (t *trial) refuses(must bool, who string, g backend.Grant, err error) {
 	case err != nil && !errors.As(err, &lost):
 		t.Errorf("%s = %v, without a *HistoryError", who, err)
 	case err != nil && (lost.What == "" || lost.Was == lost.Now):
-		t.Errorf("%s = %+v, which does not tell what changed", who, lost)
+		t.Errorf("%s = %+v, which does not name the change", who, lost)
 	}
 }

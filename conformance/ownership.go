@@ -9,11 +9,11 @@ import (
 var ownershipClauses = []Clause{
 	{
 		ID: "O1", Group: "ownership", Slug: "only-the-holder-releases", run: onlyTheHolderReleases,
-		Rule: "a release by another request is ErrNotHeld and changes nothing",
+		Rule: "a release by another request returns ErrNotHeld and changes nothing",
 	},
 	{
 		ID: "O2", Group: "ownership", Slug: "second-release-is-not-held", run: secondReleaseIsNotHeld,
-		Rule: "releasing what was released before, or never held, is ErrNotHeld",
+		Rule: "a release of a hold that was already released, or never existed, returns ErrNotHeld",
 	},
 	{
 		ID: "O3", Group: "ownership", Slug: "request-ids-compare-whole", run: requestIDsCompareWhole,
@@ -21,7 +21,8 @@ var ownershipClauses = []Clause{
 	},
 	{
 		ID: "O4", Group: "ownership", Slug: "stale-release-keeps-the-successor", run: staleReleaseKeepsTheSuccessor,
-		Rule: "a release repeated after the name went to somebody else is ErrNotHeld and leaves the successor alone",
+		Rule: "a release repeated after another request acquired the name returns " +
+			"ErrNotHeld and does not affect the successor",
 	},
 	{
 		ID: "O5", Group: "ownership", Slug: "incarnation-is-compared", run: incarnationIsCompared,
@@ -29,7 +30,7 @@ var ownershipClauses = []Clause{
 	},
 	{
 		ID: "O6", Group: "ownership", Slug: "same-request-is-the-same-hold", run: sameRequestIsTheSameHold,
-		Rule: "acquiring again with the id of a living hold answers that hold with its token; one release ends it",
+		Rule: "an acquire with the request id of a live hold returns that hold with its token; one release ends it",
 	},
 	{
 		ID: "O7", Group: "ownership", Slug: "release-by-request", run: releaseByRequest,
@@ -37,12 +38,12 @@ var ownershipClauses = []Clause{
 	},
 	{
 		ID: "O8", Group: "ownership", Slug: "owner-decides-nothing", run: ownerDecidesNothing,
-		Rule: "two requests with the same Owner exclude each other; Owner is text for people",
+		Rule: "two requests with the same Owner exclude each other; Owner is for display only",
 	},
 	{
 		ID: "O9", Group: "ownership", Slug: "what-is-shown-moves-nothing", run: whatIsShownMovesNothing,
-		Rule: "whoever looks or is refused sees the hold's HoldID as it was given, never its request id, " +
-			"and can move nothing with it",
+		Rule: "inspections and refusals show a hold's HoldID unchanged and never its request id, " +
+			"and no call acts on the hold with the HoldID",
 	},
 }
 
@@ -136,7 +137,7 @@ func incarnationIsCompared(t *trial) {
 	t.release(a, first, "of the first hold")
 	second := t.take(a, r, "with the same request id")
 	if first.Token == second.Token && first.Incarnation == second.Incarnation {
-		t.Fatal("two holds one after the other have the same token and the same incarnation: nothing tells them apart")
+		t.Fatal("two holds one after the other have the same token and the same incarnation: nothing distinguishes them")
 	}
 	t.notHeld(a.Release(t.within(slack), first), "release with the grant of the earlier hold")
 	t.notHeld(t.renew(a, first).Err, "renewal with the grant of the earlier hold")
@@ -159,7 +160,7 @@ func sameRequestIsTheSameHold(t *trial) {
 				t.Errorf("acquire with the id of a living hold: token %v, want %v as before", again.Token, first.Token)
 			}
 			if again.SentAt < first.SentAt {
-				t.Errorf("the repeated grant counts from before the first one")
+				t.Errorf("SentAt of the repeated grant is before that of the first grant")
 			}
 			first = again
 		}

@@ -19,26 +19,27 @@ var permitsClauses = []Clause{
 	{
 		ID: "Q1", Group: "permits", Slug: "never-more-than-there-are", caps: backend.CapPermits,
 		run: neverMoreThanThereAre,
-		Rule: "of many contenders for several permits each, no more are held at once than the limit, " +
-			"and all get their turn",
+		Rule: "many contenders for several permits each never hold more permits together " +
+			"than the limit, and all of them acquire",
 	},
 	{
 		ID: "Q2", Group: "permits", Slug: "what-is-left-is-granted", caps: backend.CapPermits, run: whatIsLeftIsGranted,
-		Rule: "an attempt gets what is left, is ErrHeld for more, and what is given back is there again",
+		Rule: "an attempt acquires permits that are left, returns ErrHeld for more, and released permits are available again",
 	},
 	{
 		ID: "Q3", Group: "permits", Slug: "limit-is-agreed", caps: backend.CapPermits, run: limitIsAgreed,
-		Rule: "another limit, and another kind of hold, are ErrLimitMismatch while the name is in use, and not after",
+		Rule: "a request with another limit or another kind returns ErrLimitMismatch " +
+			"while the name is in use, and not afterwards",
 	},
 	{
 		ID: "Q4", Group: "permits", Slug: "dead-holder-gives-them-back", caps: backend.CapPermits, needs: needLink,
 		run:  deadHolderGivesThemBack,
-		Rule: "the permits of a client that is gone are back after its TTL, and the others' stay",
+		Rule: "the permits of a client that no longer responds are available after its TTL, and other holders keep theirs",
 	},
 	{
 		ID: "Q5", Group: "permits", Slug: "big-request-gets-its-turn", caps: backend.CapPermits,
 		run:  bigRequestGetsItsTurn,
-		Rule: "a request for all permits gets its turn under a stream of requests for one",
+		Rule: "a request for all permits is granted despite a stream of requests for one permit",
 	},
 	{
 		ID: "Q6", Group: "permits", Slug: "tokens-are-marked", caps: backend.CapPermits | backend.CapFencing,
@@ -50,12 +51,12 @@ var permitsClauses = []Clause{
 		run: func(t *trial) {
 			eachHoldIsItsOwn(t, func(name string) backend.Request { return t.permits(name, 1, 3) })
 		},
-		Rule: "of several holds of permits each is renewed, released and repeated by its own request alone",
+		Rule: "each of several holds of permits is renewed, released and repeated by its own request alone",
 	},
 	{
 		ID: "Q8", Group: "permits", Slug: "great-limits-are-counted", caps: backend.CapPermits,
 		run:  greatLimitsAreCounted,
-		Rule: "limits beyond every small integer are counted exactly",
+		Rule: "large limits, up to 2^31-1, are counted exactly",
 	},
 }
 
@@ -189,7 +190,7 @@ func bigRequestGetsItsTurn(t *trial) {
 	r := t.permits(name, 3, 3)
 	r.Wait = true
 	if g, err := d.Acquire(t.within(5*slack), r); err != nil {
-		t.Errorf("all permits under a stream of requests for one: %v, want its turn", err)
+		t.Errorf("request for all permits under a stream of requests for one = %v, want a grant", err)
 	} else {
 		t.release(d, g, "of all permits")
 	}

@@ -14,31 +14,32 @@ var refusalClauses = []Clause{
 	{
 		ID: "U1", Group: "refusals", Slug: "refused-release-abandons", needs: needRefuseRelease, serial: true,
 		run: func(t *trial) { t.abandons(false, t.h.Server.RefuseRelease) },
-		Rule: "a hold whose release is refused, and never repeated, ends within a TTL after the refusal, although the client " +
-			"lives and renews another hold with the same TTL, which stays",
+		Rule: "if a release is refused and never repeated, the hold ends within a TTL after the refusal, " +
+			"even though the client renews another hold with the same TTL, which remains",
 	},
 	{
 		ID: "U2", Group: "refusals", Slug: "refused-writes-abandon", needs: needRefuseWrites, serial: true,
-		run:  func(t *trial) { t.abandons(true, t.h.Server.RefuseWrites) },
-		Rule: "the same where renewals are refused as well, for less than their validity, and are no loss",
+		run: func(t *trial) { t.abandons(true, t.h.Server.RefuseWrites) },
+		Rule: "if a release is refused, and renewals too for less than their validity, " +
+			"the hold ends within a TTL after the refusal, the other hold remains, and no renewal reports a loss",
 	},
 	{
 		ID: "U3", Group: "refusals", Slug: "health-is-no-condition", needs: needRefuseWrites, serial: true,
 		run: healthIsNoCondition,
-		Rule: "a driver that has found its service unfit renews and releases its holds as soon as the service carries that out, " +
-			"with the first call",
+		Rule: "a driver that found its service unhealthy renews and releases its holds as " +
+			"soon as the service can, with the first call",
 	},
 	{
 		ID: "U4", Group: "refusals", Slug: "refused-release-is-repeated", needs: needRefuseRelease | needRefuseWrites, serial: true,
 		run: refusedReleaseIsRepeated,
-		Rule: "the core repeats a release that is refused, whatever the answer: the name is free within a TTL after the refusal, " +
-			"and the client's other lease stays",
+		Rule: "the core retries a refused release, whatever the answer: the name is free within a TTL after the refusal, " +
+			"and the client's other lease remains",
 	},
 	{
 		ID: "U5", Group: "refusals", Slug: "refused-leaving-is-repeated", needs: needRefuseRelease | needRefuseWrites, serial: true,
 		run: refusedLeavingIsRepeated,
-		Rule: "a waiter that leaves the queue while the service refuses that is out of it within a TTL after the refusal, " +
-			"although its client lives",
+		Rule: "if the service refuses the removal of a waiter from the queue, " +
+			"the waiter is out of the queue within a TTL after the refusal, even though its client is open",
 	},
 }
 
@@ -52,7 +53,7 @@ func (t *trial) refuse(name string, ways ...func(testing.TB, string) func()) (al
 		}
 	}
 	if end == nil {
-		t.inapplicable("the service cannot refuse that")
+		t.inapplicable("the service cannot refuse this call")
 	}
 	ended := false
 	allow = func() {

@@ -15,23 +15,24 @@ import (
 var identityClauses = []Clause{
 	{
 		ID: "D13", Group: "core", Slug: "same-request-elsewhere-contends", run: sameRequestElsewhereContends,
-		Rule: "a request id is repeated through one client; through another it contends, " +
-			"and learns HeldError.SameRequest",
+		Rule: "a repeated request id returns the same hold through the same client; " +
+			"through another client it contends, and its HeldError has SameRequest set",
 	},
 	{
 		ID: "D14", Group: "core", Slug: "release-ends-with-its-context", needs: needLink,
 		run: releaseEndsWithItsContext,
-		Rule: "Do and Release return within a second of their context's end, whatever TTL and network; " +
-			"the release goes on",
+		Rule: "Do and Release return within a second of the end of their context, " +
+			"whatever the TTL and the network; the release continues",
 	},
 	{
 		ID: "D15", Group: "core", Slug: "grants-that-are-over", run: grantsThatAreOver,
-		Rule: "grants that are over when they arrive are given back, and refused after three, " +
-			"with an error that says why",
+		Rule: "Acquire releases a grant that has expired on arrival, " +
+			"and after three of them returns an error that states the reason",
 	},
 	{
 		ID: "D16", Group: "core", Slug: "attempts-have-keys-of-their-own", run: attemptsHaveKeysOfTheirOwn,
-		Rule: "each attempt has a key of its own, whatever the caller's id, so that a late release takes no later hold",
+		Rule: "each attempt has its own request id, whatever the caller's id, " +
+			"so that a late release does not end a later hold",
 	},
 }
 
@@ -116,7 +117,7 @@ func (t *trial) meetsItsFormerLife(what string, err error) {
 	case !errors.As(err, &held):
 		t.Errorf("%s = %v, want a *HeldError", what, err)
 	case !held.SameRequest:
-		t.Errorf("%s = %v, want it to say so (HeldError.SameRequest)", what, err)
+		t.Errorf("%s = %v, want HeldError.SameRequest to be set", what, err)
 	}
 }
 
@@ -148,7 +149,7 @@ func releaseEndsWithItsContext(t *trial) {
 			t.Latef("Do returned %v after its context ended, over a silent link with a TTL of %v", took, t.long())
 		}
 	case <-t.within(4 * slack).Done():
-		t.Latef("Do goes on %v after its context ended, over a silent link with a TTL of %v", 4*slack, t.long())
+		t.Latef("Do has not returned %v after its context ended, over a silent link with a TTL of %v", 4*slack, t.long())
 	}
 	const limit = 200 * time.Millisecond
 	began = time.Now()
@@ -163,7 +164,7 @@ func releaseEndsWithItsContext(t *trial) {
 			t.Latef("Release returned %v after its context ended, over a silent link with a TTL of %v", took, t.long())
 		}
 	case <-t.within(4 * slack).Done():
-		t.Latef("Release goes on %v after its context ended, over a silent link with a TTL of %v", 4*slack, t.long())
+		t.Latef("Release has not returned %v after its context ended, over a silent link with a TTL of %v", 4*slack, t.long())
 	}
 	link.Pass()
 	for _, name := range names {
@@ -188,20 +189,20 @@ func grantsThatAreOver(t *trial) {
 	name := t.name()
 	_, err := c.Acquire(t.within(4*slack), name)
 	if err == nil {
-		t.Fatalf("a grant that was over was handed out")
+		t.Fatalf("Acquire returned a grant that had expired")
 	}
 	if errors.Is(err, fencelock.ErrHeld) || errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("Acquire, of which each grant was over = %v, want an error that says so", err)
+		t.Errorf("Acquire whose grants had all expired = %v, want an error that says so", err)
 	}
 	for _, word := range []string{"SentAt", "TTL"} {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("Acquire, of which each grant was over = %v, without %s", err, word)
+			t.Errorf("Acquire whose grants had all expired = %v, without %s", err, word)
 		}
 	}
 	if n := len(d.asked()); n > 3 {
-		t.Errorf("Acquire, of which each grant was over, tried %d times, want three at most", n)
+		t.Errorf("Acquire whose grants had all expired, tried %d times, want three at most", n)
 	}
-	t.opensWithin(t.client(), name, promptly+slack, "after grants that were over")
+	t.opensWithin(t.client(), name, promptly+slack, "after grants that had expired")
 }
 
 func attemptsHaveKeysOfTheirOwn(t *trial) {
@@ -224,11 +225,11 @@ func attemptsHaveKeysOfTheirOwn(t *trial) {
 	asked, keys := d.asked(), map[string]bool{}
 	for _, r := range asked {
 		if r.RequestID == id || keys[r.RequestID] {
-			t.Errorf("an attempt used the key of another one, or the caller's id")
+			t.Errorf("an attempt used the request id of another attempt, or the caller's id")
 		}
 		keys[r.RequestID] = true
 		if r.HoldID != backend.HoldID(id) {
-			t.Errorf("HoldID = %q, want %q, which every client makes of that id", r.HoldID, backend.HoldID(id))
+			t.Errorf("HoldID = %q, want %q, which every client derives from that id", r.HoldID, backend.HoldID(id))
 		}
 	}
 	// Requests of earlier attempts may arrive late.

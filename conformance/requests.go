@@ -16,7 +16,7 @@ import (
 var requestClauses = []Clause{
 	{
 		ID: "O13", Group: "ownership", Slug: "a-repeat-proves-anew", run: aRepeatProvesAnew,
-		Rule: "acquiring again with the id of a living hold prolongs it to a full TTL, and says so with a fresh SentAt",
+		Rule: "an acquire with the request id of a live hold extends it to a full TTL and returns a later SentAt",
 	},
 }
 
@@ -28,7 +28,7 @@ func aRepeatProvesAnew(t *trial) {
 	pause(t.Context(), r.TTL/2)
 	again := t.take(a, r, "with the id of a living hold")
 	if again.SentAt <= first.SentAt {
-		t.Errorf("half of a TTL of %v later a repeat says that it was sent %v before the first grant", r.TTL,
+		t.Errorf("SentAt of a repeat, half of a TTL of %v later, is %v before that of the first grant", r.TTL,
 			first.SentAt.Sub(again.SentAt))
 	}
 	pause(t.Context(), first.SentAt.Add(first.TTL).Sub(t.now())+t.ttl/10)
@@ -43,12 +43,12 @@ var listClauses = []Clause{
 	{
 		ID: "P19", Group: "capabilities", Slug: "list-is-literal-and-whole", caps: backend.CapList, crowd: true,
 		run: listIsLiteralAndWhole,
-		Rule: "the prefix of List is compared as bytes, whatever it means elsewhere (_ % * ? [ \\), and hundreds of names " +
-			"are all listed",
+		Rule: "List compares the prefix as bytes, special characters (_ % * ? [ \\) included, " +
+			"and yields all of hundreds of names",
 	},
 	{
 		ID: "P20", Group: "capabilities", Slug: "ping-tells", needs: needLink, run: pingTells,
-		Rule: "Ping is ErrUnavailable while the service cannot be reached, and nil when it is back",
+		Rule: "Ping returns ErrUnavailable while the service cannot be reached, and nil when it can be reached again",
 	},
 }
 
@@ -125,13 +125,13 @@ func pingTells(t *trial) {
 var greatClauses = []Clause{
 	{
 		ID: "F8", Group: "fencing", Slug: "great-tokens", caps: backend.CapFencing, serial: true, run: greatTokens,
-		Rule: "tokens beyond 2^32 and 2^53 grow by one and are told exactly",
+		Rule: "tokens beyond 2^32 and 2^53 increase by one and are reported exactly",
 	},
 }
 
 func greatTokens(t *trial) {
 	if t.h.Ahead == nil {
-		t.inapplicable("Harness.Ahead is nil: nothing sets the service's count of tokens ahead")
+		t.inapplicable("Harness.Ahead is nil: nothing advances the service's token counter")
 	}
 	for _, least := range []fencing.Token{1 << 32, 1 << 53} {
 		t.h.Ahead(t, least)
@@ -157,7 +157,7 @@ func greatTokens(t *trial) {
 var startClauses = []Clause{
 	{
 		ID: "S8", Group: "outages", Slug: "first-calls-at-once", needs: needWipe, serial: true, run: firstCallsAtOnce,
-		Rule: "the first calls of several new clients, at once on an empty service, are all granted",
+		Rule: "concurrent first calls of several new clients on an empty service are all granted",
 	},
 }
 
@@ -195,7 +195,7 @@ var crowdClauses = []Clause{
 	{
 		ID: "Q9", Group: "permits", Slug: "hundreds-at-once", caps: backend.CapPermits, crowd: true,
 		run:  hundredsOfPermitsAtOnce,
-		Rule: "of hundreds of attempts, many at once, for permits of which there are enough, each is granted",
+		Rule: "hundreds of concurrent attempts for permits are all granted if there are enough permits",
 	},
 }
 

@@ -15,47 +15,49 @@ import (
 var sharedClauses = []Clause{
 	{
 		ID: "R1", Group: "shared", Slug: "readers-hold-together", caps: backend.CapShared, run: readersHoldTogether,
-		Rule: "shared holds of several clients live side by side, " +
-			"and an exclusive one waits until the last is released",
+		Rule: "shared holds of several clients coexist, and an exclusive request waits until the last is released",
 	},
 	{
 		ID: "R2", Group: "shared", Slug: "writer-keeps-readers-out", caps: backend.CapShared,
-		run:  writerKeepsReadersOut,
-		Rule: "while an exclusive hold lives a shared attempt is ErrHeld, and shared waiters get in together after it",
+		run: writerKeepsReadersOut,
+		Rule: "during an exclusive hold a shared attempt returns ErrHeld, " +
+			"and afterwards the shared waiters are granted together",
 	},
 	{
 		ID: "R3", Group: "shared", Slug: "waiting-writer-stops-readers", caps: backend.CapShared,
-		run:  waitingWriterStopsReaders,
-		Rule: "a shared request that comes while an exclusive one waits does not get in before it, until that gives up",
+		run: waitingWriterStopsReaders,
+		Rule: "a shared request that arrives while an exclusive request waits is not granted before it, " +
+			"unless the exclusive request stops waiting",
 	},
 	{
 		ID: "R4", Group: "shared", Slug: "neither-side-starves", caps: backend.CapShared, run: neitherSideStarves,
-		Rule: "a writer gets its turn under a stream of readers, and a reader under a stream of writers",
+		Rule: "a writer is granted despite a stream of readers, and a reader despite a stream of writers",
 	},
 	{
 		ID: "R5", Group: "shared", Slug: "readers-and-writers-never-meet", caps: backend.CapShared,
 		run:  readersAndWritersNeverMeet,
-		Rule: "of many contenders of both sorts, a writer is alone whenever it holds",
+		Rule: "of many readers and writers, no other request holds while a writer holds",
 	},
 	{
 		ID: "R6", Group: "shared", Slug: "dead-reader-lets-go", caps: backend.CapShared, needs: needLink,
-		run:  deadReaderLetsGo,
-		Rule: "a shared hold whose client is gone keeps writers out for no longer than its TTL, and the others' stay",
+		run: deadReaderLetsGo,
+		Rule: "a shared hold of a client that no longer responds excludes writers for at most its TTL, " +
+			"and other shared holds remain",
 	},
 	{
 		ID: "R7", Group: "shared", Slug: "tokens-are-marked", caps: backend.CapShared | backend.CapFencing,
 		run:  sharedTokensAreMarked,
-		Rule: "tokens of shared holds are marked as not exclusive and stand in the order of all grants of the name",
+		Rule: "tokens of shared holds are marked as not exclusive and follow the order of all grants of the name",
 	},
 	{
 		ID: "R8", Group: "shared", Slug: "each-hold-is-its-own", caps: backend.CapShared,
 		run:  func(t *trial) { eachHoldIsItsOwn(t, t.reader) },
-		Rule: "of several shared holds each is renewed, released and repeated by its own request alone",
+		Rule: "each of several shared holds is renewed, released and repeated by its own request alone",
 	},
 	{
 		ID: "R9", Group: "shared", Slug: "hundreds-of-readers", crowd: true, caps: backend.CapShared,
 		run:  hundredsOfReaders,
-		Rule: "hundreds of readers hold together, and a writer gets in only when the last has left",
+		Rule: "hundreds of readers hold together, and a writer is granted only after the last has released",
 	},
 }
 
@@ -84,7 +86,7 @@ func readersHoldTogether(t *trial) {
 		t.release(drivers[i], grants[i], "by a reader")
 	}
 	if w.ended(200 * time.Millisecond) {
-		t.Errorf("a writer was answered %v while a reader held", w.err)
+		t.Errorf("a writer returned %v while a reader held", w.err)
 	}
 	t.release(drivers[0], grants[0], "by the last reader")
 	t.release(drivers[0], t.got(w, t.ttl+slack, "after the last reader"), "by the writer")
@@ -124,7 +126,7 @@ func waitingWriterStopsReaders(t *trial) {
 	}
 	reader := t.wait(t.within(10*slack), a, t.reader(name))
 	if reader.ended(200 * time.Millisecond) {
-		t.Errorf("a reader was answered %v while a writer waited", reader.err)
+		t.Errorf("a reader returned %v while a writer waited", reader.err)
 	}
 	cancel() // the writer leaves the queue
 	<-w.done
@@ -140,7 +142,7 @@ func waitingWriterStopsReaders(t *trial) {
 	t.release(a, g, "by the reader")
 	written := t.got(w, t.ttl+slack, "after the reader")
 	if late.ended(0) {
-		t.Errorf("a reader that came after the writer was answered %v beside it", late.err)
+		t.Errorf("a reader queued behind the writer returned %v while the writer held", late.err)
 	}
 	t.release(b, written, "by the writer")
 	t.release(a, t.got(late, t.ttl+slack, "after the writer"), "by the late reader")
@@ -164,7 +166,7 @@ func (t *trial) stream(name string, clients int, request func(string) backend.Re
 				}
 				if err != nil {
 					if ctx.Err() == nil {
-						t.Errorf("one of a stream: %v", err)
+						t.Errorf("client of a stream: %v", err)
 					}
 					break
 				}
@@ -197,7 +199,7 @@ func neitherSideStarves(t *trial) {
 		r := side.one(name)
 		r.Wait = true
 		if g, err := d.Acquire(t.within(5*slack), r); err != nil {
-			t.Errorf("%s: %v, want its turn", what, err)
+			t.Errorf("%s = %v, want a grant", what, err)
 		} else {
 			t.release(d, g, "by "+what)
 		}

@@ -20,12 +20,13 @@ var showsClauses = []Clause{
 	},
 	{
 		ID: "P25", Group: "capabilities", Slug: "permits-show-their-limit", caps: backend.CapPermits | backend.CapInspect,
-		run:  permitsShowTheirLimit,
-		Rule: "Look and List return the limit of permits exactly where Describe declares it, and the queue what each wants",
+		run: permitsShowTheirLimit,
+		Rule: "Look and List return the limit of permits exactly where Describe declares it, " +
+			"and the queue shows the permits that each waiter requests",
 	},
 	{
 		ID: "P26", Group: "capabilities", Slug: "refusal-shows-when-to-retry", run: refusalShowsWhenToRetry,
-		Rule: "a refused attempt returns RetryAfter exactly if Describe declares it",
+		Rule: "a refused attempt returns RetryAfter exactly where Describe declares it",
 	},
 	{
 		ID: "P27", Group: "capabilities", Slug: "change-shows-time-and-author",
@@ -38,9 +39,9 @@ var showsClauses = []Clause{
 func (t *trial) declares(what string, declared, there bool) {
 	switch {
 	case declared && !there:
-		t.Errorf("%s is declared, and missing", what)
+		t.Errorf("%s is declared but missing", what)
 	case !declared && there:
-		t.Errorf("%s is not declared, and there", what)
+		t.Errorf("%s is set but not declared", what)
 	}
 }
 
@@ -224,7 +225,7 @@ func changeShows(t *trial) {
 	t.declares("By", shows.ChangeAuthor, ended.By != "")
 	// A service may know the caller's principal itself, or may have none for a client in its own process.
 	if !shows.ChangeAuthor && ended.Principal != "" {
-		t.Errorf("Principal is %q, and the author is not declared", ended.Principal)
+		t.Errorf("Principal is %q, but the author is not declared", ended.Principal)
 	}
 	if ended.By != "" && ended.By != r.By {
 		t.Errorf("By is %q, want %q", ended.By, r.By)

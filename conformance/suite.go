@@ -181,7 +181,7 @@ func (s *suite) attempt(c Clause) (r Result, verdict bool) {
 	select {
 	case <-ended:
 	case <-limit.C:
-		rec.Latef("the clause did not come to an end; a call ignores its context: %s", t.underWay())
+		rec.Latef("the clause did not end; a call ignores its context: %s", t.underWay())
 	}
 	rec.mu.Lock()
 	verdict = rec.verdict

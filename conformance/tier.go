@@ -10,16 +10,16 @@ import (
 var tierClauses = []Clause{
 	{
 		ID: "T1", Group: "tier", Slug: "correctness-needs-fencing", run: correctnessNeedsFencing,
-		Rule: "the correctness tier accepts a driver that fences and hands out its tokens; " +
-			"any other is ErrTier, by name",
+		Rule: "the correctness tier accepts a driver that fences and returns its tokens; " +
+			"any other driver fails with ErrTier and the driver's name",
 	},
 	{
 		ID: "T2", Group: "tier", Slug: "efficiency-carries-no-token", run: efficiencyCarriesNoToken,
-		Rule: "a lease of the efficiency tier carries the zero token, also where the driver could fence",
+		Rule: "a lease of the efficiency tier carries the zero token, even if the driver can fence",
 	},
 	{
 		ID: "T3", Group: "tier", Slug: "promise-is-not-inherited", run: promiseIsNotInherited,
-		Rule: "a wrapper that does not promise fencing itself is ErrTier, whatever it wraps or embeds",
+		Rule: "a wrapper that does not itself promise fencing fails with ErrTier, whatever it wraps or embeds",
 	},
 }
 

@@ -220,7 +220,7 @@ func (t *trial) within(d time.Duration) context.Context {
 // duration is stuck when it makes no progress.
 func (t *trial) whileMoving(d time.Duration) (ctx context.Context, moved func()) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	timer := time.AfterFunc(d, func() { cancel(fmt.Errorf("nothing moved for %v", d)) })
+	timer := time.AfterFunc(d, func() { cancel(fmt.Errorf("no progress for %v", d)) })
 	t.Cleanup(func() {
 		timer.Stop()
 		cancel(nil)

@@ -13,14 +13,14 @@ import (
 var doubtClauses = []Clause{
 	{
 		ID: "A8", Group: "ambiguity", Slug: "first-of-its-ttl-in-doubt", needs: needLink, run: firstOfItsTTLInDoubt,
-		Rule: "the first acquire with a TTL, for which a driver may have to open a session, is unknown like any other " +
-			"when its reply is lost",
+		Rule: "the first acquire with a TTL, for which a driver may have to open a session, " +
+			"has an unknown outcome if its reply is lost, like any other acquire",
 	},
 	{
 		ID: "A9", Group: "ambiguity", Slug: "late-request-beside-a-living-hold", needs: needLink,
 		run: lateRequestBesideALivingHold,
-		Rule: "a request that is delivered late closes the name for one TTL at most, also while another hold of the " +
-			"client with the same TTL lives on",
+		Rule: "a request that arrives late holds the name for at most one TTL, " +
+			"even while another hold of the client with the same TTL is renewed",
 	},
 }
 
@@ -72,7 +72,7 @@ var closeClauses = []Clause{
 	{
 		ID: "K4", Group: "leftovers", Slug: "goroutines-end-after-a-short-close", serial: true,
 		run:  goroutinesEndAfterAShortClose,
-		Rule: "a Close whose context has ended returns promptly, and soon no goroutine of the driver runs",
+		Rule: "Close with a context that has ended returns promptly, and soon no goroutine of the driver runs",
 	},
 }
 

@@ -13,18 +13,18 @@ var sentClauses = []Clause{
 	{
 		ID: "L13", Group: "lease", Slug: "every-validity-counts-from-sending", needs: needLink,
 		run: everyValidityCountsFromSending,
-		Rule: "SentAt lies before the first byte of the request also of a grant after a wait, in a set, to a repeated " +
-			"request, after a reconnection, of every kind, and of renewals at any time in the life of a hold",
+		Rule: "SentAt precedes the first byte of the request for every grant, after a wait, in a set, " +
+			"to a repeated request, after a reconnection, of every kind, and for renewals at any time in the life of a hold",
 	},
 	{
 		ID: "L14", Group: "lease", Slug: "crash-at-any-ttl", needs: needLink, run: crashAtAnyTTL,
-		Rule: "of a client with a dozen TTLs that goes silent, each name opens after its own TTL",
+		Rule: "if a client with holds of a dozen TTLs stops responding, each name is free after its own TTL",
 	},
 	{
 		ID: "L15", Group: "lease", Slug: "a-proof-is-dated-by-its-request", needs: needLink,
 		run: aProofIsDatedByItsRequest,
-		Rule: "a renewal, or the keepalive on which it rests, whose answer is held back counts from its sending, " +
-			"also if the driver asks more afterwards",
+		Rule: "the validity of a renewal with a delayed answer counts from its sending, " +
+			"or from that of the keepalive on which it is based, even if the driver sends more requests afterwards",
 	},
 }
 
@@ -111,7 +111,7 @@ func aProofIsDatedByItsRequest(t *trial) {
 			return
 		}
 		if proofs++; proofs == enough {
-			t.Violatedf("of %d renewals whose answers were held back for %v, each says that it was sent after that", proofs,
+			t.Violatedf("each of %d renewals whose answers were held back for %v has a SentAt after that time", proofs,
 				kept)
 			break
 		}

@@ -15,58 +15,57 @@ import (
 var waitingClauses = []Clause{
 	{
 		ID: "W1", Group: "waiting", Slug: "release-wakes-a-waiter", serial: true, run: releaseWakesAWaiter,
-		Rule: "a release reaches a waiter by push, and by its poll only where Describe says so, " +
-			"within the time it says",
+		Rule: "a release reaches a waiter by push, or by polling only where Describe declares it, " +
+			"within the declared interval",
 	},
 	{
 		ID: "W2", Group: "waiting", Slug: "first-come-first-served", caps: backend.CapFair,
 		run:  firstComeFirstServed,
-		Rule: "where fair is declared, waiters of different clients are granted the lock in the order of their arrival",
+		Rule: "where fair is declared, waiters of different clients acquire the lock in the order of their arrival",
 	},
 	{
 		ID: "W3", Group: "waiting", Slug: "attempts-do-not-barge", caps: backend.CapFair, run: attemptsDoNotBarge,
-		Rule: "where fair is declared, neither an attempt nor a new waiter overtakes those who wait",
+		Rule: "where fair is declared, neither an attempt nor a new waiter overtakes earlier waiters",
 	},
 	{
 		ID: "W4", Group: "waiting", Slug: "release-wakes-no-herd", needs: needLink, run: releaseWakesNoHerd,
-		Rule: "one release sets at most one waiter of the queue in motion, unless Describe says that waiters poll",
+		Rule: "one release wakes at most one waiter of the queue, unless Describe declares that waiters poll",
 	},
 	{
 		ID: "W5", Group: "waiting", Slug: "lost-notification-still-acquires", needs: needLink,
 		run:  lostNotificationStillAcquires,
-		Rule: "a waiter whose wake-up got lost acquires all the same, by its own poll",
+		Rule: "a waiter whose notification is lost still acquires, by polling",
 	},
 	{
 		ID: "W6", Group: "waiting", Slug: "grant-after-a-wait-is-whole", run: grantAfterAWaitIsWhole,
-		Rule: "whoever waited for longer than its TTL gets a hold that lives, with at least half of its validity ahead",
+		Rule: "a waiter that waited for longer than its TTL receives a live hold, with at least half of its validity left",
 	},
 	{
 		ID: "W7", Group: "waiting", Slug: "dead-waiter-blocks-nobody", needs: needLink, run: deadWaiterBlocksNobody,
-		Rule: "a waiter that went silent delays those behind it for no longer than its own TTL",
+		Rule: "a waiter that no longer responds delays the waiters behind it for at most its own TTL",
 	},
 	{
 		ID: "W8", Group: "waiting", Slug: "waiter-survives-a-reset", needs: needLink, run: waiterSurvivesAReset,
-		Rule: "a waiter whose connection breaks goes on waiting, and acquires",
+		Rule: "a waiter whose connection breaks continues to wait, and acquires",
 	},
 	{
 		ID: "W9", Group: "waiting", Slug: "wait-does-not-end-early", run: waitDoesNotEndEarly,
-		Rule: "a wait ends by a grant or by its context, not before",
+		Rule: "a wait ends with a grant or with its context, and not earlier",
 	},
 	{
 		ID: "W10", Group: "waiting", Slug: "evicted-waiter-does-not-hold", needs: needEvictWaiter,
 		run:  evictedWaiterDoesNotHold,
-		Rule: "a waiter whose place in the queue was deleted never holds beside another, and acquires in the end",
+		Rule: "a waiter whose place in the queue was deleted never holds beside another holder, and eventually acquires",
 	},
 	{
 		ID: "W11", Group: "waiting", Slug: "overtaken-waiter-does-not-hold", needs: needLink,
-		run: overtakenWaiterDoesNotHold,
-		Rule: "a waiter that was cut off for longer than its TTL, while another took its place, " +
-			"never holds beside that one",
+		run:  overtakenWaiterDoesNotHold,
+		Rule: "a waiter that was cut off for longer than its TTL never holds beside the waiter that overtook it",
 	},
 	{
 		ID: "W12", Group: "waiting", Slug: "release-wakes-one-name", needs: needLink, run: releaseWakesOneName,
-		Rule: "a release sets no waiter of another name in motion, not even in the same client, " +
-			"unless Describe says that waiters poll",
+		Rule: "a release wakes no waiter of another name, even in the same client, " +
+			"unless Describe declares that waiters poll",
 	},
 }
 
@@ -167,7 +166,7 @@ func releaseWakesNoHerd(t *trial) {
 	const window = 150 * time.Millisecond
 	holder := t.client()
 	if holder.Describe().Polling > 0 {
-		t.inapplicable("waiters poll: what they send tells nothing of a release")
+		t.inapplicable("waiters poll, so their requests show nothing about a release")
 	}
 	name := t.name()
 	g := t.take(holder, t.request(name), "of a free name")
@@ -234,7 +233,7 @@ func releaseWakesNoHerd(t *trial) {
 		case !w.ended(2 * slack):
 			t.Latef("a cancelled waiter did not return")
 		case w.err == nil:
-			t.Errorf("a cancelled waiter was granted what somebody else holds")
+			t.Errorf("a cancelled waiter was granted a name that another request holds")
 		}
 	}
 	t.release(holder, g, "by the last holder")
@@ -247,7 +246,7 @@ func releaseWakesOneName(t *trial) {
 	const window = 150 * time.Millisecond
 	holder := t.client()
 	if holder.Describe().Polling > 0 {
-		t.inapplicable("waiters poll: what they send tells nothing of a release")
+		t.inapplicable("waiters poll, so their requests show nothing about a release")
 	}
 	type wait struct {
 		g backend.Grant
@@ -303,7 +302,7 @@ func lostNotificationStillAcquires(t *trial) {
 	t.release(a, g, "by the holder")
 	pause(t.Context(), 100*time.Millisecond)
 	if w.ended(0) {
-		t.Fatalf("the waiter heard of the release through a link that drops replies: %v", w.err)
+		t.Fatalf("the waiter returned after the release through a link that drops replies: %v", w.err)
 	}
 	link.Pass()
 	next := t.got(w, 3*t.ttl+2*slack, "after a lost notification")
@@ -358,7 +357,7 @@ func waiterSurvivesAReset(t *trial) {
 	t.queued(a, name, 1)
 	link.Reset()
 	if w.ended(200 * time.Millisecond) {
-		t.Fatalf("the waiter gave up when its connection broke: %v", w.err)
+		t.Fatalf("the waiter returned when its connection broke: %v", w.err)
 	}
 	t.release(a, g, "by the holder")
 	next := t.got(w, 3*t.ttl+2*slack, "after its connection broke")

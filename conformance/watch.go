@@ -14,12 +14,12 @@ import (
 var watchClauses = []Clause{
 	{
 		ID: "P9", Group: "capabilities", Slug: "watch-tells-in-order", caps: backend.CapWatch, run: watchTellsInOrder,
-		Rule: "Watch yields each grant and end of its name in order, with owner and token, and nothing of other names",
+		Rule: "Watch yields each grant and end of its name in order, with owner and token, and no changes of other names",
 	},
 	{
 		ID: "P10", Group: "capabilities", Slug: "watch-replays-without-a-gap",
 		caps: backend.CapWatchReplay | backend.CapInspect, run: watchReplaysWithoutAGap,
-		Rule: "Watch since the revision that Holder, or an event, tells yields all that follows, and nothing twice",
+		Rule: "Watch since the revision of a Look or of a change yields every later change, and none twice",
 	},
 	{
 		ID: "P11", Group: "capabilities", Slug: "watch-tells-why-by-force",
@@ -29,16 +29,16 @@ var watchClauses = []Clause{
 	{
 		ID: "P12", Group: "capabilities", Slug: "watch-tells-of-expiry", caps: backend.CapWatch, needs: needLink,
 		run:  watchTellsOfExpiry,
-		Rule: "Watch yields expired for the hold of a holder that went silent, and not before its end",
+		Rule: "Watch yields expired for the hold of a holder that no longer responds, and not before the hold ends",
 	},
 	{
 		ID: "P13", Group: "capabilities", Slug: "watch-ends", caps: backend.CapWatch, run: watchEnds,
-		Rule: "Watch ends with the loop, with its context and with Close, the latter two with their error last",
+		Rule: "Watch ends with the loop, with its context and with Close; the context's error or ErrClosed comes last",
 	},
 	{
 		ID: "P14", Group: "capabilities", Slug: "compaction-is-told", caps: backend.CapWatchReplay | backend.CapInspect,
 		needs: needCompact, serial: true, run: compactionIsTold,
-		Rule: "Watch since a revision whose events are no longer kept is ErrCompacted, and never a gap",
+		Rule: "Watch since a revision whose changes are no longer kept yields ErrCompacted, and never skips changes",
 	},
 }
 
@@ -95,7 +95,7 @@ func (w *watched) await(d time.Duration, what string, pick func(backend.Change) 
 			w.end <- err
 			w.t.Fatalf("the watch ended with %v before %s", err, what)
 		case <-patience.C:
-			w.t.FatalLatef("the watch did not tell of %s within %v", what, d)
+			w.t.FatalLatef("the watch did not yield %s within %v", what, d)
 		}
 	}
 }
@@ -117,7 +117,7 @@ func (w *watched) ended(d time.Duration, when string) error {
 	case err := <-w.end:
 		return err
 	case <-patience.C:
-		w.t.FatalLatef("%s: the watch goes on after %v", when, d)
+		w.t.FatalLatef("%s: the watch has not ended after %v", when, d)
 		return nil
 	}
 }
@@ -129,7 +129,7 @@ func (t *trial) follow(d, passerBy backend.Driver, name string) *watched {
 	patience := t.within(2 * slack)
 	for len(w.events) == 0 {
 		if patience.Err() != nil {
-			t.FatalLatef("the watch told of nothing within %v", 2*slack)
+			t.FatalLatef("the watch yielded nothing within %v", 2*slack)
 		}
 		r := t.request(name)
 		r.Owner = "passer-by"
@@ -213,7 +213,7 @@ func watchReplaysWithoutAGap(t *trial) {
 	name := t.name()
 	info, err := inspector.Look(t.within(slack), name)
 	if err != nil || info.Revision == 0 {
-		t.Fatalf("Holder of a free name = %+v, %v; want a revision", info, err)
+		t.Fatalf("Look at a free name = %+v, %v; want a revision", info, err)
 	}
 	s := t.live(a, name, 4)
 	w := t.watch(b, name, info.Revision)
@@ -236,12 +236,12 @@ func watchReplaysWithoutAGap(t *trial) {
 	}
 	held := t.take(a, t.request(name), "of a free name")
 	if info, err = inspector.Look(t.within(slack), name); err != nil || !info.Held {
-		t.Fatalf("Holder of a held name = %+v, %v", info, err)
+		t.Fatalf("Look at a held name = %+v, %v", info, err)
 	}
 	t.release(a, held, "by the holder")
 	if e := t.watch(b, name, info.Revision).next(1, slack)[0]; e.Type != backend.ChangeReleased ||
 		e.Token != held.Token {
-		t.Errorf("what follows the revision at which %v held is %+v, want its release", held.Token, e)
+		t.Errorf("the event after the revision at which %v held is %+v, want its release", held.Token, e)
 	}
 }
 
@@ -272,7 +272,7 @@ func watchTellsOfExpiry(t *trial) {
 		return e.Owner == g.Owner && e.Type != backend.ChangeAcquired
 	})
 	if early := g.SentAt.Add(t.desc.Validity(g.TTL)).Sub(t.now()); early > 0 {
-		t.Violatedf("the end of a silent holder was told %v before SentAt + validity", early)
+		t.Violatedf("the watch yielded the end of a silent holder %v before SentAt + validity", early)
 	}
 	if e.Type != backend.ChangeExpired || e.Token != g.Token {
 		t.Errorf("the end of a silent holder = %+v, want %q with token %v", e, backend.ChangeExpired, g.Token)
@@ -314,7 +314,7 @@ func watchEnds(t *trial) {
 	}
 	busy()
 	if n != 3 {
-		t.Errorf("three loops that were left after one event saw %d", n)
+		t.Errorf("three loops that broke after one event received %d", n)
 	}
 
 	c := t.client()
@@ -354,7 +354,7 @@ func compactionIsTold(t *trial) {
 	revision := func() uint64 {
 		info, err := inspector.Look(t.within(slack), name)
 		if err != nil || info.Revision == 0 {
-			t.Fatalf("Holder = %+v, %v; want a revision", info, err)
+			t.Fatalf("Look = %+v, %v; want a revision", info, err)
 		}
 		return info.Revision
 	}

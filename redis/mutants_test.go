@@ -20,15 +20,15 @@ func TestMutants(t *testing.T) {
 	for i, m := range []struct{ what, text, instead string }{
 		{what: "nothing"},
 		{"an offer lasts as long as a hold", "local ms = math.min(px, OFFER_MS)", "local ms = px"},
-		{"who lets an offer end is offered the next one", "if not g then forsake(queue, seen) end", ""},
-		{"a hand-over is never acknowledged", "\t\tprolong(lock, ms)\n\t\tcall('HDEL', seen", "\t\tcall('HDEL', seen"},
+		{"a client whose offer expired is offered the lock again", "if not g then forsake(queue, seen) end", ""},
+		{"an accepted offer is not prolonged", "\t\tprolong(lock, ms)\n\t\tcall('HDEL', seen", "\t\tcall('HDEL', seen"},
 		{
-			"an offer that was accepted counts as ended",
+			"an accepted offer is recorded as expired",
 			"\t\tcall('HDEL', seen, '!' .. whose(v), '?' .. whose(v))\n\t\treturn 1", "return 1",
 		},
-		{"an attempt barges past the queue", "step == 't' and call('EXISTS', queue) == 0 then", "step == 't' then"},
-		{"a waiter barges past the queue", "if call('RPUSHX', queue, v) > 0 then return 0 end", ""},
-		{"a release forgets who waits", "elseif not promote(lock, queue, seen) then", "else"},
+		{"an attempt overtakes the queue", "step == 't' and call('EXISTS', queue) == 0 then", "step == 't' then"},
+		{"a new waiter overtakes the queue", "if call('RPUSHX', queue, v) > 0 then return 0 end", ""},
+		{"a release offers the lock to no waiter", "elseif not promote(lock, queue, seen) then", "else"},
 	} {
 		source := redisscript.Source
 		if m.text != "" {

@@ -17,56 +17,56 @@ func TestMutants(t *testing.T) {
 		test                      string
 	}{
 		{
-			what: "one vote is enough", file: "enter.go",
+			what: "a single vote grants a hold", file: "enter.go",
 			text: "v := a.vote(ctx)\n\t\tif v.yes >= s.quorum {", instead: "v := a.vote(ctx)\n\t\tif v.yes > 0 {",
 			test: "TestFiveServers",
 		},
 		{
-			what: "a renewal needs one vote", file: "leave.go",
+			what: "a single vote confirms a renewal", file: "leave.go",
 			text: "case h.yes >= s.quorum:", instead: "case h.yes > 0:", test: "TestFiveServers",
 		},
 		{
-			what: "one server without the hold is a loss", file: "leave.go",
+			what: "one server without the hold is reported as a loss", file: "leave.go",
 			text: "case h.no >= s.quorum:", instead: "case h.no > 0:", test: "TestFiveServers",
 		},
 		{
-			what: "a server that lacks a hold does not get it back", file: "leave.go",
+			what: "a renewal does not restore the hold on servers that lack it", file: "leave.go",
 			text: "s.nodeTimeout(g.TTL)).to(h.lacking, redisscript.Set,", instead: "s.nodeTimeout(g.TTL)).to(0, redisscript.Set,",
 			test: "TestFiveServers",
 		},
 		{
-			what: "votes do not follow", file: "later.go",
+			what: "a hold is not sent to the remaining servers", file: "later.go",
 			text: "\ts.round(l.keys, s.nodeTimeout(l.ttl)).to(l.nodes, ", instead: "\ts.round(l.keys, s.nodeTimeout(l.ttl)).to(0, ",
 			test: "TestVotesFollow",
 		},
 		{
-			what: "votes follow a hold that has ended", file: "later.go",
+			what: "a hold that has ended is sent to the remaining servers", file: "later.go",
 			text: "if l == nil || s.clock.Now() >= l.until {", instead: "if l == nil {", test: "TestNoVoteForAnEndedHold",
 		},
 		{
-			what: "a vote comes behind the release", file: "later.go",
+			what: "a hold is sent to the remaining servers after its release", file: "later.go",
 			text: "\tl.timer.Stop()\n\tdelete(o.holds, request)\n", instead: "", test: "TestNoVoteBehindARelease",
 		},
 		{
-			what: "a release asks all servers", file: "leave.go",
+			what: "a release is sent to all servers", file: "leave.go",
 			text: "asked := s.all() &^ s.cancelLater(l.RequestID, e.start)", instead: "asked := s.all() | 0*s.cancelLater(l.RequestID, e.start)",
 			test: "TestReleaseOfAFirstMajority",
 		},
 		{
-			what: "a silent server of the first majority is waited for", file: "enter.go",
+			what: "an acquire waits for a hung server of the first majority", file: "enter.go",
 			text: "v.ask(v.s.all() &^ v.asked)\n\treturn false\n}\n\nfunc (n *node) putAside()", instead: "return false\n}\n\nfunc (n *node) putAside()",
 			test: "TestHungFirstMajority",
 		},
 		{
-			what: "WaitForAll asks a majority", file: "enter.go",
+			what: "WaitForAll asks only a majority", file: "enter.go",
 			text: "if v.again || s.o.WaitForAll {", instead: "if v.again {", test: "TestWaitForAll",
 		},
 		{
-			what: "steps overtake each other from one connection to the next", file: "node.go",
+			what: "steps on different connections overtake each other", file: "node.go",
 			text: "Ordered:  true,", instead: "Ordered:  false,", test: "TestReleaseBehindALateVote",
 		},
 		{
-			what: "a repeat makes another hold", file: "enter.go",
+			what: "a repeated request creates another hold", file: "enter.go",
 			text: "case count(v.holders) >= s.quorum:\n", instead: "case count(v.holders) > len(s.nodes):\n",
 			test: "TestRepeatSharesTheHold",
 		},
@@ -77,11 +77,11 @@ func TestMutants(t *testing.T) {
 			test:    "TestRepeatSharesTheHold",
 		},
 		{
-			what: "a caller that leaves sends the short release alone", file: "leave.go",
+			what: "a caller that leaves sends only the short release", file: "leave.go",
 			text: "\te.ask(short)\n", instead: "", test: "TestCloseSendsAbandonedReleases",
 		},
 		{
-			what: "a restarted server votes at once", file: "node.go",
+			what: "a restarted server votes immediately", file: "node.go",
 			text: "if !server.Durable && s.quarantine &&", instead: "if false &&", test: "TestQuarantineEnds",
 		},
 		{
@@ -89,11 +89,11 @@ func TestMutants(t *testing.T) {
 			text: "if other != n && other.runID == server.RunID {", instead: "if false {", test: "TestUnfit",
 		},
 		{
-			what: "a new connection is not looked at", file: "node.go",
+			what: "a new connection is not checked", file: "node.go",
 			text: "if n.s.o.AssumeVersion != \"\" {", instead: "if true {", test: "TestLateUnfitServer",
 		},
 		{
-			what: "the servers' settings are looked at once", file: "service.go",
+			what: "the servers' settings are checked only once", file: "service.go",
 			text: "case errors.Is(err, backend.ErrMisconfigured):\n", instead: "case false:\n", test: "TestEvictionPolicies",
 		},
 	} {

@@ -21,17 +21,17 @@ type mutant struct {
 
 var mutants = []mutant{
 	{
-		what: "a waiter is not woken", file: "wait.go", clauses: "W1",
+		what: "a push does not wake its waiter", file: "wait.go", clauses: "W1",
 		text: "if w := d.waiters[p.RequestID]; w != nil {", instead: "if w := d.waiters[p.RequestID]; false {",
 		on: map[string]string{"redis": "W1", "redlock": "W1"},
 	},
 	{
-		what: "a watch wakes nobody", file: "wait.go",
+		what: "a watch does not wake its waiter", file: "wait.go",
 		text: "func() { wake(w.woken) }", instead: "func() {}",
 		on: map[string]string{"etcd": "W1"},
 	},
 	{
-		what: "a wake wakes every waiter", file: "wait.go", test: "TestWakeReachesOneWaiter",
+		what: "a push wakes every waiter", file: "wait.go", test: "TestWakeReachesOneWaiter",
 		text: "wake(w.woken)\n\t\t}\n\tcase PushTurns:", instead: "for _, w = range d.waiters {\nwake(w.woken)\n}\n}\n\tcase PushTurns:",
 		on: map[string]string{"redis": "W12", "redlock": "W12"},
 	},
@@ -41,43 +41,43 @@ var mutants = []mutant{
 		on: map[string]string{"etcd": "W12"},
 	},
 	{
-		what: "a waiter that is not woken sends no sign of life", file: "wait.go", clauses: "W6 W10 W11",
+		what: "a waiter that is not woken does not poll", file: "wait.go", clauses: "W6 W10 W11",
 		text: "return w.sleepOn(ctx, s, pause*3/4+", instead: "return w.sleepOn(ctx, s, 1000*pause+",
 	},
 	{
-		what: "a loss is not passed on", file: "wait.go", clauses: "P7",
+		what: "a pushed loss is not reported", file: "wait.go", clauses: "P7",
 		text: "\t\tlost(p.Loss)\n", instead: "\t\t_ = lost\n",
 		on: map[string]string{"etcd": "P7"},
 	},
 	{
-		what: "an Enter that was refused resolves an earlier doubt", file: "acquire.go", test: "TestDoubtSurvivesRefusals",
+		what: "a refused Enter clears an earlier doubt", file: "acquire.go", test: "TestDoubtSurvivesRefusals",
 		text: "a.doubt = a.doubt || class", instead: "a.doubt = class",
 	},
 	{
-		what: "a grant is dated by its answer", file: "acquire.go", clauses: "L7",
+		what: "SentAt of a grant is read when the answer arrives", file: "acquire.go", clauses: "L7",
 		text: "pos.Incarnation, sent\n", instead: "pos.Incarnation, a.d.clock.Now()\n",
 		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7"},
 	},
 	{
-		what: "a renewal is dated by its answer", file: "renew.go", clauses: "L7",
+		what: "SentAt of a renewal is read when the answer arrives", file: "renew.go", clauses: "L7",
 		text: "\t\tout[i] = backend.Renewal{SentAt: sent,", instead: "\t\tsent = d.clock.Now()\n\t\tout[i] = backend.Renewal{SentAt: sent,",
 		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7"},
 	},
 	{
-		what: "an attempt that ends leaves its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
+		what: "an attempt that ends keeps its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
 		text: "if (a.placed || a.late || crossed) && !a.doubt {", instead: "if false {",
 		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2"},
 	},
 	{
-		what: "a service that refuses ends a wait", file: "acquire.go", test: "TestRefusedAttempt",
+		what: "a refusal by the service ends a wait", file: "acquire.go", test: "TestRefusedAttempt",
 		text: "class == NotDone && !first.Wait && a.tries", instead: "class == NotDone && a.tries",
 	},
 	{
-		what: "the rest of a Leave is not repeated", file: "renew.go", test: "TestRestOfALeave",
+		what: "the rest of a Leave is not retried", file: "renew.go", test: "TestRestOfALeave",
 		text: "case done || d.clock", instead: "case true || done || d.clock",
 	},
 	{
-		what: "the rest of a Leave is repeated after the TTL", file: "renew.go", test: "TestRestOfALeave",
+		what: "the rest of a Leave is retried after the TTL", file: "renew.go", test: "TestRestOfALeave",
 		text: "Sub(began) > g.TTL:", instead: "Sub(began) > 100*g.TTL:",
 	},
 	{
@@ -85,7 +85,7 @@ var mutants = []mutant{
 		text: "				rest(closing)\n", instead: "",
 	},
 	{
-		what: "a waiter that no push reaches is only checked", file: "wait.go", test: "TestPlacedWaiterPolls",
+		what: "a waiter that no push reaches is checked but does not poll", file: "wait.go", test: "TestPlacedWaiterPolls",
 		text: "ok && pos.Placed && !pos.Poll {", instead: "ok && pos.Placed {",
 	},
 	{
@@ -93,61 +93,64 @@ var mutants = []mutant{
 		text: "if err := d.awaitLanding(ctx, g.RequestID); err != nil {", instead: "if err := ctx.Err(); err != nil {",
 	},
 	{
-		what: "a hold that is gone is renewed", file: "renew.go", clauses: "O1 L4 E1",
+		what: "a renewal of a lost hold is confirmed", file: "renew.go", clauses: "O1 L4 E1",
 		text: "if outcomes[n].Gone {", instead: "if false {",
 		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1"},
 	},
 	{
-		what: "a step keeps its caller beyond the end of the context", file: "exchange.go", clauses: "C5 D14",
+		what: "a step does not return when its context ends", file: "exchange.go", clauses: "C5 D14",
 		text: "\tcase <-ctx.Done():\n\t\thow = Ended\n", instead: "",
 	},
 	{
-		what: "an exchange keeps its caller beyond the end of the context", file: "exchange.go",
+		what: "an exchange does not return when its context ends", file: "exchange.go",
 		test: "TestLeaveDoesNotOvertakeEnter",
 		text: "\tcase <-ctx.Done():\n\tcase <-closing:\n", instead: "\tcase <-closing:\n",
 	},
 	{
-		what: "a step that was left is over", file: "exchange.go", test: "TestLeaveWaitsForLateStep",
+		what: "an abandoned step counts as finished", file: "exchange.go", test: "TestLeaveWaitsForLateStep",
 		text: "\t\tdefer landed()\n", instead: "\t\tlanded()\n",
 	},
 	{
-		what: "a step that is not answered keeps its caller", file: "exchange.go", test: "TestUnansweredStepEnds",
+		what: "a step without an answer does not return", file: "exchange.go", test: "TestUnansweredStepEnds",
 		text: "\t\tlate = timer.C\n", instead: "",
 	},
 	{
-		what: "Close waits for nothing", file: "driver.go", test: "TestCloseWaitsForExchanges",
+		what: "Close does not wait for exchanges", file: "driver.go", test: "TestCloseWaitsForExchanges",
 		text: "err := d.gate.Wait(ctx)", instead: "err := ctx.Err()",
 	},
 	{
-		what: "a proof is dated by its answer", file: "session.go", test: "TestSlowProof",
+		what: "a proof is dated when its answer arrives", file: "session.go", test: "TestSlowProof",
 		text: "if err == nil && r.sent > s.proved {", instead: "if r.sent = all.d.clock.Now(); err == nil {",
 	},
 	{
-		what: "a proof of any age will do", file: "session.go", test: "TestSlowProof",
+		what: "a proof of any age is accepted", file: "session.go", test: "TestSlowProof",
 		text: "case all.d.clock.Now().Sub(s.proved) <= age:", instead: "case age > 0:",
 	},
 	{
-		what: "the end of a session is no loss", file: "session.go", test: "TestSessionIsShared",
+		what: "the end of a session is not reported as a loss", file: "session.go", test: "TestSessionIsShared",
 		text: "\tfor _, id := range lost {\n", instead: "\tfor _, id := range lost[:0] {\n",
 	},
 	{
-		what: "each TTL has a session", file: "session.go", test: "TestSimilarTTLsShareASession",
+		what: "each TTL has its own session", file: "session.go", test: "TestSimilarTTLsShareASession",
 		text: "exact || len(all.table.Live()) < maxExact", instead: "true || exact",
 	},
 	{
-		what: "a session is longer than the service allows", file: "session.go", test: "TestSimilarTTLsShareASession",
+		what: "a session is longer than the service's maximum TTL", file: "session.go",
+		test: "TestSimilarTTLsShareASession",
 		text: "if d.MaxTTL > 0 {", instead: "if false {",
 	},
 	{
-		what: "a session that was outgrown goes on", file: "session.go", test: "TestOutgrownSessionIsReplaced",
+		what: "an outgrown session is kept", file: "session.go", test: "TestOutgrownSessionIsReplaced",
 		text: "\t\tall.table.Abandon(s)\n\t\ts.outgrow()\n", instead: "\t\treturn nil\n",
 	},
 	{
-		what: "a release does not name what may arrive late", file: "renew.go", test: "TestDoubtEndsBesideALivingHold",
+		what: "a release does not name requests that may arrive late", file: "renew.go",
+		test: "TestDoubtEndsBesideALivingHold",
 		text: "h.s.binding(), h.late, g", instead: "h.s.binding(), nil, g",
 	},
 	{
-		what: "a place may end with its old session before it has moved", file: "acquire.go", test: "TestPlaceKeepsItsSession",
+		what: "the old session of a place may end before the place has moved", file: "acquire.go",
+		test: "TestPlaceKeepsItsSession",
 		text: "a.past = append(a.past, a.s)", instead: "a.s.Leave(1)",
 	},
 	{
@@ -155,7 +158,8 @@ var mutants = []mutant{
 		text: "d.sessions.stay(s)", instead: "",
 	},
 	{
-		what: "what was answered to nobody is late", file: "acquire.go", test: "TestAnswerWithoutACallerLeavesNothingLate",
+		what: "an answer without a caller leaves its step recorded as late", file: "acquire.go",
+		test: "TestAnswerWithoutACallerLeavesNothingLate",
 		text: "d.sessions.answered(rs, e.Attempt)", instead: "",
 	},
 	{
@@ -164,7 +168,7 @@ var mutants = []mutant{
 		text: "a.d.sessions.keepPlaces(rs, a.s)", instead: "",
 	},
 	{
-		what: "what is in doubt stays on its session", file: "session.go", test: "TestDoubtEndsBesideALivingHold",
+		what: "requests in doubt stay on their session", file: "session.go", test: "TestDoubtEndsBesideALivingHold",
 		text: "doubts && all.abandonDoubts(s); doubts", instead: "false; doubts",
 	},
 	{
@@ -172,88 +176,95 @@ var mutants = []mutant{
 		text: "if !d.sessions.doubtLate(g) {", instead: "if true {",
 	},
 	{
-		what: "few steps in an exchange are no reason for more exchanges", file: "batch.go", test: "TestBatchOfFewSteps",
+		what: "small exchanges are not sent concurrently", file: "batch.go", test: "TestBatchOfFewSteps",
 		text: "return max(1, b.most/b.fewer)", instead: "return 1",
 	},
 	{
-		what: "an endpoint that does not answer is waited for", file: "hedge.go", test: "TestSilentEndpointIsPassedBy",
+		what: "a step waits for an endpoint that does not answer", file: "hedge.go", test: "TestSilentEndpointIsPassedBy",
 		text: "if sent < maxSendings && sending < maxUnanswered {", instead: "if false {",
 	},
 	{
-		what: "an endpoint that refuses a step is not passed by", file: "hedge.go", test: "TestSilentEndpointIsPassedBy",
+		what: "a step refused by one endpoint is sent to the next too late", file: "hedge.go",
+		test: "TestSilentEndpointIsPassedBy",
 		text: "timer.Reset(hedgeRetry)", instead: "",
 	},
 	{
-		what: "a session that is not used stays", file: "session.go", test: "TestSilentEndpointIsPassedBy",
+		what: "an unused session is not discarded", file: "session.go", test: "TestSilentEndpointIsPassedBy",
 		text: "all.discard(another)\n", instead: "\n",
 	},
 	{
-		what: "a release does not name what an endpoint may do late", file: "acquire.go", test: "TestSilentEndpointIsPassedBy",
+		what: "a release does not name steps that an endpoint may execute late", file: "acquire.go",
+		test: "TestSilentEndpointIsPassedBy",
 		text: "s != nil && (late || class", instead: "s != nil && (class",
 	},
 	{
-		what: "a hedged release takes its own work for a loss", file: "renew.go", test: "TestSilentEndpointIsPassedBy",
+		what: "a hedged release reports its own effect as a loss", file: "renew.go", test: "TestSilentEndpointIsPassedBy",
 		text: "if late && err == nil && l.Known && left", instead: "if late && false && left",
 	},
 	{
-		what: "a loss reaches another hold of the request", file: "wait.go", test: "TestSessionIsFollowed",
+		what: "a loss of an earlier hold ends the request's current hold", file: "wait.go", test: "TestSessionIsFollowed",
 		text: "d.sessions.holdsAnother(of) {", instead: "of.Name != \"\" {",
 	},
 	{
-		what: "a hold is kept that was released while it moved", file: "session.go", test: "TestReleaseOvertakesARenewal",
+		what: "a hold that was released while it moved is kept", file: "session.go", test: "TestReleaseOvertakesARenewal",
 		text: "return !stands || all", instead: "return stands && false || all",
 	},
 	{
-		what: "a waiter watches the first of its places only", file: "wait.go", test: "TestWaiterWatchesItsPlace",
+		what: "a waiter watches only the first of its places", file: "wait.go", test: "TestWaiterWatchesItsPlace",
 		text: "pos.Place != \"\" && pos.Place != w.place:", instead: "pos.Place != \"\" && w.place == \"\":",
 	},
 	{
-		what: "a waiter watches its place before time has passed", file: "wait.go", test: "TestWaiterWatchesItsPlace",
+		what: "a waiter watches its place without delay", file: "wait.go", test: "TestWaiterWatchesItsPlace",
 		text: "case w.timeouts > 0 && pos.Place", instead: "case pos.Place",
 	},
 	{
-		what: "acquires and releases are not prompt on their own", file: "driver.go", test: "TestPromptEnters",
+		what: "PromptEnters is ignored", file: "driver.go", test: "TestPromptEnters",
 		text: "d.enters = d.enters || d.prompt", instead: "d.enters = d.prompt",
 	},
 	{
-		what: "an abandoned attempt does not name its place", file: "renew.go", test: "TestAbandonedAttemptNamesItsPlace",
+		what: "the Leave of an abandoned attempt does not name its place", file: "renew.go",
+		test: "TestAbandonedAttemptNamesItsPlace",
 		text: "l := Leaving{Grant: g, Place: place}", instead: "l := Leaving{Grant: g}",
 	},
 	{
-		what: "an attempt forgets the Enters that have not landed", file: "acquire.go", test: "TestCrossedEntersAreRemovedByRequest",
+		what: "an attempt that ends does not remove its crossed Enters", file: "acquire.go",
+		test: "TestCrossedEntersAreRemovedByRequest",
 		text: "place, crossed := a.place, a.crossed", instead: "place, crossed := a.place, false",
 	},
 	{
-		what: "the removal of an attempt with crossed Enters ends another one's hold", file: "renew.go",
+		what: "the removal of crossed Enters ends the hold of another attempt", file: "renew.go",
 		test: "TestCrossedEntersSpareTheHoldOfAnotherAttempt",
 		text: "if crossed && !d.granted(g.RequestID) {", instead: "if crossed {",
 	},
 	{
-		what: "an Enter without a place forgets the place", file: "acquire.go", test: "TestPlaceOutlastsAPoll",
+		what: "an Enter that returns no place clears the place", file: "acquire.go", test: "TestPlaceOutlastsAPoll",
 		text: "|| p.Held || !p.Poll {", instead: "|| p.Held || true {",
 	},
 	{
-		what: "an attempt does not know of another one's cleanup", file: "acquire.go", test: "TestAttemptKnowsThatItSharesItsRequest",
+		what: "an attempt does not know that it shares its request", file: "acquire.go",
+		test: "TestAttemptKnowsThatItSharesItsRequest",
 		text: "f.shared = f.shared || f.attempts > 1", instead: "",
 	},
 	{
-		what: "a ping has the time of any exchange", file: "exchange.go", test: "TestPingOfASlowService",
+		what: "a ping has the timeout of other exchanges", file: "exchange.go", test: "TestPingOfASlowService",
 		text: "return max(exchangeTimeout, time.Until(at))", instead: "return min(exchangeTimeout, time.Until(at))",
 	},
 	{
-		what: "each call probes", file: "driver.go", test: "TestProbeIsShared",
+		what: "each call makes its own probe", file: "driver.go", test: "TestProbeIsShared",
 		text: "probes > before &&", instead: "probes < before &&",
 	},
 	{
-		what: "a refused Enter is repeated as a sent one", file: "acquire.go", test: "TestAbandonedAttemptNamesItsPlace",
+		what: "a refused Enter is retried as if it had been sent", file: "acquire.go",
+		test: "TestAbandonedAttemptNamesItsPlace",
 		text: "(err == nil || late || class != NotDone)", instead: "(class != NotDone || true)",
 	},
 	{
-		what: "granted attempts are not used again", file: "acquire.go", test: "TestGrantedAttemptsAreUsedAgain",
+		what: "granted attempts are not reused", file: "acquire.go", test: "TestGrantedAttemptsAreUsedAgain",
 		text: "\t\td.free.Put(a)\n", instead: "",
 	},
 	{
-		what: "a session that ends is proved in its own time", file: "session.go", test: "TestSessionIsFollowed",
+		what: "a session is not proved immediately when its follower ends", file: "session.go",
+		test: "TestSessionIsFollowed",
 		text: "_ = all.prove(ctx, s, -1)", instead: "continue",
 	},
 	{
@@ -262,52 +273,52 @@ var mutants = []mutant{
 		on: map[string]string{"redis": "W10", "redlock": "W10"},
 	},
 	{
-		what: "every check is a full one", file: "check.go", test: "TestWaitersAreCheckedTogether",
+		what: "every check is a full check", file: "check.go", test: "TestWaitersAreCheckedTogether",
 		text: "Quick: !full,", instead: "Quick: false,",
 	},
 	{
-		what: "a check that failed is not made again", file: "check.go", test: "TestWaitersAreCheckedTogether",
+		what: "a failed check is not retried in time", file: "check.go", test: "TestWaitersAreCheckedTogether",
 		text: "q.due = d.clock.Now().Add(d.spread(checkAgain))", instead: "q.due = d.clock.Now().Add(time.Hour)",
 	},
 	{
-		what: "a check wakes nobody", file: "check.go", test: "TestWaitersAreCheckedTogether",
+		what: "a check wakes no waiter", file: "check.go", test: "TestWaitersAreCheckedTogether",
 		text: "\t\t\t\twake(one.woken)\n", instead: "_ = one\n",
 	},
 	{
-		what: "what was handed over is settled once", file: "check.go", test: "TestExpire",
+		what: "a hand-over is settled only once", file: "check.go", test: "TestExpire",
 		text: "if again > 0 && !d.gate.Closed() {", instead: "if false {",
 	},
 	{
-		what: "a full check waits for the next quick one", file: "check.go", test: "TestFullChecksAreMadeWhenDue",
+		what: "a full check waits for the next quick check", file: "check.go", test: "TestFullChecksAreMadeWhenDue",
 		text: "soonest = min(soonest, q.due)", instead: "_ = q.due",
 	},
 	{
-		what: "a hold that expires is not forgotten, nor its name settled", file: "renew.go", test: "TestExpire",
+		what: "an expired hold is not forgotten and its name is not settled", file: "renew.go", test: "TestExpire",
 		text: "d.forget(g)\n\td.settleIn(g.Name, left.Settle)", instead: "",
 	},
 	{
-		what: "a waiter without a place polls no faster", file: "wait.go", test: "TestWaiterWithoutAPlacePolls",
+		what: "a waiter without a place does not poll faster", file: "wait.go", test: "TestWaiterWithoutAPlacePolls",
 		text: "if pos.Poll {", instead: "if false {",
 	},
 	{
-		what: "a waiter polls at the end of no hold", file: "wait.go", test: "TestWaiterWithoutAPlacePolls",
+		what: "a waiter does not poll at the end of the hold", file: "wait.go", test: "TestWaiterWithoutAPlacePolls",
 		text: "h != nil && h.RetryAfter > 0 {", instead: "h != nil && false {",
 	},
 	{
-		what: "a refusal for good is waited out", file: "acquire.go", test: "TestRefusedPositionEndsAWait",
+		what: "a permanent refusal does not end a wait", file: "acquire.go", test: "TestRefusedPositionEndsAWait",
 		text: "case err == nil && pos.Refused != nil:", instead: "case err == nil && pos.Refused != nil && !first.Wait:",
 	},
 	{
-		what: "steps that wait for an exchange are stuck", file: "batch.go", test: "TestBatch",
+		what: "steps that wait for an exchange are never sent", file: "batch.go", test: "TestBatch",
 		text: "for b.sending--; b", instead: "for ; b",
 		on: map[string]string{"etcd": "Q9"},
 	},
 	{
-		what: "a step waits for every step before it", file: "batch.go", test: "TestBatch",
+		what: "an exchange carries only one step", file: "batch.go", test: "TestBatch",
 		text: "|| len(together) == b.fewer", instead: "|| len(together) > 0",
 	},
 	{
-		what: "two steps of a name go together", file: "batch.go", test: "TestBatch",
+		what: "an exchange carries two steps of one name", file: "batch.go", test: "TestBatch",
 		text: "if names[one.name] || len(together)", instead: "if len(together)",
 	},
 }

@@ -27,7 +27,7 @@ var mutants = []struct {
 	play    func(*world, []*client)
 }{
 	{
-		name: "release does not look who asks", clients: 3, want: []Kind{Overlap, Early},
+		name: "release does not compare the holder", clients: 3, want: []Kind{Overlap, Early},
 		apply: func(b *broken) { b.release = b.byName },
 		play: func(w *world, c []*client) {
 			a := c[0].must(w, "x")
@@ -68,7 +68,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "get, then set", clients: 2, want: []Kind{Overlap, Illegal},
+		name: "acquire checks and writes in two steps", clients: 2, want: []Kind{Overlap, Illegal},
 		apply: getThenSet,
 		play: func(w *world, c []*client) {
 			for _, c := range c {
@@ -115,7 +115,7 @@ var mutants = []struct {
 		play: cutOff,
 	},
 	{
-		name: "SentAt is read at the receipt of the answer", clients: 2, want: []Kind{Overlap, Early},
+		name: "SentAt is read when the answer arrives", clients: 2, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				g, err := b.Driver.Acquire(ctx, r)
@@ -129,7 +129,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "SentAt of renewals is read at the receipt of the answer", clients: 2, want: []Kind{Overlap, Early},
+		name: "SentAt of renewals is read when the answer arrives", clients: 2, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 				out := b.Driver.Renew(ctx, grants)
@@ -158,7 +158,7 @@ var mutants = []struct {
 		play: cutOff,
 	},
 	{
-		name: "renewal does not look who asks", clients: 2, want: []Kind{Overlap},
+		name: "renewal does not compare the holder", clients: 2, want: []Kind{Overlap},
 		apply: func(b *broken) {
 			b.mute()
 			b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
@@ -174,7 +174,7 @@ var mutants = []struct {
 		play: takenAway,
 	},
 	{
-		name: "renewal creates what it does not find", clients: 2, want: []Kind{Overlap},
+		name: "renewal recreates a missing hold", clients: 2, want: []Kind{Overlap},
 		apply: func(b *broken) {
 			b.mute()
 			b.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
@@ -191,7 +191,7 @@ var mutants = []struct {
 		play: takenAway,
 	},
 	{
-		name: "the service forgets holds", clients: 2, want: []Kind{Overlap, Early},
+		name: "the service deletes holds without notice", clients: 2, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.mute()
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -206,7 +206,7 @@ var mutants = []struct {
 		play: cutOff,
 	},
 	{
-		name: "the service takes holds back", clients: 1, want: []Kind{EarlyLoss},
+		name: "the service ends holds early", clients: 1, want: []Kind{EarlyLoss},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				g, err := b.Driver.Acquire(ctx, r)
@@ -237,12 +237,12 @@ var mutants = []struct {
 		play: inTurn,
 	},
 	{
-		name: "tokens are used again", clients: 2, want: []Kind{TokenTwice},
+		name: "all grants have the same token", clients: 2, want: []Kind{TokenTwice},
 		apply: func(b *broken) { b.renumber(func(fencing.Token) fencing.Token { return 7 }) },
 		play:  inTurn,
 	},
 	{
-		name: "tokens are taken before the grant", clients: 3, want: []Kind{Illegal},
+		name: "tokens are allocated before the grant", clients: 3, want: []Kind{Illegal},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				b.world.mu.Lock()
@@ -296,7 +296,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "a waiter does not look whether it is still in the queue", clients: 2, want: []Kind{Overlap, Early},
+		name: "a waiter without a queue entry acquires", clients: 2, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				for {
@@ -355,7 +355,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "waiters live on pushes alone", clients: 2, want: []Kind{Stuck},
+		name: "waiters rely on pushes and never poll", clients: 2, want: []Kind{Stuck},
 		apply: pushOnly,
 		play: func(w *world, c []*client) {
 			a := c[0].must(w, "x")
@@ -375,7 +375,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "calls go on after their context", clients: 2, want: []Kind{Stuck},
+		name: "calls continue after their context ends", clients: 2, want: []Kind{Stuck},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				// Other libraries often do this.
@@ -394,7 +394,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "a reader is let in beside a writer", clients: 2, want: []Kind{Overlap, Early},
+		name: "a reader is granted beside a writer", clients: 2, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				if r.Kind == backend.KindShared {
@@ -415,7 +415,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "permits are not counted", clients: 3, want: []Kind{Overlap, Early},
+		name: "the limit of permits is doubled", clients: 3, want: []Kind{Overlap, Early},
 		apply: func(b *broken) {
 			b.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 				r.Limit *= 2
@@ -437,7 +437,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "the service does not know its holders", clients: 1, want: []Kind{Forgotten},
+		name: "Look returns no holder", clients: 1, want: []Kind{Forgotten},
 		apply: func(b *broken) {
 			b.holder = func(_ context.Context, name string) (backend.State, error) {
 				return backend.State{Name: name}, nil
@@ -451,7 +451,7 @@ var mutants = []struct {
 		},
 	},
 	{
-		name: "a release of nothing is confirmed", clients: 2, want: []Kind{Illegal},
+		name: "a release without a hold is confirmed", clients: 2, want: []Kind{Illegal},
 		apply: func(b *broken) {
 			b.mute()
 			b.release = func(ctx context.Context, g backend.Grant) error {

@@ -296,7 +296,7 @@ func TestMutantsAreCaught(t *testing.T) {
 		want  []check.Kind // any of these
 		slow  bool
 	}{
-		"one client locks other names": {
+		"one client locks another name": {
 			func(client int, d *memory.Driver) backend.Driver {
 				if client != 2 {
 					return d
@@ -317,7 +317,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			},
 			nil, []check.Kind{check.Overlap, check.Early}, true, // the run waits for a name that is never released
 		},
-		"validity that was never granted": {
+		"the TTL is returned longer than granted": {
 			func(_ int, d *memory.Driver) backend.Driver {
 				return &mutant{Driver: d, acquire: func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 					full := r.TTL
@@ -329,7 +329,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			},
 			[]string{"link-drop", "link-hold", "link-requests"}, []check.Kind{check.Overlap, check.Early}, false,
 		},
-		"tokens that go back": {
+		"tokens decrease": {
 			func(client int, d *memory.Driver) backend.Driver {
 				return &mutant{Driver: d, acquire: func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 					g, err := d.Acquire(ctx, r)
@@ -341,7 +341,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			},
 			[]string{"link-reset"}, []check.Kind{check.TokenOrder, check.TokenTwice}, true,
 		},
-		"a hold that is renewed after its release was refused": {
+		"a hold is renewed after its release was refused": {
 			hoard, []string{"refuse-release"}, []check.Kind{nemesis.Failed}, false,
 		},
 	} {
@@ -435,32 +435,32 @@ func TestFaultThatDoesNotHappen(t *testing.T) {
 		kind  string
 		spoil func(*nemesis.Service)
 	}{
-		"the server lives":   {"node-kill", func(s *nemesis.Service) { s.Kill = nothing }},
-		"the server goes on": {"node-pause", func(s *nemesis.Service) { s.Pause = nothing }},
-		"the same process":   {"node-kill", func(s *nemesis.Service) { same(s) }},
-		"nothing is held": {
+		"the server is not killed":    {"node-kill", func(s *nemesis.Service) { s.Kill = nothing }},
+		"the server is not paused":    {"node-pause", func(s *nemesis.Service) { s.Pause = nothing }},
+		"the process is not replaced": {"node-kill", func(s *nemesis.Service) { same(s) }},
+		"messages are not held": {
 			"link-hold", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) },
 		},
-		"nothing passes": {
+		"no message passes": {
 			"link-replies",
 			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) },
 		},
-		"nothing is slow": {
+		"messages are not delayed": {
 			"link-delay",
 			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return unused{deaf{l}} }) },
 		},
-		"nothing is refused": {
+		"connections are not refused": {
 			"link-refuse", func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return deaf{l} }) },
 		},
 		"there is no connection": {
 			"link-reset",
 			func(s *nemesis.Service) { links(s, func(l fault.Link) fault.Link { return severed{deaf{l}} }) },
 		},
-		"releases are carried out":  {"refuse-release", func(s *nemesis.Service) { s.RefuseRelease = idle }},
-		"writes are carried out":    {"refuse-writes", func(s *nemesis.Service) { s.RefuseWrites = idle }},
-		"the leader leads again":    {"leader-partition", quorum},
-		"the follower is not alone": {"minority", quorum},
-		"nobody is cut one way":     {"one-way-peers", quorum},
+		"releases are not refused":            {"refuse-release", func(s *nemesis.Service) { s.RefuseRelease = idle }},
+		"writes are not refused":              {"refuse-writes", func(s *nemesis.Service) { s.RefuseWrites = idle }},
+		"the leader leads again":              {"leader-partition", quorum},
+		"the follower is not cut off":         {"minority", quorum},
+		"no peer is cut off in one direction": {"one-way-peers", quorum},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			t.Parallel()

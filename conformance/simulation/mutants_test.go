@@ -21,7 +21,7 @@ type mutant struct {
 }
 
 var mutants = []mutant{
-	{"validity counts from the answer", "began while", func(p *port) {
+	{"SentAt is read when the answer arrives", "began while", func(p *port) {
 		acquire, renew := p.acquire, p.renew
 		p.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := acquire(ctx, r)
@@ -57,7 +57,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{"a renewal makes what it does not find", "still believed in", func(p *port) {
+	{"renewal recreates a missing hold", "still believed in", func(p *port) {
 		renew := p.renew
 		p.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := renew(ctx, grants)
@@ -78,7 +78,7 @@ var mutants = []mutant{
 		}
 		unpushed(p)
 	}},
-	{"a renewal without an answer is taken for confirmed", "began while", func(p *port) {
+	{"a renewal without an answer is reported as success", "began while", func(p *port) {
 		renew := p.renew
 		p.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			sent := backend.GoClock().Now()
@@ -91,7 +91,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{"an acquire without an answer is taken for granted", "began while", func(p *port) {
+	{"an acquire without an answer is reported as granted", "began while", func(p *port) {
 		acquire := p.acquire
 		p.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			sent := backend.GoClock().Now()
@@ -120,7 +120,7 @@ var mutants = []mutant{
 			return g, err
 		}
 	}},
-	{"a token is given twice", "have one token", func(p *port) {
+	{"two grants have the same token", "have one token", func(p *port) {
 		acquire := p.acquire
 		p.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			g, err := acquire(ctx, r)
@@ -146,7 +146,7 @@ var mutants = []mutant{
 			return p.Driver.Renew(ctx, own)
 		}
 	}},
-	{"a release frees whoever has the lock", "nobody took it", func(p *port) {
+	{"a release ends the hold of another holder", "nobody took it", func(p *port) {
 		release := p.release
 		p.release = func(ctx context.Context, g backend.Grant) error {
 			err := release(ctx, g)
@@ -159,7 +159,7 @@ var mutants = []mutant{
 	{"a release is not sent", "had no turn", func(p *port) {
 		p.release = func(context.Context, backend.Grant) error { return nil }
 	}},
-	{"a fault is taken for a loss", "nobody took it", func(p *port) {
+	{"a failed renewal is reported as a loss", "nobody took it", func(p *port) {
 		renew := p.renew
 		p.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
 			out := renew(ctx, grants)
@@ -171,7 +171,7 @@ var mutants = []mutant{
 			return out
 		}
 	}},
-	{"calls outlive their contexts", "after the end of its context", func(p *port) {
+	{"calls continue after their context ends", "after the end of its context", func(p *port) {
 		acquire := p.acquire
 		p.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
 			longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -180,7 +180,7 @@ var mutants = []mutant{
 			return acquire(longer, r)
 		}
 	}},
-	{"a clock goes slower than anybody reckons with", "began while", func(p *port) {
+	{"the clock of a machine runs 15 percent slow", "began while", func(p *port) {
 		if p.node.opened == 0 { // it belongs to the machine and not to the client
 			p.node.clock.ppm = -150_000
 		}

@@ -14,7 +14,7 @@ import (
 var admitClauses = []Clause{
 	{
 		ID: "A1", Group: "admits", Slug: "again", run: admitsAgain,
-		Rule: "the highest token is admitted again and again, and every higher one",
+		Rule: "the highest token is admitted repeatedly, and so is every higher token",
 	},
 	{
 		ID: "A2", Group: "admits", Slug: "each-resource-by-itself", run: admitsEachResource,
@@ -69,12 +69,11 @@ func admitsAllBits(t *trial) {
 var monotoneClauses = []Clause{
 	{
 		ID: "M1", Group: "monotone", Slug: "whatever-the-order", run: monotone,
-		Rule: "of thousands of concurrent checks, no check admits a token below one " +
-			"that was admitted before it began",
+		Rule: "of thousands of concurrent checks, no check admits a token lower than a token admitted before the check began",
 	},
 	{
 		ID: "M2", Group: "monotone", Slug: "from-the-first-token", run: monotoneFromTheFirst,
-		Rule: "of first tokens that come at once, the highest one admitted is remembered",
+		Rule: "of concurrent first tokens of a resource, the highest admitted token is remembered",
 	},
 }
 

@@ -14,21 +14,20 @@ import (
 var crashClauses = []Clause{
 	{
 		ID: "C1", Group: "crash", Slug: "between-check-and-write", needs: needWrite | needDurable | needChild,
-		run: crashBetween,
-		Rule: "a process that is killed between check and write leaves both or neither, " +
-			"and nothing in the way of others",
+		run:  crashBetween,
+		Rule: "if a process is killed between check and write, both take effect or neither, and nothing blocks other writers",
 	},
 	{
 		ID: "C2", Group: "crash", Slug: "at-any-time", needs: needWrite | needDurable | needChild, run: crashAnyTime,
-		Rule: "whenever a writing process is killed, the value is of the token that the guard remembers, " +
-			"and not older than what was answered",
+		Rule: "if a writing process is killed at any time, the value belongs to the token that the guard remembers, " +
+			"and is not older than the last acknowledged write",
 	},
 }
 
 var durableClauses = []Clause{
 	{
 		ID: "D1", Group: "durable", Slug: "across-restart", needs: needDurable | needRestart, run: acrossRestart,
-		Rule: "after the end of all clients and a crash of the resource, what was admitted is remembered",
+		Rule: "after all clients have ended and the resource has crashed, the guard remembers the admitted tokens",
 	},
 }
 

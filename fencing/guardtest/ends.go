@@ -36,8 +36,8 @@ var endClauses = []Clause{
 func endClause(id string, end End, how string) Clause {
 	return Clause{
 		ID: id, Group: "ends", Slug: string(end), needs: needUpdate | needWrite, end: end,
-		Rule: "a section with a transaction that ended " + how + " is not acknowledged, is no refusal, is not tried again, " +
-			"and is ErrUnfenced if anything of it is written",
+		Rule: "a section whose transaction ended " + how + " is not acknowledged, refused or retried, " +
+			"and returns ErrUnfenced if any part of it is written",
 		run: func(t *trial) {
 			t.ended(end, nil)
 			t.ended(end, errors.New("the function failed"))

@@ -18,7 +18,7 @@
 // A failure names the clause and prints its rule:
 //
 //	--- FAIL: TestGuard/refuses/stale
-//	    R1  a token below the highest one admitted is ErrStale
+//	    R1  a token lower than the highest admitted token is refused with ErrStale
 //
 // The clauses:
 //
@@ -305,7 +305,7 @@ func Check(tb testing.TB, h Harness, only ...string) []Result {
 		}
 	}
 	if len(only) > 0 && found != len(only) {
-		tb.Fatalf("guardtest: of the clauses %v there are only %d", only, found)
+		tb.Fatalf("guardtest: of the clauses %v only %d exist", only, found)
 	}
 	return results
 }

@@ -125,7 +125,7 @@ type mutant struct {
 func mutants() []mutant {
 	type claim = fencing.Claim
 	return []mutant{
-		{name: "compares nothing", breaks: []string{"R1", "R5", "M1", "M2", "W1", "W2"}, break_: break_{
+		{name: "does not compare tokens", breaks: []string{"R1", "R5", "M1", "M2", "W1", "W2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				r.Seen = fencing.Seen{}
 				return judge(c, r)
@@ -156,7 +156,7 @@ func mutants() []mutant {
 		{name: "accepts every space", breaks: []string{"R4", "R5", "R6"}, break_: break_{
 			judge: func(c claim, r *record) error { c.Space = space; return judge(c, r) },
 		}},
-		{name: "accepts tokens of untold space", breaks: []string{"R4"}, break_: break_{
+		{name: "accepts tokens without a space", breaks: []string{"R4"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if c.Space == "" {
 					c.Space = space
@@ -164,7 +164,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "does not tell the tokens", breaks: []string{"R5"}, break_: break_{
+		{name: "errors do not contain the tokens", breaks: []string{"R5"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if err := judge(c, r); err != nil && r.Token == 40 {
 					return fmt.Errorf("no: %w", fencing.ErrStale)
@@ -172,7 +172,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "remembers what it refuses", breaks: []string{"R6"}, break_: break_{
+		{name: "remembers refused tokens", breaks: []string{"R6"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				err := judge(c, r)
 				if err != nil {
@@ -181,8 +181,8 @@ func mutants() []mutant {
 				return err
 			},
 		}},
-		{name: "admits any number", breaks: []string{"R7"}, break_: break_{credulous: true}},
-		{name: "admits a token once", breaks: []string{"A1"}, break_: break_{
+		{name: "admits tokens above MaxToken", breaks: []string{"R7"}, break_: break_{credulous: true}},
+		{name: "admits each token only once", breaks: []string{"A1"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if r.Token == c.Token {
 					return &fencing.StaleError{Resource: c.Resource, Token: c.Token, Highest: r.Token}
@@ -190,15 +190,15 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "folds case", breaks: []string{"A2"}, break_: break_{name: strings.ToLower}},
-		{name: "trims blanks", breaks: []string{"A2"}, break_: break_{name: strings.TrimSpace}},
-		{name: "cuts names at 255 bytes", breaks: []string{"A2"}, break_: break_{
+		{name: "ignores case in names", breaks: []string{"A2"}, break_: break_{name: strings.ToLower}},
+		{name: "trims spaces from names", breaks: []string{"A2"}, break_: break_{name: strings.TrimSpace}},
+		{name: "truncates names to 255 bytes", breaks: []string{"A2"}, break_: break_{
 			name: func(name string) string { return name[:min(len(name), 255)] },
 		}},
-		{name: "trims slashes", breaks: []string{"A2"}, break_: break_{
+		{name: "trims slashes from names", breaks: []string{"A2"}, break_: break_{
 			name: func(name string) string { return strings.TrimRight(name, "/") },
 		}},
-		{name: "compares as floats", breaks: []string{"A3"}, break_: break_{
+		{name: "compares tokens as floats", breaks: []string{"A3"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if float64(c.Token) >= float64(r.Token) && c.Token.Exclusive() {
 					r.Token = 0
@@ -206,7 +206,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "compares as text", breaks: []string{"A1", "A3"}, break_: break_{
+		{name: "compares tokens as text", breaks: []string{"A1", "A3"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if c.Token.Exclusive() && r.Token != 0 {
 					if c.Token.String() < r.Token.String() {
@@ -217,29 +217,29 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "reads before it shows the claim", breaks: []string{"U1", "U2", "U5"}, break_: break_{ahead: true}},
-		{name: "calls a refused function", breaks: []string{"U3"}, break_: break_{heedless: true}},
-		{name: "nests", breaks: []string{"U4"}, break_: break_{naive: true}},
-		{name: "does not notice a deadlock", breaks: []string{"V1"}, break_: break_{trusted: guardtest.Deadlock}},
-		{name: "does not notice an implicit commit", breaks: []string{"V2"}, break_: break_{
+		{name: "reads the value before it checks the claim", breaks: []string{"U1", "U2", "U5"}, break_: break_{ahead: true}},
+		{name: "calls the function of a refused section", breaks: []string{"U3"}, break_: break_{heedless: true}},
+		{name: "allows nested sections", breaks: []string{"U4"}, break_: break_{naive: true}},
+		{name: "does not detect a deadlock", breaks: []string{"V1"}, break_: break_{trusted: guardtest.Deadlock}},
+		{name: "does not detect an implicit commit", breaks: []string{"V2"}, break_: break_{
 			trusted: guardtest.ImplicitCommit,
 		}},
-		{name: "does not notice an interrupt", breaks: []string{"V3"}, break_: break_{trusted: guardtest.Interrupt}},
-		{name: "does not notice a new connection", breaks: []string{"V4"}, break_: break_{
+		{name: "does not detect an interrupt", breaks: []string{"V3"}, break_: break_{trusted: guardtest.Interrupt}},
+		{name: "does not detect a lost connection", breaks: []string{"V4"}, break_: break_{
 			trusted: guardtest.LostConnection,
 		}},
-		{name: "does not notice a commit", breaks: []string{"V5"}, break_: break_{trusted: guardtest.ManualCommit}},
-		{name: "tries an unfenced section again", breaks: []string{"V1", "V5"}, break_: break_{retried: true}},
-		{name: "refuses an unfenced section", breaks: []string{"V1", "V5"}, break_: break_{accused: true}},
-		{name: "reads by an old view", breaks: []string{"H1"}, break_: break_{oldView: true}},
-		{name: "goes on after a refusal", breaks: []string{"H2"}, break_: break_{careless: true}},
-		{name: "checks in a savepoint", breaks: []string{"H3"}, break_: break_{undone: true}},
-		{name: "remembers half a set", breaks: []string{"S1"}, break_: break_{piecemeal: true}},
-		{name: "takes claims as they come", breaks: []string{"S2"}, break_: break_{unsorted: true}},
-		{name: "makes every write again", breaks: []string{"Q1", "Q2"}, break_: break_{
+		{name: "does not detect a manual commit", breaks: []string{"V5"}, break_: break_{trusted: guardtest.ManualCommit}},
+		{name: "retries an unfenced section", breaks: []string{"V1", "V5"}, break_: break_{retried: true}},
+		{name: "reports an unfenced section as refused", breaks: []string{"V1", "V5"}, break_: break_{accused: true}},
+		{name: "reads from an old view", breaks: []string{"H1"}, break_: break_{oldView: true}},
+		{name: "continues a transaction after a refusal", breaks: []string{"H2"}, break_: break_{careless: true}},
+		{name: "allows a check in a savepoint", breaks: []string{"H3"}, break_: break_{undone: true}},
+		{name: "remembers part of a refused set", breaks: []string{"S1"}, break_: break_{piecemeal: true}},
+		{name: "locks claims in the order of the set", breaks: []string{"S2"}, break_: break_{unsorted: true}},
+		{name: "ignores sequences", breaks: []string{"Q1", "Q2"}, break_: break_{
 			judge: func(c claim, r *record) error { return judge(c.At(0), r) },
 		}},
-		{name: "counts through all holds", breaks: []string{"Q2"}, break_: break_{
+		{name: "compares sequences of different holds", breaks: []string{"Q2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if r.Sequence > c.Sequence && c.Sequence > 0 {
 					return &fencing.SequenceError{
@@ -249,9 +249,9 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "remembers a write before it is made", breaks: []string{"Q3"}, break_: break_{hasty: true}},
-		{name: "takes a mixed set for a repeated one", breaks: []string{"Q4"}, break_: break_{mixes: true}},
-		{name: "keeps the sequence of the hold before", breaks: []string{"Q2"}, break_: break_{
+		{name: "remembers a sequence before its write", breaks: []string{"Q3"}, break_: break_{hasty: true}},
+		{name: "treats a partly repeated set as repeated", breaks: []string{"Q4"}, break_: break_{mixes: true}},
+		{name: "keeps the sequence of the previous hold", breaks: []string{"Q2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				last := r.Sequence
 				err := judge(c, r)
@@ -261,13 +261,13 @@ func mutants() []mutant {
 				return err
 			},
 		}},
-		{name: "accepts and forgets nothing", breaks: []string{"K1"}, break_: break_{
+		{name: "does not change the epoch in Accept", breaks: []string{"K1"}, break_: break_{
 			accept: func(t, next fencing.Terms) fencing.Terms { next.Epoch = t.Epoch; return next },
 		}},
-		{name: "accepts without a space", breaks: []string{"K1"}, break_: break_{
+		{name: "does not store the space in Accept", breaks: []string{"K1"}, break_: break_{
 			accept: func(_, next fencing.Terms) fencing.Terms { next.Space = ""; return next },
 		}},
-		{name: "has a floor for new resources only", breaks: []string{"K1", "K2"}, break_: break_{
+		{name: "applies the floor only to new resources", breaks: []string{"K1", "K2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if r.Token != 0 {
 					r.terms.Floor = 0
@@ -275,7 +275,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "raises and forgets the space", breaks: []string{"K2"}, break_: break_{
+		{name: "drops the space in Raise", breaks: []string{"K2"}, break_: break_{
 			accept: func(t, next fencing.Terms) fencing.Terms {
 				if next.Epoch == t.Epoch {
 					next.Space = ""
@@ -283,18 +283,18 @@ func mutants() []mutant {
 				return next
 			},
 		}},
-		{name: "cleans what is at the floor", breaks: []string{"K3"}, break_: break_{
+		{name: "cleans tokens at the floor", breaks: []string{"K3"}, break_: break_{
 			needless: func(t fencing.Terms, s fencing.Seen) bool {
 				return t.Needless(s) || s.Token == t.Floor && s.Generation == fencing.Generation{}
 			},
 		}},
-		{name: "cleans generations by their tokens", breaks: []string{"K3"}, break_: break_{
+		{name: "cleans tokens of a generation below the floor", breaks: []string{"K3"}, break_: break_{
 			needless: func(t fencing.Terms, s fencing.Seen) bool { return t.Needless(s) || s.Token < t.Floor },
 		}},
-		{name: "cleans too much", breaks: []string{"K3"}, break_: break_{
+		{name: "cleans every token", breaks: []string{"K3"}, break_: break_{
 			needless: func(fencing.Terms, fencing.Seen) bool { return true },
 		}},
-		{name: "admits another hold with the token", breaks: []string{"N1"}, break_: break_{
+		{name: "admits another hold with the same token", breaks: []string{"N1"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if c.Token == r.Token {
 					c.Nonce = r.Nonce
@@ -310,7 +310,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "keeps an empty nonce", breaks: []string{"N2"}, break_: break_{
+		{name: "does not remember a nonce shown later", breaks: []string{"N2"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				before := r.Seen
 				err := judge(c, r)
@@ -323,7 +323,7 @@ func mutants() []mutant {
 		{name: "compares tokens before generations", breaks: []string{"N3"}, break_: break_{
 			judge: func(c claim, r *record) error { c.Generation = fencing.Generation{}; return judge(c, r) },
 		}},
-		{name: "takes generations with one number for one", breaks: []string{"N3"}, break_: break_{
+		{name: "compares generations only by number", breaks: []string{"N3"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if c.Generation.Number == r.Generation.Number {
 					c.Generation = r.Generation
@@ -331,7 +331,7 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "takes no generation for the last one", breaks: []string{"N3"}, break_: break_{
+		{name: "admits a claim without a generation", breaks: []string{"N3"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				if c.Generation.Number == 0 {
 					c.Generation = r.Generation
@@ -339,28 +339,28 @@ func mutants() []mutant {
 				return judge(c, r)
 			},
 		}},
-		{name: "makes terms that are missing", breaks: []string{"I1", "I3"}, break_: break_{mends: true}},
-		{name: "creates terms that were lost", breaks: []string{"I1"}, break_: break_{heals: true}},
-		{name: "takes any memory for its own", breaks: []string{"I1", "I2", "I5"}, break_: break_{anyID: true}},
-		{name: "takes terms of an earlier epoch for its own", breaks: []string{"I6"}, break_: break_{
+		{name: "creates missing terms in a check", breaks: []string{"I1", "I3"}, break_: break_{mends: true}},
+		{name: "creates lost terms in Create", breaks: []string{"I1"}, break_: break_{heals: true}},
+		{name: "ignores the ID of the memory", breaks: []string{"I1", "I2", "I5"}, break_: break_{anyID: true}},
+		{name: "accepts terms of an earlier epoch", breaks: []string{"I6"}, break_: break_{
 			judge: func(c claim, r *record) error {
 				r.terms.Epoch = max(r.terms.Epoch, r.Epoch)
 				return judge(c, r)
 			},
 		}},
-		{name: "takes any format for its own", breaks: []string{"I4"}, break_: break_{credits: true}},
-		{name: "checks, then writes", breaks: []string{"M1", "M2", "W2"}, break_: break_{unlocked: true}},
+		{name: "ignores the format of the memory", breaks: []string{"I4"}, break_: break_{credits: true}},
+		{name: "checks and writes without a lock", breaks: []string{"M1", "M2", "W2"}, break_: break_{unlocked: true}},
 		{name: "writes before it checks", breaks: []string{"W1"}, break_: break_{early: true}},
 		{
-			name: "remembers, then writes", breaks: []string{"W2", "C1"},
+			name: "saves the token before the value", breaks: []string{"W2", "C1"},
 			break_: break_{steps: []step{saveToken, saveValue}},
 		},
-		{name: "writes, then remembers", breaks: []string{"C1"}, break_: break_{steps: []step{saveValue, saveToken}}},
-		{name: "answers before it writes", breaks: []string{"C2"}, break_: break_{
+		{name: "saves the value before the token", breaks: []string{"C1"}, break_: break_{steps: []step{saveValue, saveToken}}},
+		{name: "answers before it saves", breaks: []string{"C2"}, break_: break_{
 			late: 3, buffered: map[string][]record{},
 		}},
-		{name: "forgets when it restarts", breaks: []string{"D1"}, break_: break_{tokens: map[string]fencing.Token{}}},
-		{name: "is deaf to the context", breaks: []string{"E1"}, break_: break_{deaf: true}},
+		{name: "forgets tokens when it restarts", breaks: []string{"D1"}, break_: break_{tokens: map[string]fencing.Token{}}},
+		{name: "ignores an ended context", breaks: []string{"E1"}, break_: break_{deaf: true}},
 	}
 }
 

@@ -12,16 +12,16 @@ var handClauses = []Clause{
 	{
 		ID: "H1", Group: "hand", Slug: "old-view", needs: needHand | needUpdate | needWrite, run: oldView,
 		Rule: "a transaction with a view older than a rival's commit is not admitted, " +
-			"or reads what the rival wrote, also with a valid token",
+			"or reads the rival's write, even with a valid token",
 	},
 	{
 		ID: "H2", Group: "hand", Slug: "refused-is-rolled-back", needs: needHand | needUpdate | needWrite,
 		run:  refusedIsRolledBack,
-		Rule: "after a refusal nothing that the transaction does can be committed",
+		Rule: "after a refusal, the transaction cannot commit anything",
 	},
 	{
 		ID: "H3", Group: "hand", Slug: "savepoint", needs: needSavepoint | needUpdate | needWrite, run: savepoint,
-		Rule: "a check that was rolled back with its savepoint does not admit what the outer transaction writes",
+		Rule: "a check that was rolled back with its savepoint does not admit the writes of the outer transaction",
 	},
 }
 

@@ -9,16 +9,16 @@ import (
 var keeperClauses = []Clause{
 	{
 		ID: "K1", Group: "keeper", Slug: "begins-anew", needs: needKeeper | needSpace, run: beginsAnew,
-		Rule: "after Accept only tokens of the new space, from its floor on, are admitted, " +
-			"and what was seen is forgotten",
+		Rule: "after Accept, the guard admits only tokens of the new space, from its floor on, " +
+			"and forgets the tokens seen before",
 	},
 	{
 		ID: "K2", Group: "keeper", Slug: "floor", needs: needKeeper, run: floor,
-		Rule: "a floor refuses what is below it on every resource, is never lowered by Raise, and leaves the space as it is",
+		Rule: "a floor refuses lower tokens for every resource, Raise never lowers it, and it does not change the space",
 	},
 	{
 		ID: "K3", Group: "keeper", Slug: "clean", needs: needKeeper, run: clean,
-		Rule: "Clean forgets only what the floor or the epoch refuses anyway",
+		Rule: "Clean forgets only tokens that the floor or the epoch refuses anyway",
 	},
 }
 

@@ -10,16 +10,17 @@ import (
 var holdClauses = []Clause{
 	{
 		ID: "N1", Group: "holds", Slug: "equal-token", run: equalToken,
-		Rule: "an equal token with another nonce, or without a nonce, is ErrHold; a greater one has its own nonce",
+		Rule: "an equal token with another nonce, or without a nonce, is refused with ErrHold; " +
+			"a greater token has its own nonce",
 	},
 	{
 		ID: "N2", Group: "holds", Slug: "nonce-is-filled", run: nonceIsFilled,
-		Rule: "the first nonce that is shown with a token is remembered, from then on as if it had come with it",
+		Rule: "the first nonce that is shown with a token is remembered, as if the token's first claim had included it",
 	},
 	{
 		ID: "N3", Group: "holds", Slug: "generations", run: generations,
-		Rule: "a later generation is admitted whatever its token, an earlier one, or none, is ErrStale, " +
-			"and another one with the same number is ErrSpace",
+		Rule: "a claim of a later generation is admitted whatever its token, a claim of an earlier generation, or of none, " +
+			"is refused with ErrStale, and a claim of another generation with the same number is refused with ErrSpace",
 	},
 }
 
@@ -90,30 +91,30 @@ func generations(t *trial) {
 var memoryClauses = []Clause{
 	{
 		ID: "I1", Group: "memory", Slug: "terms-lost", needs: needKeeper | needSetTerms, run: termsLost,
-		Rule: "without its terms the guard admits nothing, also for a new resource, and Create does not mend it; " +
-			"only an operator does, with Accept",
+		Rule: "without its terms the guard admits nothing, even for a new resource; " +
+			"Create does not restore them, only an operator with Accept does",
 	},
 	{
 		ID: "I2", Group: "memory", Slug: "created-anew", needs: needKeeper | needWipe, run: createdAnew,
-		Rule: "a memory that was dropped and created anew is ErrGuardID for a guard that has seen the one before",
+		Rule: "if a memory is dropped and created again, a guard that has used the former memory returns ErrGuardID",
 	},
 	{
 		ID: "I3", Group: "memory", Slug: "not-created", needs: needKeeper | needWipe, run: notCreated,
-		Rule: "before Create every check is ErrTermsLost, which is no refusal; Create again changes nothing",
+		Rule: "before Create, every check returns ErrTermsLost, which is no refusal; a second Create changes nothing",
 	},
 	{
 		ID: "I4", Group: "memory", Slug: "another-format", needs: needKeeper | needSetTerms, run: anotherFormat,
-		Rule: "a memory of another format is ErrGuardVersion, with both formats, for checks and operators, " +
-			"and stays as it is",
+		Rule: "in a memory of another format, checks and operator calls return ErrGuardVersion with both formats, " +
+			"and the memory stays unchanged",
 	},
 	{
 		ID: "I5", Group: "memory", Slug: "pinned-id", needs: needKeeper | needPinned, run: pinnedID,
-		Rule: "a guard with an ID of its options admits nothing in another memory, and leaves no trace there",
+		Rule: "a guard with an ID in its options admits nothing in another memory, and changes nothing there",
 	},
 	{
 		ID: "I6", Group: "memory", Slug: "terms-restored", needs: needKeeper | needSetTerms, run: termsRestored,
-		Rule: "a resource that was seen in a later epoch than that of the terms is ErrTermsLost; " +
-			"an operator deletes the terms and accepts",
+		Rule: "a claim on a resource that was seen in a later epoch than that of the terms returns ErrTermsLost; " +
+			"an operator deletes the terms and calls Accept",
 	},
 }
 

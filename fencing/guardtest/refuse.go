@@ -9,31 +9,31 @@ import (
 var refuseClauses = []Clause{
 	{
 		ID: "R1", Group: "refuses", Slug: "stale", run: refusesStale,
-		Rule: "a token below the highest one admitted is ErrStale",
+		Rule: "a token lower than the highest admitted token is refused with ErrStale",
 	},
 	{
 		ID: "R2", Group: "refuses", Slug: "zero", run: refusesZero,
-		Rule: "the zero token is ErrNoToken, for a new resource as for any other",
+		Rule: "the zero token is refused with ErrNoToken, even for a new resource",
 	},
 	{
 		ID: "R3", Group: "refuses", Slug: "not-exclusive", run: refusesNotExclusive,
-		Rule: "the token of a shared hold or of permits is ErrNotExclusive, however high",
+		Rule: "the token of a shared hold or of permits is refused with ErrNotExclusive, however high",
 	},
 	{
 		ID: "R4", Group: "refuses", Slug: "another-space", needs: needSpace, run: refusesAnotherSpace,
-		Rule: "a token of another space, or without a space, is ErrSpace, however high",
+		Rule: "a token of another space, or without a space, is refused with ErrSpace, however high",
 	},
 	{
 		ID: "R5", Group: "refuses", Slug: "tells-both-tokens", run: tellsBothTokens,
-		Rule: "each refusal has its own error type, with the refused token and the highest one admitted",
+		Rule: "each refusal has its own error type, with the refused token and the highest admitted token",
 	},
 	{
 		ID: "R6", Group: "refuses", Slug: "leaves-no-trace", run: leavesNoTrace,
-		Rule: "what was refused is not remembered",
+		Rule: "the guard does not remember refused tokens",
 	},
 	{
 		ID: "R7", Group: "refuses", Slug: "poison", run: refusesPoison,
-		Rule: "a token above fencing.MaxToken, which would lock everybody else out for good, is not admitted",
+		Rule: "a token above fencing.MaxToken, which would lock out all later holders, is not admitted",
 	},
 }
 

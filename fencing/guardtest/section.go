@@ -17,12 +17,12 @@ var sectionClauses = []Clause{
 	{
 		ID: "U1", Group: "section", Slug: "overtaken-write-survives", needs: needUpdate | needWrite,
 		run: overtakenWriteSurvives,
-		Rule: "a write of a holder that was overtaken, and not yet refused, is in what the next holder reads, " +
-			"or it is not acknowledged",
+		Rule: "the write of a holder that was overtaken, and not yet refused, " +
+			"is visible to the next holder or is not acknowledged",
 	},
 	{
 		ID: "U2", Group: "section", Slug: "racing-writers", needs: needUpdate | needWrite, run: racingWriters,
-		Rule: "of many holders who read, compute and write at once, no acknowledged write is lost",
+		Rule: "if many holders read, compute and write concurrently, no acknowledged write is lost",
 	},
 	{
 		ID: "U3", Group: "section", Slug: "refused-is-not-called", needs: needUpdate | needWrite,
@@ -31,7 +31,7 @@ var sectionClauses = []Clause{
 	},
 	{
 		ID: "U4", Group: "section", Slug: "nested", needs: needUpdate | needHand, run: nested,
-		Rule: "a section within a section is ErrNested",
+		Rule: "a section within a section returns ErrNested",
 	},
 	{
 		ID: "U5", Group: "section", Slug: "one-hold", needs: needUpdate | needWrite, run: oneHold,
@@ -53,7 +53,7 @@ func overtakenWriteSurvives(t *trial) {
 		select {
 		case <-c:
 		case <-ctx.Done():
-			t.errorf("the section was not let go on")
+			t.errorf("the section was not resumed")
 		}
 	}
 	late, next := make(chan error, 1), make(chan error, 1)

@@ -12,7 +12,7 @@ import (
 var setClauses = []Clause{
 	{
 		ID: "S1", Group: "sets", Slug: "all-or-none", needs: needUpdate | needTogether, run: allOrNone,
-		Rule: "if one claim of a set is refused, the guard remembers no claim of it",
+		Rule: "if one claim of a set is refused, the guard remembers no claim of the set",
 	},
 	{
 		ID: "S2", Group: "sets", Slug: "opposite-orders", needs: needUpdate | needWrite, run: oppositeOrders,
@@ -69,21 +69,22 @@ func oppositeOrders(t *trial) {
 var sequenceClauses = []Clause{
 	{
 		ID: "Q1", Group: "sequence", Slug: "repeated", needs: needUpdate | needWrite, run: repeated,
-		Rule: "a write with the sequence of the last one succeeds without being made again",
+		Rule: "a write with the sequence of the last write succeeds without taking effect again",
 	},
 	{
 		ID: "Q2", Group: "sequence", Slug: "reordered", needs: needUpdate | needWrite, run: reordered,
-		Rule: "a write with a sequence below the last one's is ErrReordered; another hold counts anew",
+		Rule: "a write with a sequence below that of the last write returns ErrReordered; each hold has its own sequence",
 	},
 	{
 		ID: "Q3", Group: "sequence", Slug: "failed-may-be-repeated", needs: needUpdate | needWrite | needOrdered,
 		run: failedIsMadeAgain,
-		Rule: "only a write that was made remembers its sequence: after a section that failed, and after a check, " +
-			"the write is made",
+		Rule: "the guard remembers a sequence only when its write takes effect: " +
+			"after a failed section or a check, the write still takes effect",
 	},
 	{
 		ID: "Q4", Group: "sequence", Slug: "mixed-sets", needs: needUpdate | needWrite | needTogether | needOrdered, run: mixedSets,
-		Rule: "a set of which all sequences are repeated is the write that was made; where some are, it is ErrReordered",
+		Rule: "a set whose sequences are all repeated succeeds without taking effect again; " +
+			"a set with only some repeated returns ErrReordered",
 	},
 }
 

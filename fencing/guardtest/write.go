@@ -12,11 +12,11 @@ import (
 var writeClauses = []Clause{
 	{
 		ID: "W1", Group: "write", Slug: "refused-writes-nothing", needs: needWrite, run: refusedWritesNothing,
-		Rule: "a refused write leaves what was there",
+		Rule: "a refused write changes nothing",
 	},
 	{
 		ID: "W2", Group: "write", Slug: "never-goes-back", needs: needWrite, run: neverGoesBack,
-		Rule: "with many writers at once, what is read is never of a lower token than what was written or read before",
+		Rule: "with concurrent writers, a read never returns a value of a lower token than an earlier write or read",
 	},
 }
 

@@ -63,7 +63,7 @@ func TestPageSaysWhatTestsWrite(t *testing.T) {
 		},
 		{"internal/soak", testfindings.ServerSoak{Faults: 51, Grants: 10356, Violations: 2}},
 		{"redlock", testfindings.Rate{Fault: "clock jumps", Times: 7, Rounds: 12}},
-		{"conformance", testfindings.Mutant{What: "release does not look who asks", Killers: "O1 O3"}},
+		{"conformance", testfindings.Mutant{What: "release does not compare the holder", Killers: "O1 O3"}},
 		{"conformance/check", testfindings.Mutant{What: "the same token twice", Killers: "token model"}},
 		{"conformance/simulation", testfindings.Simulation{What: "the core", Hours: 1003.2, Text: "512 seeds"}},
 	} {
