@@ -115,7 +115,7 @@ func TestAuthTokenExpires(t *testing.T) {
 	testtier.NotShort(t)
 	t.Parallel()
 	server := secured(t)
-	d, err := open(t, "etcd://ann:secret@"+server.Addr())
+	d, err := open(t, "etcd://ann:secret@"+server.Addr()+"?timeout=20s")
 	if err != nil {
 		t.Fatal(err)
 	}
