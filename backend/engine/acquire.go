@@ -84,6 +84,7 @@ type attempt struct {
 	placed     bool               // by the last answer, the service has a hold or a wait of the attempt
 	queued     bool
 	unanswered bool  // an exchange may still use the attempt
+	ended      bool  // it does not count as running any more
 	refused    error // the last error of an Enter that had no effect
 	tries      int   // exchanges that the service refused
 	moves      int   // in a row, to another session
@@ -106,6 +107,10 @@ func (a *attempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 	a.name = d.attempts.next()
 	d.attend(rs)
 	defer d.depart(rs)
+	if d.oneEntry {
+		d.run(rs, 1)
+		defer a.end()
+	}
 	defer a.use(nil)
 	w := &a.waiter
 	w.enter(d, &rs[0])
@@ -398,9 +403,8 @@ func (a *attempt) exchangeHedged(ctx context.Context) (all []Position, sent back
 // them.
 func (a *attempt) abandon(ctx context.Context, err error) error {
 	place, crossed := a.place, a.crossed
-	if (a.placed || a.late || crossed) && !a.doubt {
+	if rs := a.entries(a.placed || a.late || crossed); len(rs) > 0 && !a.doubt {
 		removed := make(chan struct{})
-		rs := a.rs
 		a.d.attend(rs)
 		if a.s != nil {
 			a.d.sessions.keepPlaces(rs, a.s)
@@ -439,6 +443,55 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 		err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 	}
 	return err
+}
+
+// entries ends the attempt, and returns the requests with an entry to remove. may: the attempt may have one.
+func (a *attempt) entries(may bool) []backend.Request {
+	switch {
+	case !a.d.oneEntry && may:
+		return a.rs
+	case !a.d.oneEntry:
+		return nil
+	}
+	a.end()
+	return slices.DeleteFunc(a.d.orphans(a.rs, may), func(r backend.Request) bool {
+		h, known := a.d.sessions.hold(r.Grant())
+		return known && h.incarnation != "" // of another attempt
+	})
+}
+
+// orphans returns the requests without a running attempt that may have an entry. may: all may.
+func (d *Driver) orphans(rs []backend.Request, may bool) (out []backend.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		if f.entry = f.entry || may; f.entry && f.running == 0 {
+			f.entry = false
+			out = append(out, rs[i])
+		}
+		d.flights[rs[i].RequestID] = f
+	}
+	return out
+}
+
+// end notes that the attempt does not run any more.
+func (a *attempt) end() {
+	if !a.ended {
+		a.ended = true
+		a.d.run(a.rs, -1)
+	}
+}
+
+// run counts the running attempts of rs.
+func (d *Driver) run(rs []backend.Request, n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		f.running += n
+		d.flights[rs[i].RequestID] = f
+	}
 }
 
 // cleanup removes the entries of an attempt, until the service has answered, the driver closes, or the TTL has passed.

@@ -42,6 +42,7 @@ type Driver struct {
 	probing  chan struct{}  // has one token while a probe is in progress
 	prompt   bool           // steps run on their callers' goroutines
 	enters   bool           // so do Enter, EnterSet and Leave
+	oneEntry bool           // the service is a OneEntry
 	attempts attemptNames
 	resting  atomic.Int64  // Leaves that wait for their rest
 	free     sync.Pool     // attempts that were granted
@@ -68,6 +69,8 @@ type flight struct {
 	attempts int
 	shared   bool // there was more than one attempt at a time
 	granted  bool // one of them was answered with a hold
+	running  int  // attempts that have not ended
+	entry    bool // with OneEntry: one that has ended may have left an entry
 	entering int
 	landed   chan struct{} // closed when no Enter is in progress any more; nil while no call waits for that
 }
@@ -83,6 +86,7 @@ func New(s Service) *Driver {
 	_, d.prompt = s.(Prompt)
 	_, d.enters = s.(PromptEnters)
 	d.enters = d.enters || d.prompt
+	_, d.oneEntry = s.(OneEntry)
 	if with, ok := s.(Sessions); ok {
 		d.sessions = newSessions(d, with)
 	}

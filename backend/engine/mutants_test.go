@@ -59,8 +59,24 @@ var mutants = []mutant{
 	},
 	{
 		what: "an attempt that ends leaves its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
-		text: "if (a.placed || a.late || crossed) && !a.doubt {", instead: "if false {",
+		text: "len(rs) > 0 && !a.doubt {", instead: "false && len(rs) > 0 {",
 		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2"},
+	},
+	{
+		what: "each attempt removes the entry that all share", file: "acquire.go", test: "TestLastAttemptRemovesTheEntry",
+		text: "f.entry && f.running == 0 {", instead: "f.entry {",
+	},
+	{
+		what: "an attempt that ends removes another one's hold", file: "acquire.go", test: "TestLastAttemptRemovesTheEntry",
+		text: "return known && h.incarnation != \"\" //", instead: "return known && h.incarnation == \"never\" //",
+	},
+	{
+		what: "a feed that nothing wakes is read once a second", file: "inspect.go", test: "TestPolledFeed",
+		text: "every = polled.Every()", instead: "_ = polled",
+	},
+	{
+		what: "each list begins at the first name", file: "inspect.go", test: "TestListAfter",
+		text: "after := first; ; {", instead: "after := first[:0]; ; {",
 	},
 	{
 		what: "a service that refuses ends a wait", file: "acquire.go", test: "TestRefusedAttempt",

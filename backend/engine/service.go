@@ -320,6 +320,13 @@ type Expires interface {
 	Expire(ctx context.Context, l Leaving) (Left, error)
 }
 
+// OneEntry is for services on which all attempts of a request in one client share one entry. Only the last of them
+// that ends without a hold removes it.
+type OneEntry interface {
+	// OneEntry is a marker.
+	OneEntry()
+}
+
 // Push is a notification from the service.
 type Push struct {
 	What PushKind
@@ -376,6 +383,12 @@ type Feed interface {
 	Read(ctx context.Context, since uint64) ([]backend.Change, error)
 	// Stop ends it.
 	Stop()
+}
+
+// Polled is for feeds that nothing wakes.
+type Polled interface {
+	// Every returns the average time between two Reads.
+	Every() time.Duration
 }
 
 // Changes is for services that send the history of a name as it happens. CapWatch.
