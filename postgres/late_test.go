@@ -353,6 +353,7 @@ func TestEndedWaitSparesItsRepeat(t *testing.T) {
 			if err := other.Release(soon(t, time.Minute), g); err != nil {
 				t.Error(err)
 			}
+			<-third
 		case <-third:
 			t.Error("the repeat lost its place to a later request")
 		}

@@ -291,7 +291,13 @@ func (s *service) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql 
 	if err != nil {
 		return notSent(err)
 	}
-	defer conn.Release()
+	defer func() {
+		if conn.Conn().IsClosed() {
+			conn.Hijack() // closing it may take 15 s, in which it would take the place of another one
+		} else {
+			conn.Release()
+		}
+	}()
 	// The connection is ours until it is released, so that a notice between here and the end is this statement's.
 	before := notices(conn.Conn().PgConn(), 0)
 	// QueryExecModeExec sends the parameters as text in one round trip; pgx still finds a statement that was prepared

@@ -20,6 +20,8 @@ package postgres
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -126,7 +128,11 @@ func (s *service) attend(ctx context.Context) error {
 		return err
 	}
 	if !s.fit.Load() {
-		return s.probe(ctx)
+		err := s.probe(ctx)
+		if err != nil && (errors.Is(err, backend.ErrUnknown) || !kit.Classified(err) && s.Classify(err) != engine.Never) {
+			err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err) // the request itself was not sent
+		}
+		return err
 	}
 	now := s.clock.Now()
 	if last := s.looked.Load(); now.Sub(backend.Instant(last)) > probeEvery && s.looked.CompareAndSwap(last, int64(now)) {
@@ -147,6 +153,7 @@ func (s *service) tend() {
 		defer context.AfterFunc(s.gate.Closing(), cancel)()
 		_ = s.probe(ctx) // a later exchange repeats a failed probe
 		_ = s.exec(ctx, s.sql.reap, s.clockKnown())
+		s.flush(ctx)
 	}) {
 		s.tending.Store(false)
 	}
