@@ -464,9 +464,9 @@ func TestListensBesideAPooler(t *testing.T) {
 	}
 }
 
-// A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and for
-// good if its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its renewals find
-// it.
+// A hold that a call moves to another session, with another TTL, is on either as long as the call is under way, and
+// stays there if its answer is lost. It is not gone: no check takes it for lost, nothing sweeps it away, and its
+// renewals find it.
 func TestHoldMovesUnheard(t *testing.T) {
 	t.Parallel()
 	server := migrated(t)
