@@ -266,6 +266,9 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 	return []engine.Position{p}, err
 }
 
+// setEvery is about the time between two tries of a set that waits.
+const setEvery = 30 * time.Millisecond
+
 func (s *service) enterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
 	if err := s.admit(ctx, rs...); err != nil {
 		return nil, err
@@ -301,7 +304,9 @@ func (s *service) enterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 			r = rs[i]
 		}
 		p, err := s.positionOf(ctx, own, r, answers[0])
-		p.Poll = r.Wait
+		if p.Poll = r.Wait && p.Holder != nil; p.Poll {
+			p.Holder.RetryAfter = setEvery // no release notifies it
+		}
 		return []engine.Position{p}, err
 	}
 	if len(answers) != len(rs) {
