@@ -151,7 +151,7 @@ func (s *service) judge(f *facts) error {
 }
 
 // learn publishes the facts. Another system, database or incarnation of the tables is another history: every
-// session ends, and the driver refuses all calls. The sessions are ended without d.mu.
+// session ends, and the driver refuses all calls: the next exchange reports it to the engine.
 func (s *service) learn(f facts) error {
 	next := s.describe(f)
 	// Probes may overlap, and the first probe that gets here sets the reference for the others.

@@ -298,6 +298,11 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 // it until the Enter is answered.
 func (a *attempt) exchange(ctx context.Context) ([]Position, backend.Instant, error) {
 	d, s := a.d, a.s
+	if d.oneEntry {
+		if err := d.awaitRemoval(ctx, a.rs); err != nil {
+			return nil, 0, err
+		}
+	}
 	a.crossed = a.crossed || s == nil && a.unanswered && d.entering(a.rs[0].RequestID)
 	for _, r := range a.rs {
 		if s != nil && !d.sessions.keepHold(r.RequestID, s, "", a.name) {
@@ -475,6 +480,55 @@ func (d *Driver) orphans(rs []backend.Request, may bool) (out []backend.Request)
 	return out
 }
 
+// beginRemoval reports whether a cleanup may send a Leave, which could end the hold of a later attempt: not while one
+// runs, which then removes the entry, and not when one holds. Attempts that begin after that wait until endRemoval.
+func (d *Driver) beginRemoval(g backend.Grant) bool {
+	d.mu.Lock()
+	f := d.flights[g.RequestID]
+	free := f.running == 0
+	if f.entry = f.entry || !free; free {
+		if f.removals++; f.removals == 1 {
+			f.removing = make(chan struct{})
+		}
+	}
+	d.flights[g.RequestID] = f
+	d.mu.Unlock()
+	if h, known := d.sessions.hold(g); free && known && h.incarnation != "" {
+		d.endRemoval(g.RequestID)
+		return false
+	}
+	return free
+}
+
+func (d *Driver) endRemoval(requestID string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := d.flights[requestID]
+	if f.removals--; f.removals == 0 {
+		close(f.removing)
+		f.removing = nil
+	}
+	d.flights[requestID] = f
+}
+
+// awaitRemoval waits until no Leave of a cleanup of rs is in progress.
+func (d *Driver) awaitRemoval(ctx context.Context, rs []backend.Request) error {
+	for i := range rs {
+		d.mu.Lock()
+		removing := d.flights[rs[i].RequestID].removing
+		d.mu.Unlock()
+		if removing == nil {
+			continue
+		}
+		select {
+		case <-removing:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // end notes that the attempt does not run any more.
 func (a *attempt) end() {
 	if !a.ended {
@@ -499,7 +553,13 @@ func (d *Driver) run(rs []backend.Request, n int) {
 func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string, crossed bool) {
 	g := r.Grant()
 	for began, n := d.clock.Now(), 1; ; n++ {
+		if d.oneEntry && !d.beginRemoval(g) {
+			return
+		}
 		_, err := d.leave(ctx, g, place, crossed)
+		if d.oneEntry {
+			d.endRemoval(g.RequestID)
+		}
 		_, final := d.classOf(err)
 		late := d.clock.Now().Sub(began) > g.TTL
 		answered := err == nil || final && kit.Classified(err) // a refusal may end

@@ -67,10 +67,12 @@ type Driver struct {
 // their callers.
 type flight struct {
 	attempts int
-	shared   bool // there was more than one attempt at a time
-	granted  bool // one of them was answered with a hold
-	running  int  // attempts that have not ended
-	entry    bool // with OneEntry: one that has ended may have left an entry
+	shared   bool          // there was more than one attempt at a time
+	granted  bool          // one of them was answered with a hold
+	running  int           // attempts that have not ended
+	entry    bool          // with OneEntry: one that has ended may have left an entry
+	removals int           // with OneEntry: Leaves of the entry in progress
+	removing chan struct{} // closed when there are no more
 	entering int
 	landed   chan struct{} // closed when no Enter is in progress any more; nil while no call waits for that
 }

@@ -31,7 +31,7 @@ func (s *oneEntry) Leave(ctx context.Context, l engine.Leaving) (engine.Left, er
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.left++
-		return engine.Left{Was: true}, nil
+		return engine.Left{Was: true}, s.leave
 	}
 	return s.sessions.Leave(ctx, l)
 }
@@ -98,6 +98,45 @@ func TestLastAttemptRemovesTheEntry(t *testing.T) {
 			closed(t, d)
 		})
 	}
+}
+
+// A cleanup that is repeated does not end the hold of a later attempt of its request.
+func TestCleanupSparesALaterAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &oneEntry{}
+		d, front, r := engine.New(s), request("x"), request("x")
+		first, err := d.Acquire(t.Context(), front)
+		if err != nil {
+			t.Fatal(err)
+		}
+		refuse := func(err error) {
+			s.sessions.mu.Lock()
+			defer s.sessions.mu.Unlock()
+			s.leave = err
+		}
+		r.Wait = true
+		refuse(errRefused)
+		if _, err := d.Acquire(within(t, time.Second), r); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a wait that ends = %v", err)
+		}
+		granted := make(chan error, 1)
+		go func() {
+			_, err := d.Acquire(t.Context(), r)
+			granted <- err
+		}()
+		synctest.Wait()
+		refuse(nil)
+		if err := d.Release(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-granted; err != nil {
+			t.Errorf("the later attempt = %v", err)
+		}
+		if time.Sleep(5 * time.Second); s.holder() != r.RequestID {
+			t.Error("the cleanup of the first attempt has ended the hold of the later one")
+		}
+		closed(t, d)
+	})
 }
 
 // feed is a history with a change each second, in pages of one name.
