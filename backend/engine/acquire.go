@@ -84,6 +84,7 @@ type attempt struct {
 	placed     bool               // by the last answer, the service has a hold or a wait of the attempt
 	queued     bool
 	unanswered bool  // an exchange may still use the attempt
+	ended      bool  // it does not count as running any more
 	refused    error // the last error of an Enter that had no effect
 	tries      int   // exchanges that the service refused
 	moves      int   // in a row, to another session
@@ -106,6 +107,10 @@ func (a *attempt) acquire(ctx context.Context) ([]backend.Grant, error) {
 	a.name = d.attempts.next()
 	d.attend(rs)
 	defer d.depart(rs)
+	if d.oneEntry {
+		d.run(rs, 1)
+		defer a.end()
+	}
 	defer a.use(nil)
 	w := &a.waiter
 	w.enter(d, &rs[0])
@@ -293,6 +298,11 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 // it until the Enter is answered.
 func (a *attempt) exchange(ctx context.Context) ([]Position, backend.Instant, error) {
 	d, s := a.d, a.s
+	if d.oneEntry {
+		if err := d.awaitRemoval(ctx, a.rs); err != nil {
+			return nil, 0, err
+		}
+	}
 	a.crossed = a.crossed || s == nil && a.unanswered && d.entering(a.rs[0].RequestID)
 	for _, r := range a.rs {
 		if s != nil && !d.sessions.keepHold(r.RequestID, s, "", a.name) {
@@ -398,9 +408,8 @@ func (a *attempt) exchangeHedged(ctx context.Context) (all []Position, sent back
 // them.
 func (a *attempt) abandon(ctx context.Context, err error) error {
 	place, crossed := a.place, a.crossed
-	if (a.placed || a.late || crossed) && !a.doubt {
+	if rs := a.entries(a.placed || a.late || crossed); len(rs) > 0 && !a.doubt {
 		removed := make(chan struct{})
-		rs := a.rs
 		a.d.attend(rs)
 		if a.s != nil {
 			a.d.sessions.keepPlaces(rs, a.s)
@@ -441,12 +450,114 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 	return err
 }
 
+// entries ends the attempt, and returns the requests with an entry to remove. may: the attempt may have one.
+func (a *attempt) entries(may bool) []backend.Request {
+	switch {
+	case a.d.oneEntry:
+		a.end()
+		return a.d.orphans(a.rs, may)
+	case may:
+		return a.rs
+	}
+	return nil
+}
+
+// orphans returns the requests of an ended attempt that may have an entry, from that attempt if may is set, or from an
+// earlier one.
+func (d *Driver) orphans(rs []backend.Request, may bool) (out []backend.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		if f.entry || may {
+			out = append(out, rs[i])
+		}
+		f.entry = false
+		d.flights[rs[i].RequestID] = f
+	}
+	return out
+}
+
+// beginRemoval reports whether a cleanup may send a Leave, which could end the hold of a later attempt: not while one
+// runs, which then removes the entry, and not when one holds. Attempts that begin after that wait until endRemoval.
+func (d *Driver) beginRemoval(g backend.Grant) bool {
+	d.mu.Lock()
+	f := d.flights[g.RequestID]
+	free := f.running == 0
+	if f.entry = f.entry || !free; free {
+		if f.removals++; f.removals == 1 {
+			f.removing = make(chan struct{})
+		}
+	}
+	d.flights[g.RequestID] = f
+	d.mu.Unlock()
+	if h, known := d.sessions.hold(g); free && known && h.incarnation != "" {
+		d.endRemoval(g.RequestID)
+		return false
+	}
+	return free
+}
+
+func (d *Driver) endRemoval(requestID string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f := d.flights[requestID]
+	if f.removals--; f.removals == 0 {
+		close(f.removing)
+		f.removing = nil
+	}
+	d.flights[requestID] = f
+}
+
+// awaitRemoval waits until no Leave of a cleanup of rs is in progress.
+func (d *Driver) awaitRemoval(ctx context.Context, rs []backend.Request) error {
+	for i := range rs {
+		d.mu.Lock()
+		removing := d.flights[rs[i].RequestID].removing
+		d.mu.Unlock()
+		if removing == nil {
+			continue
+		}
+		select {
+		case <-removing:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// end notes that the attempt does not run any more.
+func (a *attempt) end() {
+	if !a.ended {
+		a.ended = true
+		a.d.run(a.rs, -1)
+	}
+}
+
+// run counts the running attempts of rs.
+func (d *Driver) run(rs []backend.Request, n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range rs {
+		f := d.flights[rs[i].RequestID]
+		f.running += n
+		d.flights[rs[i].RequestID] = f
+	}
+}
+
 // cleanup removes the entries of an attempt, until the service has answered, the driver closes, or the TTL has passed.
 // By then the service has removed them; with sessions, they expire with their session, which the other holds leave.
 func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string, crossed bool) {
 	g := r.Grant()
 	for began, n := d.clock.Now(), 1; ; n++ {
+		if d.oneEntry && !d.beginRemoval(g) {
+			return
+		}
 		_, err := d.leave(ctx, g, place, crossed)
+		if d.oneEntry {
+			d.endRemoval(g.RequestID)
+		}
 		_, final := d.classOf(err)
 		late := d.clock.Now().Sub(began) > g.TTL
 		answered := err == nil || final && kit.Classified(err) // a refusal may end

@@ -42,6 +42,8 @@ type Driver struct {
 	probing  chan struct{}  // has one token while a probe is in progress
 	prompt   bool           // steps run on their callers' goroutines
 	enters   bool           // so do Enter, EnterSet and Leave
+	oneEntry bool           // the service is a OneEntry
+	timeout  time.Duration  // of an exchange
 	attempts attemptNames
 	resting  atomic.Int64  // Leaves that wait for their rest
 	free     sync.Pool     // attempts that were granted
@@ -66,8 +68,12 @@ type Driver struct {
 // their callers.
 type flight struct {
 	attempts int
-	shared   bool // there was more than one attempt at a time
-	granted  bool // one of them was answered with a hold
+	shared   bool          // there was more than one attempt at a time
+	granted  bool          // one of them was answered with a hold
+	running  int           // attempts that have not ended
+	entry    bool          // with OneEntry: one that has ended may have left an entry
+	removals int           // with OneEntry: Leaves of the entry in progress
+	removing chan struct{} // closed when there are no more
 	entering int
 	landed   chan struct{} // closed when no Enter is in progress any more; nil while no call waits for that
 }
@@ -80,9 +86,14 @@ func New(s Service) *Driver {
 		probing: make(chan struct{}, 1), queues: map[string]*queue{}, checkNow: make(chan struct{}, 1),
 		settling: map[string]*time.Timer{},
 	}
+	d.timeout = exchangeTimeout
+	if patient, ok := s.(Patient); ok {
+		d.timeout = patient.Patience()
+	}
 	_, d.prompt = s.(Prompt)
 	_, d.enters = s.(PromptEnters)
 	d.enters = d.enters || d.prompt
+	_, d.oneEntry = s.(OneEntry)
 	if with, ok := s.(Sessions); ok {
 		d.sessions = newSessions(d, with)
 	}
@@ -227,7 +238,7 @@ func (d *Driver) stepError(own context.Context, err error) error {
 		}
 	case own.Err() != nil && kit.IsContext(err):
 		if _, callers := own.(*stepContext); !callers {
-			err = errNoAnswer
+			err = d.noAnswer()
 		}
 	}
 	return err

@@ -107,6 +107,34 @@ func closed(t *testing.T, d backend.Driver) {
 	}
 }
 
+// patient is a binding with exchanges of up to five seconds.
+type patient struct{ service }
+
+func (*patient) Patience() time.Duration { return 5 * time.Second }
+
+// A service may have exchanges that last longer than others: none is repeated before its time is over.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &patient{}
+		s.enter = func(ctx context.Context, n int) error {
+			if n > 1 {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		d, r, began := engine.New(s), request("x"), time.Now()
+		r.Wait = true
+		if _, err := d.Acquire(t.Context(), r); err != nil || s.count != 2 {
+			t.Errorf("Acquire = %v after %d Enters, want 2", err, s.count)
+		}
+		if took := time.Since(began); took < 5*time.Second || took > 7*time.Second {
+			t.Errorf("the second Enter was sent after %v, want about 5 s", took)
+		}
+		closed(t, d)
+	})
+}
+
 // The core releases an attempt in doubt: the release waits for the Enter in progress.
 func TestLeaveDoesNotOvertakeEnter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// exchange carries out one step and returns within ctx. The step itself continues for exchangeTimeout at most, or until
+// exchange carries out one step and returns within ctx. The step itself continues for Driver.timeout at most, or until
 // Close, so that its outcome is known to cleanup. sent is the instant before it, and zero if it was not sent.
 func exchange[T any](ctx context.Context, d *Driver, step func(context.Context) (T, error)) (
 	value T, sent backend.Instant, err error,
@@ -29,7 +29,7 @@ func exchangeUntil[T any](
 			landed()
 			return value, 0, err
 		}
-		c.until = time.Now().Add(timeoutOf(ctx))
+		c.until = time.Now().Add(d.timeoutOf(ctx))
 		sent = d.clock.Now()
 		value, err = step(c, again)
 		return value, sent, c.outcome(err, landed)
@@ -44,7 +44,7 @@ func exchangeUntil[T any](
 		err   error
 	}
 	answered, sent := make(chan answer, 1), d.clock.Now()
-	own, cancel := context.WithTimeout(d.gate.Work(), timeoutOf(ctx))
+	own, cancel := context.WithTimeout(context.WithValue(d.gate.Work(), callerKey{}, ctx), d.timeoutOf(ctx))
 	if !d.gate.Go(func(context.Context) {
 		defer cancel()
 		value, err := step(own, again)
@@ -72,6 +72,18 @@ func exchangeUntil[T any](
 	}
 }
 
+// callerKey is the key of the caller's context in the context of a step that may outlive it.
+type callerKey struct{}
+
+// Abandoned returns the error of the caller's context if the caller of a step has left. A step that reads and then
+// writes does not write after that: what it has read may be the work of the caller's next step, which must not be undone.
+func Abandoned(ctx context.Context) error {
+	if caller, ok := ctx.Value(callerKey{}).(context.Context); ok && caller.Err() != nil {
+		return caller.Err()
+	}
+	return ctx.Err()
+}
+
 // closingOf returns the channel that ends an exchange for ctx when the driver closes.
 func (d *Driver) closingOf(ctx context.Context) <-chan struct{} {
 	if ctx == d.gate.Work() {
@@ -85,7 +97,7 @@ func (d *Driver) stepContext(ctx context.Context) (*stepContext, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return &stepContext{ctx, d, d.closingOf(ctx), time.Now().Add(exchangeTimeout)}, nil
+	return &stepContext{ctx, d, d.closingOf(ctx), time.Now().Add(d.timeout)}, nil
 }
 
 // outcome returns the error of a prompt step, and calls landed when the step is no longer in progress.
@@ -115,21 +127,24 @@ func (c *stepContext) outcome(err error, landed func()) error {
 	if late.Err != nil {
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, late.Err)
 	}
-	return errNoAnswer
+	return d.noAnswer()
 }
 
-var errNoAnswer = fmt.Errorf("%w: %w", backend.ErrUnknown, fmt.Errorf("no reply within %v", exchangeTimeout))
+// noAnswer is the error of an exchange that took too long.
+func (d *Driver) noAnswer() error {
+	return fmt.Errorf("%w: %w", backend.ErrUnknown, fmt.Errorf("no reply within %v", d.timeout))
+}
 
 // patientKey is the key of a value in the context of an exchange with a caller's deadline for a timeout, if that is
-// longer than exchangeTimeout.
+// longer than Driver.timeout.
 type patientKey struct{}
 
 // timeoutOf returns the maximum duration of an exchange for ctx.
-func timeoutOf(ctx context.Context) time.Duration {
+func (d *Driver) timeoutOf(ctx context.Context) time.Duration {
 	if at, ok := ctx.Deadline(); ok && ctx.Value(patientKey{}) != nil {
-		return max(exchangeTimeout, time.Until(at))
+		return max(d.timeout, time.Until(at))
 	}
-	return exchangeTimeout
+	return d.timeout
 }
 
 // stepContext is the context of a step of a Prompt service: its caller's, with an earlier deadline. It makes no timer:

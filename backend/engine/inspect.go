@@ -34,9 +34,15 @@ func read[T, A any](ctx context.Context, d *Driver, step func(context.Context, T
 
 // List is backend.Lister's. It reads page by page, and does not call the driver while the loop's body runs.
 func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
+	return ListAfter(ctx, d, prefix, "")
+}
+
+// ListAfter is backend.Pager's, for drivers over a service whose pages begin after a name. It is not a method, since a
+// Driver over other services is not a backend.Pager.
+func ListAfter(ctx context.Context, d *Driver, prefix, first string) iter.Seq2[backend.State, error] {
 	return func(yield func(backend.State, error) bool) {
 		seen := map[string]bool{} // a name may move from one page to the next
-		for after := ""; ; {
+		for after := first; ; {
 			var next string
 			page, err := read(ctx, d, func(ctx context.Context, from Inspector) (page []backend.State, err error) {
 				page, next, err = from.Names(ctx, prefix, after)
@@ -96,8 +102,8 @@ func (d *Driver) Watch(ctx context.Context, name string, since uint64) iter.Seq2
 
 // watch returns nil if the loop was left. It is not counted in while the body of the loop runs, which may call Close.
 //
-// It reads when it is woken, and once in lookInterval. A service that cannot be reached ends the watch if it was never
-// reached.
+// It reads when it is woken, and once in lookInterval or as often as the feed says. A service that cannot be reached
+// ends the watch if it was never reached.
 func (d *Driver) watch(ctx context.Context, name string, since uint64, yield func(backend.Change, error) bool) error {
 	if changes, ok := d.service.(Changes); ok {
 		return d.follow(ctx, changes, name, since, yield)
@@ -109,7 +115,11 @@ func (d *Driver) watch(ctx context.Context, name string, since uint64, yield fun
 	woken := make(chan struct{}, 1)
 	feed := feeds.Feed(name, func() { wake(woken) })
 	defer feed.Stop()
-	w := &waiter{d: d, woken: woken, first: &backend.Request{TTL: 3 * lookInterval}}
+	every := lookInterval
+	if polled, ok := feed.(Polled); ok {
+		every = polled.Every()
+	}
+	w := &waiter{d: d, woken: woken, first: &backend.Request{TTL: 3 * every}}
 	last := since
 	for first := true; ; first = false {
 		since := last // an exchange may outlive the loop

@@ -23,7 +23,7 @@ var mutants = []mutant{
 	{
 		what: "a push does not wake its waiter", file: "wait.go", clauses: "W1",
 		text: "if w := d.waiters[p.RequestID]; w != nil {", instead: "if w := d.waiters[p.RequestID]; false {",
-		on: map[string]string{"redis": "W1", "redlock": "W1"},
+		on: map[string]string{"redis": "W1", "redlock": "W1", "postgres": "W1"},
 	},
 	{
 		what: "a watch does not wake its waiter", file: "wait.go",
@@ -33,7 +33,7 @@ var mutants = []mutant{
 	{
 		what: "a push wakes every waiter", file: "wait.go", test: "TestWakeReachesOneWaiter",
 		text: "wake(w.woken)\n\t\t}\n\tcase PushTurns:", instead: "for _, w = range d.waiters {\nwake(w.woken)\n}\n}\n\tcase PushTurns:",
-		on: map[string]string{"redis": "W12", "redlock": "W12"},
+		on: map[string]string{"redis": "W12", "redlock": "W12", "postgres": "W12"},
 	},
 	{
 		what: "a watch wakes every waiter", file: "wait.go",
@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{
 		what: "a pushed loss is not reported", file: "wait.go", clauses: "P7",
 		text: "\t\tlost(p.Loss)\n", instead: "\t\t_ = lost\n",
-		on: map[string]string{"etcd": "P7"},
+		on: map[string]string{"etcd": "P7", "postgres": "P7"},
 	},
 	{
 		what: "a refused Enter clears an earlier doubt", file: "acquire.go", test: "TestDoubtSurvivesRefusals",
@@ -56,17 +56,41 @@ var mutants = []mutant{
 	{
 		what: "SentAt of a grant is read when the answer arrives", file: "acquire.go", clauses: "L7",
 		text: "pos.Incarnation, sent\n", instead: "pos.Incarnation, a.d.clock.Now()\n",
-		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7"},
+		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7", "postgres": "L7"},
 	},
 	{
 		what: "SentAt of a renewal is read when the answer arrives", file: "renew.go", clauses: "L7",
 		text: "\t\tout[i] = backend.Renewal{SentAt: sent,", instead: "\t\tsent = d.clock.Now()\n\t\tout[i] = backend.Renewal{SentAt: sent,",
-		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7"},
+		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7", "postgres": "L7"},
 	},
 	{
 		what: "an attempt that ends keeps its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
-		text: "if (a.placed || a.late || crossed) && !a.doubt {", instead: "if false {",
-		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2"},
+		text: "len(rs) > 0 && !a.doubt {", instead: "false && len(rs) > 0 {",
+		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2", "postgres": "C3 K2"},
+	},
+	{
+		what: "each attempt removes the entry that all share", file: "acquire.go", test: "TestLastAttemptRemovesTheEntry",
+		text: "free := f.running == 0", instead: "free := true",
+	},
+	{
+		what: "an attempt that ends removes another one's hold", file: "acquire.go", test: "TestLastAttemptRemovesTheEntry",
+		text: "free && known && h.incarnation != \"\" {", instead: "free && known && h.incarnation == \"never\" {",
+	},
+	{
+		what: "a repeated cleanup ends the hold of a later attempt", file: "acquire.go", test: "TestCleanupSparesALaterAttempt",
+		text: "if d.oneEntry && !d.beginRemoval(g) {", instead: "if d.oneEntry && n == 1 && !d.beginRemoval(g) {",
+	},
+	{
+		what: "every exchange ends after two seconds", file: "driver.go", test: "TestPatience",
+		text: "d.timeout = patient.Patience()", instead: "_ = patient",
+	},
+	{
+		what: "a feed that nothing wakes is read once a second", file: "inspect.go", test: "TestPolledFeed",
+		text: "every = polled.Every()", instead: "_ = polled",
+	},
+	{
+		what: "each list begins at the first name", file: "inspect.go", test: "TestListAfter",
+		text: "after := first; ; {", instead: "after := first[:0]; ; {",
 	},
 	{
 		what: "a refusal by the service ends a wait", file: "acquire.go", test: "TestRefusedAttempt",
@@ -95,7 +119,7 @@ var mutants = []mutant{
 	{
 		what: "a renewal of a lost hold is confirmed", file: "renew.go", clauses: "O1 L4 E1",
 		text: "if outcomes[n].Gone {", instead: "if false {",
-		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1"},
+		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1", "postgres": "O1 E1"},
 	},
 	{
 		what: "a step does not return when its context ends", file: "exchange.go", clauses: "C5 D14",
@@ -247,7 +271,7 @@ var mutants = []mutant{
 	},
 	{
 		what: "a ping has the timeout of other exchanges", file: "exchange.go", test: "TestPingOfASlowService",
-		text: "return max(exchangeTimeout, time.Until(at))", instead: "return min(exchangeTimeout, time.Until(at))",
+		text: "return max(d.timeout, time.Until(at))", instead: "return min(d.timeout, time.Until(at))",
 	},
 	{
 		what: "each call makes its own probe", file: "driver.go", test: "TestProbeIsShared",
@@ -270,7 +294,7 @@ var mutants = []mutant{
 	{
 		what: "waiters are not checked", file: "check.go", test: "TestWaitersAreCheckedTogether",
 		text: "d.checking = d.gate.Go(func(context.Context) { d.check() })", instead: "d.checking = true",
-		on: map[string]string{"redis": "W10", "redlock": "W10"},
+		on: map[string]string{"redis": "W10", "redlock": "W10", "postgres": "W10"},
 	},
 	{
 		what: "every check is a full check", file: "check.go", test: "TestWaitersAreCheckedTogether",

@@ -6,8 +6,8 @@
 // A binding has no retries, timers, goroutines or memory of requests. The engine has them:
 //
 //   - Each exchange returns to its caller within the caller's context, and continues in the background for up to
-//     exchangeTimeout, so that an abandoned request has a known end. It runs on the caller's goroutine if the binding
-//     can return early (Prompt), and on a goroutine of the engine otherwise.
+//     exchangeTimeout, or longer (Patient), so that an abandoned request has a known end. It runs on the caller's
+//     goroutine if the binding can return early (Prompt), and on a goroutine of the engine otherwise.
 //   - An attempt repeats Enter until it has an answer. After an error that means "not done" it pauses and repeats;
 //     after an error that means "unknown" too, and the answer to the repetition resolves it.
 //   - A waiter repeats Enter when the service reports that its turn may have come, and about once a second.
@@ -50,7 +50,7 @@ type Service interface {
 	// before it.
 	Leave(ctx context.Context, l Leaving) (Left, error)
 	// Extend prolongs holds and returns one outcome for each, in order. With sessions it only moves holds from other
-	// sessions to s. The number of round trips does not grow with the number of holds.
+	// sessions to s, unless it is Abandoned. The number of round trips does not grow with the number of holds.
 	Extend(ctx context.Context, s Session, holds []Holding) ([]Outcome, error)
 	// Close releases the resources that the binding opened.
 	Close(ctx context.Context) error
@@ -241,6 +241,12 @@ type PromptEnters interface {
 	PromptEnters()
 }
 
+// Patient is for services with exchanges that are worth more than exchangeTimeout, since to end one is expensive.
+type Patient interface {
+	// Patience returns the maximum duration of an exchange.
+	Patience() time.Duration
+}
+
 // Unanswered is the error of a step that was sent, and may take effect later.
 type Unanswered struct {
 	// Err is the cause. nil: the context of the step has ended.
@@ -320,6 +326,13 @@ type Expires interface {
 	Expire(ctx context.Context, l Leaving) (Left, error)
 }
 
+// OneEntry is for services on which all attempts of a request in one client share one entry. Only the last of them
+// that ends without a hold removes it.
+type OneEntry interface {
+	// OneEntry is a marker.
+	OneEntry()
+}
+
 // Push is a notification from the service.
 type Push struct {
 	What PushKind
@@ -378,6 +391,12 @@ type Feed interface {
 	Stop()
 }
 
+// Polled is for feeds that nothing wakes.
+type Polled interface {
+	// Every returns the average time between two Reads.
+	Every() time.Duration
+}
+
 // Changes is for services that send the history of a name as it happens. CapWatch.
 type Changes interface {
 	// Changes yields the changes of name after revision since, or from now on with 0, until ctx ends, the loop is left
@@ -386,7 +405,8 @@ type Changes interface {
 }
 
 const (
-	// exchangeTimeout is the maximum duration of one exchange, whatever the caller's context allows.
+	// exchangeTimeout is the maximum duration of one exchange, whatever the caller's context allows, unless the service is
+	// Patient.
 	exchangeTimeout = 2 * time.Second
 	// landTimeout is the maximum time after that for which an Unanswered step is awaited. A binding that closes its
 	// connection waits up to 3 s until the service has read it.

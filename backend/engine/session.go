@@ -139,7 +139,7 @@ func (all *sessions) open(s *session) bool {
 	var proved backend.Instant
 	decided := false
 	r, _ := hedge(all.d.gate.Closing(), all.d, func(ctx context.Context, _ bool) (r reply[struct{}]) {
-		ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+		ctx, cancel := context.WithTimeout(ctx, all.d.timeout)
 		defer cancel()
 		r.sent = all.d.clock.Now()
 		another, err := all.with.Open(ctx, s.asked)
@@ -188,7 +188,7 @@ func (all *sessions) discard(own Session) {
 }
 
 func (all *sessions) end(ctx context.Context, own Session) error {
-	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, all.d.timeout)
 	defer cancel()
 	return all.with.End(ctx, own)
 }
@@ -260,7 +260,7 @@ func (all *sessions) keep(ctx context.Context, s *session) error {
 	if !s.isOutgrown() {
 		return all.prove(ctx, s, s.ttl/3-s.ttl/20)
 	}
-	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, all.d.timeout)
 	defer cancel()
 	err := all.with.Prove(ctx, s.own)
 	return all.judge(ctx, s, err)
@@ -305,7 +305,7 @@ func (all *sessions) prove(ctx context.Context, s *session, age time.Duration) e
 
 // proveOnce is one exchange, for half of the TTL: without an answer there is time for another.
 func (all *sessions) proveOnce(ctx context.Context, s *session, done chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, min(max(s.ttl/2, time.Second), exchangeTimeout))
+	ctx, cancel := context.WithTimeout(ctx, min(max(s.ttl/2, time.Second), all.d.timeout))
 	defer cancel()
 	defer context.AfterFunc(all.d.gate.Closing(), cancel)()
 	r, _ := hedge(ctx, all.d, func(ctx context.Context, _ bool) reply[struct{}] {
