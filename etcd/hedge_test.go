@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -164,4 +166,75 @@ func TestRenewalKnowsItsOwnKey(t *testing.T) {
 		t.Errorf("Renew of the later hold = %v", err)
 	}
 	mustRelease(t, d, second)
+}
+
+// delayed delays the next transaction that only reads keys of a name, until pass is closed.
+type delayed struct {
+	name  string
+	pass  chan struct{}
+	armed atomic.Bool
+	kept  chan struct{} // has a value when the transaction was delayed
+}
+
+func (s *delayed) intercept(
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+	call grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
+	txn, ok := request.(*pb.TxnRequest)
+	if ok && slices.ContainsFunc(txn.Success, func(op *pb.RequestOp) bool {
+		read := op.GetRequestRange()
+		return read != nil && strings.HasPrefix(string(read.Key), dirOf(s.name))
+	}) && s.armed.CompareAndSwap(true, false) {
+		s.kept <- struct{}{}
+		<-s.pass
+		ctx = context.WithoutCancel(ctx)
+	}
+	return call(ctx, method, request, reply, conn, opts...)
+}
+
+// A renewal that moves a hold to a shorter session is not answered, and a later one moves the hold to a longer session.
+// When the first is answered late, the hold stays where it is.
+func TestLateRenewalMovesNothing(t *testing.T) {
+	t.Parallel()
+	server := containers.Etcd(t)
+	s := &delayed{name: "moves", pass: make(chan struct{}), kept: make(chan struct{}, 1)}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{server.Addr()}, Logger: zap.NewNop(), DialTimeout: 20 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(s.intercept)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	d := New(client, nil)
+	t.Cleanup(func() { _ = d.Close(context.WithoutCancel(t.Context())) })
+	g := mustAcquire(t, d, lasting("moves", false, time.Minute))
+	for _, ttl := range []time.Duration{2 * time.Minute, time.Hour} {
+		mustAcquire(t, d, lasting("session/"+ttl.String(), false, ttl)) // makes the session
+	}
+	s.armed.Store(true)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	short, long := g, g
+	short.TTL, long.TTL = 2*time.Minute, time.Hour
+	go func() { left <- d.Renew(ctx, []backend.Grant{short})[0].Err }()
+	<-s.kept
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("a renewal without an answer = %v", err)
+	}
+	if err := d.Renew(t.Context(), []backend.Grant{long})[0].Err; err != nil {
+		t.Fatal(err)
+	}
+	close(s.pass)
+	for until := time.Now().Add(time.Second); time.Now().Before(until); {
+		keys, err := client.Get(t.Context(), dirOf("moves"), clientv3.WithPrefix())
+		if err != nil || len(keys.Kvs) != 1 {
+			t.Fatalf("%d keys, %v", len(keys.Kvs), err)
+		}
+		lease, err := client.TimeToLive(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease))
+		if err != nil || lease.GrantedTTL != 3600 {
+			t.Fatalf("the hold is on a lease of %d s, %v, want 3600", lease.GrantedTTL, err)
+		}
+	}
 }

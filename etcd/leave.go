@@ -197,6 +197,9 @@ func (e *service) Extend(ctx context.Context, s engine.Session, holds []engine.H
 		return nil, err
 	}
 	err = inParts(e, moves, maxOps, func(part []move) error {
+		if err := engine.Abandoned(ctx); err != nil {
+			return err
+		}
 		ops := make([]clientv3.Op, len(part))
 		for n, m := range part {
 			ops[n] = clientv3.OpTxn([]clientv3.Cmp{asRead(m.key, m.modified)}, []clientv3.Op{
