@@ -154,6 +154,7 @@ func lostReplyIsResolvedByRepeating(t *trial) {
 func lostReplyIsUndoneByRequest(t *trial) {
 	d, link := t.linked()
 	rival := t.client()
+	t.warm(rival)
 	for _, wait := range []bool{false, true} {
 		t.warm(d)
 		r := t.request(t.name())
