@@ -75,11 +75,11 @@ func (c *serverClock) known(now backend.Instant) string {
 }
 
 // clockWas notes a reading of the server's clock that an answer carried.
-func (d *Driver) clockWas(sent backend.Instant, server int64) {
-	if jump := d.time.read(sent, d.clock.Now(), server); jump != 0 {
-		d.log.Warn("fencelock: the clock of the PostgreSQL server has jumped", "by", jump.Round(time.Millisecond))
+func (s *service) clockWas(sent backend.Instant, server int64) {
+	if jump := s.time.read(sent, s.clock.Now(), server); jump != 0 {
+		s.log.Warn("fencelock: the clock of the PostgreSQL server has jumped", "by", jump.Round(time.Millisecond))
 	}
 }
 
 // clockKnown returns the argument of fencelock.seen, for a request that leaves after now.
-func (d *Driver) clockKnown() string { return d.time.known(d.clock.Now()) }
+func (s *service) clockKnown() string { return s.time.known(s.clock.Now()) }

@@ -21,18 +21,30 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// callError names the call and the lock, gives err its class, and adds a remedy for a schema that is missing or
-// closed to the role. It is nil for nil.
-func callError(call, name string, err error) error {
+// named gives an error about a name its class: the encoding of the database may lack characters of the name.
+func named(name string, err error) error {
 	if sqlState(err) == "22P05" {
 		err = fmt.Errorf("%w: %w", &backend.InvalidError{
 			Kind: backend.ErrInvalidName, What: "name", Value: name, Why: "the encoding of the database lacks its characters",
 		}, err)
 	}
-	if misconfigured(err) && !kit.Classified(err) {
-		err = fmt.Errorf("%w%s", err, remedy(err))
+	return err
+}
+
+// callError names the call, and gives err its class, for calls outside of the engine. It is nil for nil.
+func callError(call string, err error) error {
+	if text := remedy(err); text != "" {
+		err = fmt.Errorf("%w%s", err, text)
 	}
-	return kit.CallError(driverName, call, name, err, classOf)
+	return kit.CallError(driverName, call, "", err, func(err error) error {
+		switch {
+		case unsent(err), rolledBack(err):
+			return backend.ErrUnavailable
+		case misconfigured(err):
+			return backend.ErrMisconfigured
+		}
+		return nil
+	})
 }
 
 // errNotice: the server sent a notice between the statement and the end of its commit. "Canceling wait for synchronous
@@ -40,19 +52,6 @@ func callError(call, name string, err error) error {
 // success, although the commit is not replicated. All other notices are treated alike: the statements raise no
 // notices, and a needless unknown outcome only costs a look (TestSynchronousCommitWithoutAStandby).
 var errNotice = errors.New("the server raised a notice while it committed")
-
-// classOf returns the class of PostgreSQL's errors, or nil for an unknown one, which kit.CallError makes ErrUnknown.
-// The end of a context stays as it is: the sender has marked requests without an answer (callEnded, put), and unsent
-// ones (notSent).
-func classOf(err error) error {
-	switch {
-	case unsent(err), rolledBack(err):
-		return backend.ErrUnavailable
-	case misconfigured(err):
-		return backend.ErrMisconfigured
-	}
-	return nil
-}
 
 // unsent reports whether no byte of the request left: the connection could not be made, or pgx knows that it wrote
 // no byte.
@@ -150,30 +149,14 @@ func rolledBack(err error) bool {
 }
 
 // again reports whether another try of the same request may succeed immediately: the connection broke, or the
-// transaction was in conflict with another one. Definite answers, ends of contexts and connections that could not be
-// made are not retried here, but returned to the caller.
+// transaction was in conflict with another one. Answers, ends of contexts and connections that could not be made are
+// not repeated.
 func again(err error) bool {
-	// Another try would repeat the answer, is not wanted, or has not begun.
-	if definite(err) || errors.Is(err, errNotice) || kit.IsContext(err) || unsent(err) {
+	if kit.Classified(err) || misconfigured(err) || kit.IsContext(err) || unsent(err) {
 		return false
 	}
-	m, _ := meaningOf(err)
-	return m.again || sqlState(err) == ""
-}
-
-// carriedOut reports whether a repeated request may have taken effect.
-func carriedOut(err error) bool {
 	m, known := meaningOf(err)
-	return errors.Is(err, backend.ErrUnknown) || again(err) && !(known && m.undone)
-}
-
-// definite reports whether err is an answer of the contract that another try would only repeat.
-func definite(err error) bool {
-	// Unknown is an answer of the contract that another try may improve.
-	if errors.Is(err, backend.ErrUnknown) {
-		return false
-	}
-	return kit.Classified(err) || errors.Is(err, errNoSession) || misconfigured(err)
+	return m.again || !known
 }
 
 // misconfigured reports whether the refusal is permanent: the password, the role's rights, a missing schema or

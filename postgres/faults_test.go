@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -242,4 +243,44 @@ func TestForeignTransactions(t *testing.T) {
 		t.Errorf("giving back what the request left: %v", err)
 	}
 	take(t, d, "x")
+}
+
+// Calls that wait for a foreign transaction take no connection from renewals.
+func TestRenewalPassesWaitingCalls(t *testing.T) {
+	t.Parallel()
+	server := migrated(t)
+	d := postgres.New(newPool(t, server.URL()), nil)
+	defer closeDriver(t, d)
+	g := take(t, d, "renewed")
+	if err := d.Release(soon(t, 30*time.Second), take(t, d, "locked")); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := connect(t, server.URL()).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = 'locked' for update`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var calls sync.WaitGroup
+	for range 20 {
+		calls.Go(func() {
+			if _, err := d.Acquire(ctx, request("locked", time.Minute)); !errors.Is(err, context.Canceled) {
+				t.Errorf("behind a foreign transaction: %v", err)
+			}
+		})
+	}
+	blocked(t, server.URL(), "acquire")
+	for began := time.Now(); time.Since(began) < time.Second; {
+		if r := d.Renew(soon(t, 3*time.Second), []backend.Grant{g})[0]; r.Err != nil {
+			t.Fatalf("a renewal beside calls that wait: %v", r.Err)
+		}
+	}
+	cancel()
+	calls.Wait()
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }

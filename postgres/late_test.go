@@ -32,7 +32,7 @@ func newTwoWays(t *testing.T, server service) *twoWays {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.MaxConns = 1 // the link has one connection
+	config.MaxConns = 3 // a request that is delayed has one, and closing that takes up to 15 s
 	w := &twoWays{server: server, link: link}
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
 		to := addr
@@ -352,6 +352,7 @@ func TestEndedWaitSparesItsRepeat(t *testing.T) {
 			if err := other.Release(soon(t, time.Minute), g); err != nil {
 				t.Error(err)
 			}
+			<-third
 		case <-third:
 			t.Error("the repeat lost its place to a later request")
 		}

@@ -69,7 +69,7 @@ func migrations() []Migration {
 func Migrations(o *Options) ([]Migration, error) {
 	schema, err := o.schema()
 	if err != nil {
-		return nil, callError("migrate", "", err)
+		return nil, callError("migrate", err)
 	}
 	all := migrations()
 	for i := range all {
@@ -99,7 +99,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		return 0, err
 	}
 	if pool == nil {
-		return 0, callError("migrate", "", kit.InvalidOption("pool", "nil", "it is nil"))
+		return 0, callError("migrate", kit.InvalidOption("pool", "nil", "it is nil"))
 	}
 	schema, _ := o.schema() // Migrations has checked it
 	// Programs that use the schema lock its tables in another order than the steps do.
@@ -108,7 +108,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, o *Options) (int, error) {
 		applied, err = apply(ctx, pool, schema, all)
 	}
 	if err != nil {
-		return 0, callError("migrate", "", err)
+		return 0, callError("migrate", err)
 	}
 	return applied, nil
 }

@@ -45,8 +45,7 @@ func Open(ctx context.Context, rawURL string) (*Driver, error) {
 	}
 	// It applies to the connections that Ping makes now and to all later ones, up to callTime.
 	config.ConnConfig.ConnectTimeout = timeout
-	d := New(nil, o)
-	d.connect(config)
+	d := newDriver(config, nil, o)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := d.Ping(ctx); err != nil {

@@ -58,28 +58,16 @@ type facts struct {
 	overflown bool // the log position needs more bits than a token has for it
 }
 
-// Ping checks the server's settings and the schema, and waits for the answer. A server that cannot keep the driver's
-// promises is backend.ErrMisconfigured, with the setting to change; so is a schema that has not been migrated. Ping
-// works while calls refuse the server, and admits it once it is fit. Other errors wrap
-// backend.ErrUnavailable, ErrHistoryLost, ErrClosed, or ctx's error.
-func (d *Driver) Ping(ctx context.Context) error {
-	if err := d.begin(ctx); err != nil {
-		return callError("ping", "", err)
-	}
-	defer d.gate.Leave()
-	return callError("ping", "", d.probe(ctx))
-}
-
 // probe asks the server for its facts and judges them. An unfit server is refused from then on, until a later probe
 // finds it fit; without an answer the state does not change. The timeline is read from the name of the current file of
 // the log, because the control file has the old timeline until the first checkpoint after a promotion.
-func (d *Driver) probe(ctx context.Context) error {
+func (s *service) probe(ctx context.Context) error {
 	var f facts
-	sent, clock := d.clock.Now(), int64(0)
-	d.looked.Store(int64(sent))
+	sent, clock := s.clock.Now(), int64(0)
+	s.looked.Store(int64(sent))
 	ctx = context.WithValue(context.WithValue(ctx, once{}, true), probing{}, true)
 	// One statement, for a consistent result. On a standby the functions of the log would fail.
-	err := d.query(ctx, func(rows pgx.Rows) error {
+	err := s.query(ctx, func(rows pgx.Rows) error {
 		return rows.Scan(&f.isolation, &f.recovery, &f.version, &f.fsync, &f.fullPages, &f.readOnly, &f.standbys, &f.synchronous,
 			&f.system, &f.database, &f.timeline, &f.overflown, &clock)
 	}, `select current_setting('transaction_isolation'), pg_is_in_recovery(), current_setting('server_version_num')::int, current_setting('fsync'),
@@ -93,47 +81,47 @@ func (d *Driver) probe(ctx context.Context) error {
 		case when pg_is_in_recovery() then 0 else
 			('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint end,
 		case when pg_is_in_recovery() then false else pg_current_wal_insert_lsn() >= '20000/0'::pg_lsn end, `+clockField,
-		d.ignored)
+		s.ignored)
 	if err != nil {
 		return err
 	}
-	d.clockWas(sent, clock)
+	s.clockWas(sent, clock)
 	// Calls are refused from here on, until a probe succeeds.
-	if err := d.judge(&f); err != nil {
-		d.probed.Store(false)
+	if err := s.judge(&f); err != nil {
+		s.fit.Store(false)
 		return err
 	}
 	// The schema comes second: without it this statement fails, and an unfit server should be reported first. A restored
 	// row of cluster has no incarnation until the next call that writes draws one.
-	err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
+	err = s.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema, &f.incarnation) },
 		inSchema(`select coalesce(max(version), 0)::int,
 			coalesce((select incarnation::text from fencelock.cluster where xmin::text::bigint = written), '')
-			from fencelock.migrations`, d.sql.schema))
+			from fencelock.migrations`, s.sql.schema))
 	if strings.HasPrefix(sqlState(err), "42") { // an earlier schema, which lacks a column
-		read := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema) },
-			inSchema(`select coalesce(max(version), 0)::int from fencelock.migrations`, d.sql.schema))
-		if older := checkVersion(d.sql.schema, f.schema, 0); read == nil && older != nil {
+		read := s.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.schema) },
+			inSchema(`select coalesce(max(version), 0)::int from fencelock.migrations`, s.sql.schema))
+		if older := checkVersion(s.sql.schema, f.schema, 0); read == nil && older != nil {
 			err = older
 		}
 	}
 	if err == nil && f.schema > len(migrations()) {
-		err = d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.least) }, leastOf(d.sql.schema), len(migrations()))
+		err = s.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&f.least) }, leastOf(s.sql.schema), len(migrations()))
 	}
 	if err == nil {
-		err = checkVersion(d.sql.schema, f.schema, f.least)
+		err = checkVersion(s.sql.schema, f.schema, f.least)
 	}
 	if err != nil {
-		d.probed.Store(false)
+		s.fit.Store(false)
 		return err
 	}
 	// From here on it is certain that the server keeps acknowledged commits.
 	f.probed = true
-	return d.learn(f)
+	return s.learn(f)
 }
 
 // judge refuses servers that cannot keep acknowledged commits, each with the setting, its value, and the required
 // value.
-func (d *Driver) judge(f *facts) error {
+func (s *service) judge(f *facts) error {
 	refuse := func(setting, value, want, why string) error {
 		return &backend.ConfigError{Setting: setting, Value: value, Want: want, Why: why}
 	}
@@ -163,62 +151,61 @@ func (d *Driver) judge(f *facts) error {
 }
 
 // learn publishes the facts. Another system, database or incarnation of the tables is another history: every
-// session ends, and the driver refuses all calls. The sessions are ended without d.mu.
-func (d *Driver) learn(f facts) error {
-	next := d.describe(f)
+// session ends, and the driver refuses all calls: the next exchange reports it to the engine.
+func (s *service) learn(f facts) error {
+	next := s.describe(f)
 	// Probes may overlap, and the first probe that gets here sets the reference for the others.
-	d.mu.Lock()
-	last := d.described.Load()
+	s.mu.Lock()
+	last := s.described.Load()
 	if last.TokenSpace != "" && last.Exclusion != next.Exclusion && next.Exclusion == backend.ExclusionAsyncReplica &&
-		!d.found.spared {
+		!s.found.spared {
 		f.spared, f.before = true, last.Exclusion
-		next = d.describe(f)
+		next = s.describe(f)
 	}
-	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && d.lost == nil {
-		d.lost = &backend.HistoryError{
+	if last.TokenSpace != "" && last.TokenSpace != next.TokenSpace && s.lost == nil {
+		s.lost = &backend.HistoryError{
 			What: "system identifier and database", Was: last.TokenSpace, Now: next.TokenSpace,
 		}
 	}
-	if was := d.found.incarnation; was != "" && was != f.incarnation && d.lost == nil {
-		d.lost = &backend.HistoryError{
-			What: "incarnation of schema " + d.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none"),
+	if was := s.found.incarnation; was != "" && was != f.incarnation && s.lost == nil {
+		s.lost = &backend.HistoryError{
+			What: "incarnation of schema " + s.sql.schema, Was: was, Now: cmp.Or(f.incarnation, "none"),
 		}
 	}
 	// A driver that has lost its history keeps its last description.
-	lost := d.lost
+	lost := s.lost
 	if lost == nil {
-		d.found = f
+		s.found = f
 	}
-	d.mu.Unlock()
+	s.mu.Unlock()
 	if lost != nil {
-		d.loseAll(backend.ReasonHistoryLost)
 		return lost
 	}
 	if f.spared {
-		d.log.Warn("fencelock: a PostgreSQL standby replicates asynchronously; "+
+		s.log.Warn("fencelock: a PostgreSQL standby replicates asynchronously; "+
 			"the correctness tier refuses this server from the next probe on",
 			"remedy", "synchronous_standby_names, Options.IgnoreStandbys or Options.AcceptAsyncReplica")
 	}
 	// Operators need this after a failover or a new standby.
 	if last.Exclusion != next.Exclusion {
-		d.log.Info("fencelock: PostgreSQL probed", "exclusion", next.Exclusion.String(), "tokenSpace", next.TokenSpace)
+		s.log.Info("fencelock: PostgreSQL probed", "exclusion", next.Exclusion.String(), "tokenSpace", next.TokenSpace)
 	}
-	d.described.Store(next)
-	d.probed.Store(true)
+	s.described.Store(next)
+	s.fit.Store(true)
 	return nil
 }
 
 // facts returns the result of the last probe.
-func (d *Driver) facts() facts {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.found
+func (s *service) facts() facts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.found
 }
 
 // describe returns the description for a server with the facts f, with or without notifications.
-func (d *Driver) describe(f facts) *backend.Description {
+func (s *service) describe(f facts) *backend.Description {
 	desc := &backend.Description{
-		Name: driverName, Clock: d.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
+		Name: driverName, Clock: s.clock, Exclusion: exclusionOf(f), KeepsHolds: true,
 		Capabilities: backend.CapFencing | backend.CapFair | backend.CapShared | backend.CapPermits |
 			backend.CapMinHold | backend.CapMetadata | backend.CapInspect | backend.CapList | backend.CapWatch |
 			backend.CapWatchReplay | backend.CapForceRelease | backend.CapMultiAcquire |
@@ -231,13 +218,13 @@ func (d *Driver) describe(f facts) *backend.Description {
 		},
 	}
 	// The conformance suite's clauses depend on the interval at which waiters look.
-	if d.deaf() {
+	if s.deaf() {
 		desc.Polling = pollEvery
 	} else {
 		desc.Capabilities |= backend.CapPushLoss
 	}
 	if f.probed {
-		desc.TokenSpace = fmt.Sprintf("postgres-%s-%d-%s", f.system, f.database, d.sql.schema)
+		desc.TokenSpace = fmt.Sprintf("postgres-%s-%d-%s", f.system, f.database, s.sql.schema)
 	}
 	return desc
 }

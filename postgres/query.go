@@ -1,12 +1,10 @@
-// This file has the statements of the driver, and sends them. Every verb is one SQL function (migrations/), hence one
-// round trip and one transaction: a client that stops between two statements cannot leave a partial verb behind, or
-// keep a row locked.
-//
-// query sends all of them. It takes a connection of the driver's own pool, bounds the statement, and counts the
-// notices that came with it; ask, exec and write are query for the three shapes of answers, and saw watches the
-// server's position in all of them.
-
 package postgres
+
+// The statements. Every verb is one SQL function (migrations/), hence one round trip and one transaction: a client that
+// stops between two statements cannot leave a partial verb behind, or keep a row locked.
+//
+// query sends all of them: it takes a connection of the driver's own pool, bounds the statement, and counts the notices
+// that came with it.
 
 import (
 	"context"
@@ -32,14 +30,16 @@ type queries struct {
 	schema string
 
 	// The verbs. acquire and release do one name and may wait for its row; acquireUnder is acquire for a caller with
-	// holds, acquireAgain is acquireUnder after a statement without an answer, and leave releases the request of a call
-	// that has ended. acquireFree and releaseFree take several names, skip names with a locked row, and do not wait;
-	// acquireAll acquires all or nothing. renew prolongs a session and compares its holds; move puts holds on another
+	// holds, acquireAgain is acquireUnder after a statement without an answer, leave releases the request of a call that
+	// has ended, releaseLate forbids unanswered statements, and lapsed drops the minimum of a hold whose session is over.
+	// acquireFree and releaseFree take several names, skip names with a locked row, and do not wait; acquireAll acquires
+	// all or nothing. renew prolongs a session; compare finds the holds that are not on it; move puts holds on another
 	// session; begin makes a session; sweep ends unknown holds; reap ends the sessions of clients that died. poll looks
 	// at waits and settle grants to their queues; force ends the holds of a name.
 	acquire, acquireUnder, acquireAgain, acquireFree, acquireAll string
-	release, releaseFree, leave                                  string
-	renew, move, begin, sweep, reap, poll, settle, force         string
+	release, releaseLate, releaseFree, leave, lapsed             string
+	renew, compare, move, begin, sweep, reap, poll, settle       string
+	force                                                        string
 
 	// The read-only statements: look also keeps a name's changes for ten minutes from then on.
 	look, holders, queue, use, list, changes, authors string
@@ -90,13 +90,24 @@ func queriesFor(schema string) queries {
 			several(`u.name collate "C"`) + `, $11::text),
 			nullif($10::bigint, 0) * interval '1 ms')`),
 		release: in(`select ` + answerFields + ` from fencelock.release(fencelock.seen($1::text, $5), $2, $3, $4)`),
-		leave:   in(`select ` + answerFields + ` from fencelock.leave(fencelock.seen($1::text, $4), $2, $3)`),
+		releaseLate: in(`select ` + answerFields + ` from fencelock.release(fencelock.seen($1::text, $5), $2, $3, $4)
+			where (fencelock.decide(array[$1::text], array[$2::text]) is null) is not null`),
+		lapsed: in(`select coalesce(case when exists (select 1 from fencelock.holds h where h.name = $1 and h.request_id = $2
+				and not exists (select 1 from fencelock.sessions s where s.id = h.session and s.expires_at > clock_timestamp()))
+			then (fencelock.release(fencelock.seen($1::text, $3), $2, 0, false)).wake end, '{}')`),
+		leave: in(`select ` + answerFields + ` from fencelock.leave(fencelock.seen($1::text, $4), $2, $3)`),
 		releaseFree: in(`select coalesce(places, '{}'), '{}'::bigint[], '{}'::text[], here
 			from fencelock.release_free($1::text[], $2::text[], $3::bigint[])`),
-		renew: in(`select state, coalesce(gone, '{}'), coalesce(reasons, '{}'), coalesce(whys, '{}'),
-				coalesce(bys, '{}'), coalesce(principals, '{}'),
-				coalesce(moved, '{}'), coalesce(sessions, '{}'), here, ` + clockField + `
-			from fencelock.renew(fencelock.seen($1::text, $5), $2::text[], $3::text[], $4::bigint[])`),
+		renew: in(`select state, here, ` + clockField + `
+			from fencelock.renew(fencelock.seen($1::text, $2), '{}', '{}', '{}')`),
+		compare: in(`select exists (select from fencelock.sessions where id = $1), fencelock.durable_position(),
+				coalesce(array_agg(u.i), '{}'), coalesce(array_agg(coalesce(h.session, '')), '{}'),
+				coalesce(array_agg(coalesce(v.reason, '')), '{}'), coalesce(array_agg(coalesce(v.why, '')), '{}'),
+				coalesce(array_agg(coalesce(v.by_whom, '')), '{}'), coalesce(array_agg(coalesce(v.principal, '')), '{}')
+			from unnest($2::text[], $3::text[], $4::bigint[]) with ordinality u(name, request_id, token, i)
+			left join fencelock.holds h on h.name = u.name and h.request_id = u.request_id and h.token = u.token
+			left join fencelock.revoked v on v.name = u.name and v.token = u.token
+			where h.name is null or h.session <> $1`),
 		move:  in(`select fencelock.move(fencelock.seen($1::text, $6), $2, $3::text[], $4::text[], $5::bigint[])`),
 		begin: in(`select fencelock.begin_session($1, $2, $3)`),
 		sweep: in(`select fencelock.sweep(fencelock.seen($1::text, $4), $2::text[], $3)`),
@@ -148,9 +159,9 @@ func inSchema(sql, schema string) string {
 // connect makes the driver's pool from the settings of another pool: no connections are kept ready, connecting is
 // bounded by callTime, statements are prepared on each new connection, and notices are counted. The hooks of the
 // settings are called as before.
-func (d *Driver) connect(config *pgxpool.Config) {
+func (s *service) connect(config *pgxpool.Config) {
 	config = config.Copy()
-	d.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
+	s.unprepared.Store(config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement)
 	// pgx sends UTF-8, which the server would read in its own encoding.
 	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	for name, value := range ourSettings {
@@ -160,7 +171,7 @@ func (d *Driver) connect(config *pgxpool.Config) {
 	}
 	connecting := config.BeforeConnect
 	config.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) error {
-		if d.unset.Load() {
+		if s.unset.Load() {
 			for name, value := range ourSettings {
 				if c.RuntimeParams[name] == value {
 					delete(c.RuntimeParams, name)
@@ -185,7 +196,7 @@ func (d *Driver) connect(config *pgxpool.Config) {
 				return err
 			}
 		}
-		return d.prepare(ctx, conn)
+		return s.prepare(ctx, conn)
 	}
 	config.ShouldPing = func(ctx context.Context, _ pgxpool.ShouldPingParams) bool { return ctx.Value(once{}) != nil }
 	config.PingTimeout = callTime
@@ -196,7 +207,9 @@ func (d *Driver) connect(config *pgxpool.Config) {
 			told(c, n)
 		}
 	}
-	d.pool, d.unfit = pgxpool.NewWithConfig(context.Background(), config)
+	if s.pool, s.unfit = pgxpool.NewWithConfig(context.Background(), config); s.unfit == nil {
+		s.others = make(chan struct{}, max(1, s.pool.Config().MaxConns-1))
+	}
 }
 
 // ourSettings are the settings of the driver's connections, regardless of the role's and the database's settings. A
@@ -213,12 +226,12 @@ var ourSettings = map[string]string{
 // unsettled reports whether a connection was refused because of ourSettings, as PgBouncer does for settings that its
 // ignore_startup_parameters does not list. From then on connections are made without, and the probe looks at the
 // isolation.
-func (d *Driver) unsettled(err error) bool {
+func (s *service) unsettled(err error) bool {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || pg.Code != "08P01" || !strings.Contains(pg.Message, "startup parameter") {
 		return false
 	}
-	d.unset.Store(true)
+	s.unset.Store(true)
 	return true
 }
 
@@ -237,9 +250,7 @@ func notices(c *pgconn.PgConn, more int) int {
 	return n
 }
 
-// callTime bounds one statement: without an answer in that time the statement is repeated on another connection. It is
-// longer than the 4 s for which the functions wait for a row (fencelock.be_patient), so that the server stops first
-// and returns an error.
+// callTime bounds a connection attempt, and a task of the driver's own. The engine bounds the statements of calls.
 const callTime = 5 * time.Second
 
 // query runs one statement and passes its rows to scan. It does not fail on a pooled connection that has ended
@@ -248,26 +259,29 @@ const callTime = 5 * time.Second
 //
 // A statement that the server cannot execute may not match the version of the schema, which was migrated since the
 // last probe. Another probe returns an error with both versions.
-func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
+func (s *service) query(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	// Each turn takes another connection. A mixed-up statement is retried once, since no statement is prepared after
 	// that.
-	settled := d.unset.Load()
+	settled := s.unset.Load()
 	for tries := int32(0); ; tries++ {
-		err := d.queryOnce(ctx, scan, sql, args...)
+		err := s.queryOnce(ctx, scan, sql, args...)
 		var dial *pgconn.ConnectError
 		ended := pgconn.SafeToRetry(err) && !errors.As(err, &dial)
-		more := ctx.Err() == nil && tries < d.pool.Stat().MaxConns()
+		more := ctx.Err() == nil && tries < s.pool.Stat().MaxConns()
 		switch {
-		case !settled && d.unsettled(err):
+		case !settled && s.unsettled(err):
 			settled = true // this call is retried once
 			continue
-		case ended && more, d.mixedUp(err):
+		case ended && more, s.mixedUp(err):
 			continue
 		}
 		if code := sqlState(err); strings.HasPrefix(code, "42") && code != "42501" && ctx.Value(probing{}) == nil {
-			if found := d.probe(ctx); errors.Is(found, backend.ErrMisconfigured) {
+			if found := s.probe(ctx); errors.Is(found, backend.ErrMisconfigured) {
 				return found
 			}
+		}
+		if text := remedy(err); text != "" {
+			err = fmt.Errorf("%w%s", err, text)
 		}
 		return err
 	}
@@ -277,26 +291,32 @@ func (d *Driver) query(ctx context.Context, scan func(pgx.Rows) error, sql strin
 type probing struct{}
 
 // queryOnce is query without retries for ended connections and for statements that a pooler mixed up. Waiting for a
-// connection is bounded by ctx alone, since no request has been sent to a server yet; from then on callTime counts.
+// connection has no effect.
 //
 // A notice during the statement makes its outcome unknown (see errNotice): the statement was answered, but the answer
 // cannot be trusted. scan must therefore only store its values, and its caller must check the error first. An error of
 // scan means an unexpected server, and also leaves the outcome unknown.
-func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
-	conn, err := d.pool.Acquire(ctx)
+func (s *service) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
+	if !s.renews(sql) {
+		select {
+		case s.others <- struct{}{}:
+			defer func() { <-s.others }()
+		case <-ctx.Done():
+			return notSent(ctx.Err())
+		}
+	}
+	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return notSent(ctx, err)
+		return notSent(err)
 	}
 	defer conn.Release()
-	bounded, cancel := context.WithTimeout(ctx, callTime)
-	defer cancel()
 	// The connection is ours until it is released, so that a notice between here and the end is this statement's.
 	before := notices(conn.Conn().PgConn(), 0)
 	// QueryExecModeExec sends the parameters as text in one round trip; pgx still finds a statement that was prepared
 	// under its own text.
-	rows, err := conn.Query(bounded, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
+	rows, err := conn.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
-		return callEnded(ctx, err)
+		return err
 	}
 	for rows.Next() {
 		if err := scan(rows); err != nil {
@@ -306,7 +326,7 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	}
 	// A failed commit shows here too: the statement is its own transaction.
 	if err := rows.Err(); err != nil {
-		return callEnded(ctx, err)
+		return err
 	}
 	if notices(conn.Conn().PgConn(), 0) != before {
 		return fmt.Errorf("%w: %w", backend.ErrUnknown, errNotice)
@@ -314,14 +334,20 @@ func (d *Driver) queryOnce(ctx context.Context, scan func(pgx.Rows) error, sql s
 	return nil
 }
 
+// renews reports whether a statement renews: the others leave a connection to these, if the pool may have two, so that
+// no hold expires while they wait.
+func (s *service) renews(sql string) bool {
+	return sql == s.sql.renew || sql == s.sql.compare || sql == s.sql.move
+}
+
 // prepare prepares the frequent statements on a new connection, so that each call stays one round trip. A statement
 // that cannot be prepared is sent unprepared, and the call fails with its error: a missing schema should not look like
 // a connection that cannot be made.
-func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
+func (s *service) prepare(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{
-		d.sql.acquire, d.sql.acquireFree, d.sql.release, d.sql.releaseFree, d.sql.renew, d.sql.poll,
+		s.sql.acquire, s.sql.acquireFree, s.sql.release, s.sql.releaseFree, s.sql.renew, s.sql.poll,
 	} {
-		if d.unprepared.Load() {
+		if s.unprepared.Load() {
 			return nil
 		}
 		if _, err := conn.Prepare(ctx, sql, sql); err != nil && sqlState(err) == "" {
@@ -335,36 +361,25 @@ func (d *Driver) prepare(ctx context.Context, conn *pgx.Conn) error {
 
 // mixedUp reports whether a prepared statement was missing, or there already, because a pooler shares connections: the
 // statement was not executed. From then on no statement is prepared, and the pool's connections are replaced.
-func (d *Driver) mixedUp(err error) bool {
+func (s *service) mixedUp(err error) bool {
 	if code := sqlState(err); code != "26000" && code != "42P05" {
 		return false
 	}
-	d.unprepared.Store(true)
-	d.pool.Reset()
+	s.unprepared.Store(true)
+	s.pool.Reset()
 	return true
 }
 
-// notSent returns the error of a call that got no connection, and so had no effect.
-func notSent(ctx context.Context, err error) error {
-	if ended := ctx.Err(); ended != nil {
-		return fmt.Errorf("%w: %w: %w", backend.ErrUnavailable, ended, err)
-	}
-	if misconfigured(err) {
+// notSent returns the error of a call that got no connection, and so had no effect. It does not wrap the end of a
+// context, after which the outcome would count as unknown.
+func notSent(err error) error {
+	switch {
+	case misconfigured(err):
 		return err
+	case kit.IsContext(err):
+		return fmt.Errorf("%w: no connection: %v", backend.ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-}
-
-// callEnded distinguishes the end of the caller's context from the end of callTime. Both leave the outcome unknown;
-// the error for callTime must not wrap a context's error, since the caller's context has not ended.
-func callEnded(ctx context.Context, err error) error {
-	if ctx.Err() == nil && kit.IsContext(err) {
-		return fmt.Errorf("%w: no answer within %v: %v", backend.ErrUnknown, callTime, err)
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("%w: %w: %w", backend.ErrUnknown, ctx.Err(), err)
-	}
-	return err
 }
 
 // answer is the result of a verb's function, the SQL type fencelock.answer.
@@ -407,41 +422,40 @@ func (a *answer) scan(rows pgx.Rows) error {
 }
 
 // ask runs a verb, once.
-func (d *Driver) ask(ctx context.Context, sql string, args ...any) (answer, error) {
+func (s *service) ask(ctx context.Context, sql string, args ...any) (answer, error) {
 	var a answer
-	began, sent := d.position(), d.clock.Now()
-	err := d.query(ctx, a.scan, sql, args...)
-	d.wake(a.wake) // even if the answer is in doubt: a needless wake-up does no harm
+	began, sent := s.position(), s.clock.Now()
+	err := s.query(ctx, a.scan, sql, args...)
+	s.wake(a.wake) // even if the answer is in doubt: a needless wake-up does no harm
 	if err == nil {
-		d.clockWas(sent, a.clock)
-		err = d.saw(began, a.here)
+		s.clockWas(sent, a.clock)
+		err = s.saw(began, a.here)
 	}
 	return a, err
 }
 
-// exec runs a function that returns the clients to wake.
-func (d *Driver) exec(ctx context.Context, sql string, args ...any) error {
+// exec runs a function that returns the clients to notify.
+func (s *service) exec(ctx context.Context, sql string, args ...any) error {
 	var wake []string
-	err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&wake) }, sql, args...)
-	d.wake(wake)
+	err := s.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&wake) }, sql, args...)
+	s.wake(wake)
 	return err
 }
 
 // write runs a function that returns the server's position.
-func (d *Driver) write(ctx context.Context, sql string, args ...any) error {
-	before := d.position()
-	var here int64
-	if err := d.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&here) }, sql, args...); err != nil {
-		return err
+func (s *service) write(ctx context.Context, sql string, args ...any) (here int64, err error) {
+	before := s.position()
+	if err := s.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&here) }, sql, args...); err != nil {
+		return 0, err
 	}
-	return d.saw(before, here)
+	return here, s.saw(before, here)
 }
 
 // position returns the greatest position that the server returned. It is read before a request is sent, for saw.
-func (d *Driver) position() int64 {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.here
+func (s *service) position() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.here
 }
 
 // saw records the server's position in its history, up to the part that is on disk. A position before the known one at
@@ -454,40 +468,35 @@ func (d *Driver) position() int64 {
 // only clients that were running can detect that (TestDiskIsRolledBack).
 //
 // A later timeline means that another server is primary. Its settings and standbys are probed anew, and every session
-// sweeps unknown holds: a lagging standby brings back holds released since, on sessions that live on.
-func (d *Driver) saw(before, here int64) error {
-	d.mu.Lock()
+// is replaced: see Prove.
+func (s *service) saw(before, here int64) error {
+	s.mu.Lock()
 	if here >= before {
 		// The position is of a later timeline, and not the first that the driver has seen.
-		if here>>timelineShift > d.here>>timelineShift && d.here != 0 {
-			// A lagging standby brings back holds released since, on sessions that live on.
-			for _, s := range d.sessions.Live() {
-				s.doubt = true
-			}
-			d.probed.Store(false) // it may have other settings, and other standbys
-			d.log.Warn("fencelock: another PostgreSQL server is primary", "timeline", here>>timelineShift)
+		if here>>timelineShift > s.here>>timelineShift && s.here != 0 {
+			s.fit.Store(false) // it may have other settings, and other standbys
+			s.log.Warn("fencelock: another PostgreSQL server is primary", "timeline", here>>timelineShift)
 		}
-		d.here = max(d.here, here)
-		err := d.lost
-		d.mu.Unlock()
+		s.here = max(s.here, here)
+		err := s.lost
+		s.mu.Unlock()
 		return err
 	}
-	if d.lost == nil {
-		d.lost = &backend.HistoryError{
+	if s.lost == nil {
+		s.lost = &backend.HistoryError{
 			What: "timeline and log position", Was: showPosition(before), Now: showPosition(here),
 		}
 	}
-	err := d.lost
-	d.mu.Unlock()
-	d.loseAll(backend.ReasonHistoryLost)
+	err := s.lost
+	s.mu.Unlock()
 	return err
 }
 
 // history returns the reason why the driver refuses all calls, or nil.
-func (d *Driver) history() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.lost
+func (s *service) history() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
 }
 
 // timelineShift is the number of bits of a position for the log, in units of 64 bytes; the timeline is above them.

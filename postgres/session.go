@@ -1,289 +1,284 @@
-// This file keeps sessions. A session is one row of the table sessions, shared by all holds and places in queues of
-// one TTL of this client: renewing ten thousand holds writes one row. With a row for each hold, a renewal would write
-// all of them. The price is that the holds of one TTL end together when their client dies.
-//
-// kit.Sessions records the session of a TTL and its users. For the server a session is in one of three states: not
-// begun, until a begin has been answered; alive, while its row exists and expires_at has not passed; or ended, when
-// the row has been deleted. The row is deleted by remove, by any client's reap, or by the first statement that finds
-// it expired: that deletion makes the end final, since a renewal only updates an existing row. A row with the same id
-// is never recreated.
-//
-// The client counts from an earlier instant: a session is proved at the instant before the last answered renewal was
-// sent, and every grant on it is valid from that instant. So a hold expires at the client before it expires at the
-// server, whatever the readings of the two clocks.
-
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// session is one row of the table sessions, on which all holds and waits of one TTL live.
+// session is an engine.Session: one row of the table sessions, which all its holds and waits share. The row is deleted
+// by End, by any client's reap, or by the first statement that finds it expired: that deletion makes the end final,
+// since a renewal only updates an existing row. A row with the same id is never made again.
 type session struct {
-	kit.Session
-	d   *Driver
-	id  string
-	ttl time.Duration
+	id       string
+	ttl      time.Duration
+	timeline int64 // on which it began
+	beats    atomic.Int64
+	alarm    notify.Signal // there are suspects
 
-	// renewing holds a token while a renewal is in progress: one at a time. It is a channel and not a mutex, so that a
-	// waiting caller can leave with its context.
-	renewing chan struct{}
-	begun    backend.Instant // when its row was asked for first; touched with the token only
-
-	// The following fields are protected by d.mu.
-
-	proved backend.Instant // when the last renewal that was confirmed was sent; zero before the first
-
-	// A request on the session may run late, or a lagging standby has restored one.
-	doubt bool
+	mu       sync.Mutex         // protects the following fields
+	entries  map[string][]entry // to notify, by hold id, which is in the notifications
+	suspects map[string]bool    // hold ids of holds that may be gone
 }
 
-// errNoSession: the session is over. A call that needs a session joins another.
-var errNoSession = errors.New("the session is over")
+// entry is a waiter on a session, or a hold with a token.
+type entry struct {
+	name, requestID string
+	token           fencing.Token
+}
 
-// join returns the session for ttl, proved within the last half of its TTL, and counts one more user of it. s.Leave
-// follows.
-func (d *Driver) join(ctx context.Context, ttl time.Duration) (*session, error) {
-	s, err := d.sessions.Join(ctx, ttl, func() *session {
-		id := d.id + "-" + backend.NewRequestID()[:16]
-		return &session{Session: d.sessions.New(), d: d, id: id, ttl: ttl, renewing: make(chan struct{}, 1)}
-	}, func(s *session) {
-		d.sessions.Opened(s, nil) // for the server the first renewal begins it
-		d.gate.Go(s.keepAlive)
-	})
+// TTL is engine.Session's.
+func (own *session) TTL() time.Duration { return own.ttl }
+
+// Open is engine.Sessions's.
+func (s *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
+	own := &session{
+		id: s.id + "-" + backend.NewRequestID()[:16], ttl: ttl, alarm: notify.New(),
+		entries: map[string][]entry{}, suspects: map[string]bool{},
+	}
+	here, err := s.write(ctx, s.sql.begin, own.id, s.channel(), ttl.Milliseconds())
 	if err != nil {
-		return nil, err
-	}
-	if err := s.fresh(ctx); err != nil {
-		s.Leave(1)
-		return nil, err
-	}
-	return s, nil
-}
-
-// provedAt returns when the last renewal that was confirmed was sent; zero without one.
-func (s *session) provedAt() backend.Instant {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	return s.proved
-}
-
-// doubts reports whether the session may have a hold or place unknown to this client.
-func (s *session) doubts() bool {
-	s.d.mu.Lock()
-	defer s.d.mu.Unlock()
-	return s.doubt
-}
-
-// fresh renews the session, unless it was proved within the last half of its TTL.
-func (s *session) fresh(ctx context.Context) error {
-	for {
-		proved := s.provedAt()
-		switch {
-		case s.Ended():
-			return errNoSession
-		case !proved.IsZero() && s.d.clock.Now().Sub(proved) < s.ttl/2:
-			return nil
+		if kit.Classified(err) && !errors.Is(err, backend.ErrUnknown) ||
+			!kit.Classified(err) && s.Classify(err) != engine.Unknown {
+			return nil, err
 		}
-		if _, err := s.renew(ctx, nil, s.ttl/2); err != nil {
-			return err
+		return own, err
+	}
+	own.timeline = here >> timelineShift
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.live[own] = struct{}{}
+	return own, nil
+}
+
+// Prove is engine.Sessions's. The server's clock sets the new end, which counts from the statement.
+//
+// A session of an earlier timeline is to be replaced: a standby that lagged behind brings back holds that were released
+// since, and they would live as long as their session.
+func (s *service) Prove(ctx context.Context, es engine.Session) error {
+	own := es.(*session)
+	err := s.renew(ctx, own)
+	switch {
+	case errors.Is(err, engine.ErrNoSession): // it has expired, or all tables were emptied
+		if lost := s.probe(ctx); lost != nil && !errors.Is(lost, backend.ErrMisconfigured) {
+			return lost
+		}
+	case misconfigured(err) && !kit.Classified(err):
+		return fmt.Errorf("%w: %w", backend.ErrMisconfigured, err)
+	case err == nil:
+		if own.beats.Add(1)%4 == 0 {
+			s.tend()
+		}
+		if s.position()>>timelineShift > own.timeline {
+			return engine.ErrOutgrown
 		}
 	}
+	return err
 }
 
-// missing is a renewal's answer about holds that have left its session, by their places in the request, from 1. gone
-// has a reason each, and moved a session: a call that moves such a hold is in progress, or was not answered.
-type missing struct {
-	gone       []int // with the reasons, the reason given to ForceRelease, and its caller
+// End is engine.Sessions's.
+func (s *service) End(ctx context.Context, es engine.Session) error {
+	own := es.(*session)
+	s.drop(own)
+	err := s.exec(ctx, s.sql.sweep, own.id, []string{}, true, s.clockKnown())
+	s.flush(ctx)
+	return err
+}
+
+func (s *service) drop(own *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.live, own)
+}
+
+// absent are the holds that are not on a session: their places in the request, from 1, with the session of each, or, if
+// that is empty, the reason why the hold is gone.
+type absent struct {
+	places     []int
+	sessions   []string
 	reasons    []string
-	whys       []string
+	whys       []string // the reasons that were given to ForceRelease, and its callers
 	bys        []string
 	principals []string
-	moved      []int // to these sessions: a call that moves them is in progress, or was not answered
-	sessions   []string
 }
 
-// loss returns the reason for the j-th of gone: evicted, if the server has kept no reason.
-func (m missing) loss(j int) backend.Loss {
-	return backend.Loss{
-		Reason: cmp.Or(backend.Reason(m.reasons[j]), backend.ReasonEvicted), Text: m.whys[j],
-		By: m.bys[j], Principal: m.principals[j],
-	}
+// loss returns the reason for the j-th, if the server has kept one.
+func (m absent) loss(j int) backend.Loss {
+	return backend.Loss{Reason: backend.Reason(m.reasons[j]), Text: m.whys[j], By: m.bys[j], Principal: m.principals[j]}
 }
 
-// renew prolongs the session and asks which of the holds have ended. Without holds it has no effect if the session was
-// proved within recent, so that concurrent callers share one renewal. The token in renewing limits a session to one
-// renewal at a time: a second one would only wait for the row.
-//
-// The session's proof is the instant before the statement was sent; an overtaken statement never sets it back.
-func (s *session) renew(ctx context.Context, holds []backend.Grant, recent time.Duration) (
-	seen missing, err error,
-) {
-	// One renewal at a time. A caller that has waited for another renewal checks below whether that was enough.
-	select {
-	case s.renewing <- struct{}{}:
-		defer func() { <-s.renewing }()
-	case <-ctx.Done():
-		return seen, fmt.Errorf("%w: %w", backend.ErrUnavailable, ctx.Err())
-	}
-	proved, now := s.provedAt(), s.d.clock.Now()
-	switch {
-	case s.Ended():
-		return seen, errNoSession
-	case len(holds) == 0 && !proved.IsZero() && now.Sub(proved) < recent:
-		return seen, nil
-	case proved.IsZero():
-		// The first renewal makes the row, and asks about holds only if some moved here.
-		if err := s.begin(ctx); err != nil || len(holds) == 0 {
-			return seen, err
-		}
-		now = s.d.clock.Now()
-	}
-	names, ids, tokens := columns(holds)
+// renew prolongs a session.
+func (s *service) renew(ctx context.Context, own *session) error {
 	var state string
 	var here, clock int64
-	before, sent := s.d.position(), s.d.clock.Now()
-	err = s.d.query(ctx, func(rows pgx.Rows) error {
-		return rows.Scan(&state, &seen.gone, &seen.reasons, &seen.whys, &seen.bys, &seen.principals,
-			&seen.moved, &seen.sessions, &here, &clock)
-	}, s.d.sql.renew, s.id, names, ids, tokens, s.d.clockKnown())
+	before, sent := s.position(), s.clock.Now()
+	err := s.query(ctx, func(rows pgx.Rows) error { return rows.Scan(&state, &here, &clock) },
+		s.sql.renew, own.id, s.clockKnown())
 	if err == nil {
-		s.d.clockWas(sent, clock)
-		err = s.d.saw(before, here)
+		s.clockWas(sent, clock)
+		err = s.saw(before, here)
 	}
-	if err != nil {
-		return seen, err
+	if err == nil && state == "no-session" {
+		err = engine.ErrNoSession
 	}
-	if state == "no-session" {
-		return seen, s.expired(ctx)
-	}
-	s.d.mu.Lock()
-	s.proved = max(s.proved, now)
-	s.d.mu.Unlock()
-	return seen, nil
+	return err
 }
 
-// begin makes the session's row, unless an earlier unanswered begin has made it. The client cannot know which of them
-// did, so the proof counts from the first: counted from a later one, the holds would be valid for longer than the row
-// lives. If the first never arrived, the next renewal makes up for the difference. The caller has the token.
-func (s *session) begin(ctx context.Context) error {
-	if s.begun.IsZero() {
-		s.begun = s.d.clock.Now()
+// compare returns which of some grants are not on a session.
+func (s *service) compare(
+	ctx context.Context, own *session, grants []backend.Grant, some []int,
+) (m absent, err error) {
+	names, ids, tokens := columns(grants, some)
+	var exists bool
+	var here int64
+	before := s.position()
+	err = s.query(ctx, func(rows pgx.Rows) error {
+		return rows.Scan(&exists, &here, &m.places, &m.sessions, &m.reasons, &m.whys, &m.bys, &m.principals)
+	}, s.sql.compare, own.id, names, ids, tokens)
+	if err == nil {
+		err = s.saw(before, here)
 	}
-	if err := s.d.write(ctx, s.d.sql.begin, s.id, s.d.channel(), s.ttl.Milliseconds()); err != nil {
-		return err
+	if err == nil && !exists {
+		err = engine.ErrNoSession
 	}
-	s.d.mu.Lock()
-	s.proved = s.begun
-	s.d.mu.Unlock()
-	return nil
+	return m, err
 }
 
-// expired finds out why the server does not have the session: it expired, or all tables were emptied, which is a lost
-// history and not a lost session.
-func (s *session) expired(ctx context.Context) error {
-	if err := s.d.probe(ctx); err != nil && !errors.Is(err, backend.ErrMisconfigured) {
-		return err
+// Follow is engine.Follower's. A notification names a hold id and proves nothing: the holds with that id are compared.
+func (s *service) Follow(ctx context.Context, es engine.Session, notify func(engine.Push)) error {
+	own := es.(*session)
+	defer func() {
+		if ctx.Err() != nil {
+			s.drop(own)
+		}
+	}()
+	for {
+		select {
+		case <-own.alarm:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		grants, all := own.suspected()
+		bounded, cancel := context.WithTimeout(ctx, callTime)
+		seen, err := s.compare(bounded, own, grants, all)
+		cancel()
+		switch {
+		case errors.Is(err, engine.ErrNoSession):
+			return nil
+		case err != nil:
+			own.suspect(grants)
+			return err
+		}
+		for j, place := range seen.places {
+			if seen.sessions[j] != "" {
+				continue
+			}
+			g, loss := grants[place-1], seen.loss(j)
+			if loss.Reason == "" {
+				loss.Reason = backend.ReasonEvicted
+			}
+			own.forget(g.HoldID, g.RequestID)
+			notify(engine.Push{What: engine.PushLost, RequestID: g.RequestID, Loss: loss, Incarnation: g.Incarnation})
+		}
 	}
-	s.ended(backend.ReasonSessionExpired)
-	return errNoSession
 }
 
-// ended notifies the holders and waiters of the session that it is over, and makes room for another one. Only the
-// first call has an effect. The callbacks are called without d.mu, in the goroutine that found the end: a renewal, a
-// call, or a probe that found another history. Waiters look, find that their places have ended, and repeat their
-// requests.
-func (s *session) ended(reason backend.Reason) {
-	d := s.d
-	if !d.sessions.End(s) {
+// note notes who is to be notified. An entry replaces the request's last one.
+func (own *session) note(holdID string, e entry) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	all := own.entries[holdID]
+	if i := slices.IndexFunc(all, func(x entry) bool { return x.requestID == e.requestID }); i >= 0 {
+		all[i] = e
 		return
 	}
-	d.mu.Lock()
-	// One critical section, so that a loss is reported once, here or by the call that finds it.
-	lost := d.holdsOf(s)
-	waiting := d.waitersOf(s)
-	d.mu.Unlock()
-	for _, h := range lost {
-		h.lose(backend.Loss{Reason: reason})
+	own.entries[holdID] = append(all, e)
+}
+
+// forget drops a request that has ended.
+func (own *session) forget(holdID, requestID string) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	all := slices.DeleteFunc(own.entries[holdID], func(x entry) bool { return x.requestID == requestID })
+	if len(all) == 0 {
+		delete(own.entries, holdID)
+		return
 	}
-	for _, w := range waiting {
-		w.look() // its place has ended: it asks for another
+	own.entries[holdID] = all
+}
+
+// noteAnswer notes the answer to an Enter.
+func (own *session) noteAnswer(r engine.Entering, p engine.Position, err error) {
+	switch {
+	case err != nil:
+	case p.Held && r.Lost != nil:
+		own.note(r.HoldID, entry{r.Name, r.RequestID, p.Token})
+	case p.Held || r.Wait && !p.Placed:
+		own.forget(r.HoldID, r.RequestID)
 	}
 }
 
-// keepAlive renews the session about three times per TTL while it has users, and ends it after three TTLs without a
-// user. It runs from the session's first use until its end or Close. A failed renewal is retried after a short pause
-// (kit.RetryPause), so that one lost answer does not cost a third of the TTL.
-//
-// Unknown holds are swept after a successful renewal: the sweep must not end a hold that a call is about to be
-// granted, and known lists those calls. Every fourth round also reaps the sessions of clients that died, a few at a
-// time and by one client at a time, and probes the server. By that probe a program that only renews notices a
-// promotion.
-func (s *session) keepAlive(ctx context.Context) {
-	d, beats := s.d, 0
-	for {
-		// A tenth of the interval earlier than a third of the TTL, and not right after a failed renewal.
-		pause := s.ttl/3 - s.ttl/30
-		if proved := s.provedAt(); !proved.IsZero() {
-			pause = max(pause-d.clock.Now().Sub(proved), kit.RetryPause(s.ttl))
+// notified returns the requests that wait with a hold id. The holds with that id are suspects.
+func (own *session) notified(holdID string) (waiters []string) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	for _, e := range own.entries[holdID] {
+		if e.token == 0 {
+			waiters = append(waiters, e.requestID)
+			continue
 		}
-		if !d.pause(ctx, pause) {
-			return
-		}
-		// No call can join it from here on, so that the sweep ends no hold in use.
-		if d.sessions.Retire(s, 3*s.ttl) {
-			_ = s.remove(ctx) // the row ends by its TTL
-		}
-		if s.Ended() {
-			return
-		}
-		// A longer renewal is useless: the next one is due.
-		bounded, cancel := context.WithTimeout(ctx, max(s.ttl/3, time.Second))
-		if _, err := s.renew(bounded, nil, s.ttl/4); err == nil && s.doubts() {
-			// A failed sweep is repeated after the next renewal. If the server refuses it, unknown holds end with the
-			// session.
-			if err := d.exec(bounded, d.sql.sweep, s.id, d.known(), false, d.clockKnown()); undone(err) {
-				d.sessions.Abandon(s)
+		own.suspects[holdID] = true
+		own.alarm.Notify()
+	}
+	return waiters
+}
+
+// suspected returns the suspects, which are none any more, and their numbers.
+func (own *session) suspected() (grants []backend.Grant, all []int) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	for holdID := range own.suspects {
+		for _, e := range own.entries[holdID] {
+			if e.token != 0 {
+				all = append(all, len(grants))
+				grants = append(grants, backend.Grant{
+					Name: e.name, RequestID: e.requestID, HoldID: holdID, Token: e.token, Incarnation: e.token.String(),
+				})
 			}
 		}
-		// Any client does this for all: clients with ended sessions may be dead.
-		if beats++; beats%4 == 0 {
-			_ = d.exec(bounded, d.sql.reap, d.clockKnown())
-			_ = d.probe(bounded)
-		}
-		cancel()
+	}
+	clear(own.suspects)
+	return grants, all
+}
+
+// suspect makes holds suspects again.
+func (own *session) suspect(grants []backend.Grant) {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	for _, g := range grants {
+		own.suspects[g.HoldID] = true
+		own.alarm.Notify()
 	}
 }
 
-// remove ends the session on the server, with all holds and places on it. If that fails, they end after the TTL.
-func (s *session) remove(ctx context.Context) error {
-	if s.provedAt().IsZero() { // it has not begun there
-		return nil
+// suspectAll makes all holds suspects: notifications may be lost.
+func (own *session) suspectAll() {
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	for id := range own.entries {
+		own.suspects[id] = true
+		own.alarm.Notify()
 	}
-	return s.d.exec(ctx, s.d.sql.sweep, s.id, []string{}, true, s.d.clockKnown())
-}
-
-// pause waits, and returns false if ctx ends or the driver closes meanwhile.
-func (d *Driver) pause(ctx context.Context, pause time.Duration) bool {
-	bound, done := d.gate.Bind(ctx)
-	defer done()
-	return kit.Sleep(bound, pause) == nil
-}
-
-// columns returns the columns of holds for the SQL functions: arrays of names, request ids and tokens.
-func columns(holds []backend.Grant) (names, ids []string, tokens []int64) {
-	names, ids, tokens = make([]string, len(holds)), make([]string, len(holds)), make([]int64, len(holds))
-	for i := range holds {
-		names[i], ids[i], tokens[i] = holds[i].Name, holds[i].RequestID, int64(holds[i].Token.Order())
-	}
-	return names, ids, tokens
 }
