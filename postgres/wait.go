@@ -71,17 +71,17 @@ func (s *service) Check(ctx context.Context, all []engine.Waiters, _ int) ([]eng
 	if err != nil {
 		return nil, err
 	}
-	out, ahead := make([]engine.Found, len(all)), make([]int64, len(all))
+	out, ahead := make([]engine.Found, len(all)), map[int]int64{} // of the first waiter, by queue
 	for _, st := range states {
 		at := places[st.i-1]
 		if st.state != "waiting" {
 			out[at.queue].Turns = append(out[at.queue].Turns, at.waiter)
-		} else if n := max(1, st.ahead); ahead[at.queue] == 0 || n < ahead[at.queue] {
-			ahead[at.queue] = n
+		} else if n, seen := ahead[at.queue]; !seen || st.ahead < n {
+			ahead[at.queue] = st.ahead
 		}
 	}
 	for i, q := range all {
-		out[i].Again = s.nextCheck(q.Name, max(1, ahead[i]))
+		out[i].Again = s.nextCheck(q.Name, ahead[i])
 	}
 	return out, nil
 }
@@ -123,7 +123,7 @@ func (s *service) nextCheck(name string, ahead int64) time.Duration {
 	}
 	p.pause = min(p.pause*3/2, pollEvery)
 	if !seen || p.ahead != ahead {
-		p.pause = min(p.pause, pollFast*time.Duration(ahead))
+		p.pause = min(p.pause, pollFast*time.Duration(max(1, ahead)))
 	}
 	p.ahead = ahead
 	s.paces[name] = p
