@@ -519,13 +519,7 @@ func TestCallsTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	take(t, rival, name(0)) // the other names are new
-	tx, err := connect(t, server.URL()).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = $1 for update`, name(1)); err != nil {
-		t.Fatal(err)
-	}
+	tx := lockRow(t, server, name(1))
 	r := request(name(1), time.Minute)
 	kept := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/postgres"
@@ -154,13 +156,7 @@ func TestDisconnectedClientLeavesNoWaitingStatement(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tx, err := connect(t, server.URL()).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = 'x' for update`); err != nil {
-		t.Fatal(err)
-	}
+	tx := lockRow(t, server, "x")
 	ask := func(ctx context.Context, d *postgres.Driver) <-chan error {
 		done := make(chan error, 1)
 		go func() {
@@ -222,13 +218,7 @@ func TestForeignTransactions(t *testing.T) {
 	); err != nil {
 		t.Fatal(err)
 	}
-	tx, err := connect(t, server.URL()).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = 'x' for update`); err != nil {
-		t.Fatal(err)
-	}
+	tx := lockRow(t, server, "x")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	r := request("x", time.Minute)
@@ -255,13 +245,7 @@ func TestRenewalPassesWaitingCalls(t *testing.T) {
 	if err := d.Release(soon(t, 30*time.Second), take(t, d, "locked")); err != nil {
 		t.Fatal(err)
 	}
-	tx, err := connect(t, server.URL()).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = 'locked' for update`); err != nil {
-		t.Fatal(err)
-	}
+	tx := lockRow(t, server, "locked")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var calls sync.WaitGroup
@@ -283,4 +267,17 @@ func TestRenewalPassesWaitingCalls(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// lockRow locks the row of a name in a foreign transaction, and returns that.
+func lockRow(t testing.TB, server interface{ URL() string }, name string) pgx.Tx {
+	t.Helper()
+	tx, err := connect(t, server.URL()).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `select 1 from fencelock.names where name = $1 for update`, name); err != nil {
+		t.Fatal(err)
+	}
+	return tx
 }
