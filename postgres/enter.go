@@ -32,8 +32,8 @@ func (s *service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 	return s.answered(r, p, err)
 }
 
-// admit checks what the statements need beyond the engine's checks: PostgreSQL stores no NUL in text. It begins to
-// listen for those who are to be notified.
+// admit checks what the statements need beyond the engine's checks: PostgreSQL stores no NUL in text. It starts
+// the listener if a request needs notifications.
 func (s *service) admit(ctx context.Context, rs ...engine.Entering) error {
 	for _, r := range rs {
 		for k, v := range r.Metadata {
@@ -280,7 +280,7 @@ func (s *service) enterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 		}
 		calls[i], at[r.Name] = arguments(own, r.Request), i
 	}
-	// One answer for each name, in the order of the names, or one that refuses all.
+	// One answer for each name, in the order of the names, or a single answer that refuses all.
 	var answers []answer
 	before := s.position()
 	err := s.query(ctx, func(rows pgx.Rows) error {

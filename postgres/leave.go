@@ -71,9 +71,9 @@ func tokenIn(g backend.Grant) int64 {
 	return int64(g.Token.Order())
 }
 
-// Extend is engine.Service's: one statement that compares the holds of the session, and, for each session on which
-// others are, one that moves them. A hold that the engine knew here and another client has moved to its own
-// session stays there: that client has repeated the request.
+// Extend is engine.Service's: one statement compares the holds with the session, and for each other session with some of
+// the holds another statement moves these. A known hold that another client has moved to its session stays there, since
+// that client has repeated the request.
 func (s *service) Extend(ctx context.Context, es engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
 	own, out := es.(*session), make([]engine.Outcome, len(holds))
 	all, grants := make([]int, len(holds)), make([]backend.Grant, len(holds))
@@ -124,7 +124,7 @@ func (s *service) Extend(ctx context.Context, es engine.Session, holds []engine.
 	return out, nil
 }
 
-// elsewhere notes which of some grants are gone, and returns the sessions of those that are on another session than own.
+// elsewhere notes which of some grants are gone, and returns the sessions of the grants that are not on own.
 func (s *service) elsewhere(
 	ctx context.Context, own *session, grants []backend.Grant, some []int, out []engine.Outcome,
 ) (sessions map[int]string, err error) {

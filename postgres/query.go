@@ -250,7 +250,7 @@ func notices(c *pgconn.PgConn, more int) int {
 	return n
 }
 
-// callTime bounds a connection attempt, and a task of the driver's own. The engine bounds the statements of calls.
+// callTime is the maximum duration of a connection attempt, of an exchange (Patience) and of a background task.
 const callTime = 5 * time.Second
 
 // query runs one statement and passes its rows to scan. It does not fail on a pooled connection that has ended

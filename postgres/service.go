@@ -5,7 +5,7 @@ package postgres
 //	enter.go    Enter and EnterSet; leave.go: Leave and Extend; wait.go: Check
 //	session.go  sessions, and the losses on them
 //	push.go     the connection that listens, and the notifications to other clients
-//	query.go    the statements; errors.go: what their errors mean; clock.go: the server's clock
+//	query.go    the statements; errors.go: the meaning of their errors; clock.go: the server's clock
 //	probe.go    whether the server is fit; inspect.go: Look, Names, Force, Feed
 //	driver.go   options and construction; open.go: URLs; migrate.go: the schema
 //
@@ -15,8 +15,8 @@ package postgres
 // A statement that was sent may commit although its answer never arrives, also after its caller has left. After a
 // Leave, after a repetition that was answered, and after the end of its session it has no effect (migration 0008).
 //
-// The binding has goroutines, all in service.gate: one that listens, since PostgreSQL pushes to a connection, and one
-// now and then that probes the server and removes what dead clients have left, beside the calls.
+// The binding has goroutines, all in service.gate: one listens, since PostgreSQL pushes to a connection, and from time to
+// time another one probes the server and removes the sessions of dead clients, beside the calls.
 
 import (
 	"context"

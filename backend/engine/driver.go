@@ -71,7 +71,7 @@ type flight struct {
 	shared   bool          // there was more than one attempt at a time
 	granted  bool          // one of them was answered with a hold
 	running  int           // attempts that have not ended
-	entry    bool          // with OneEntry: one that has ended may have left an entry
+	entry    bool          // with OneEntry: an ended attempt may have left an entry
 	removals int           // with OneEntry: Leaves of the entry in progress
 	removing chan struct{} // closed when there are no more
 	entering int
