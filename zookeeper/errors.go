@@ -1,172 +1,121 @@
-// This file maps errors of the client library and of the servers to those of the contract. Callers act on the class:
-// ErrUnavailable promises that the call had no effect, ErrUnknown makes the core clean up after the request. An
-// unknown error becomes ErrUnknown, which costs a cleanup at worst; as ErrUnavailable it could leave a node that
-// closes a name.
-
 package zookeeper
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/go-zookeeper/zk"
 
-	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/backend/engine"
 )
 
-// answer is an error code of the protocol.
-type answer struct {
-	code  int
-	err   error // the library's error, if it has one
+// code is an error code of the protocol.
+type code int32
+
+// Is reports whether c is an error of the library go-zookeeper/zk that a caller may look for.
+func (c code) Is(target error) bool { return c == codeNoAuth && target == zk.ErrNoAuth }
+
+const (
+	codeInconsistent   code = -2 // of the operations of a transaction after the one that failed
+	codeNoNode         code = -101
+	codeNoAuth         code = -102
+	codeBadVersion     code = -103
+	codeNodeExists     code = -110
+	codeNotEmpty       code = -111
+	codeSessionExpired code = -112
+	codeAuthFailed     code = -115
+	codeThrottled      code = -127
+)
+
+// meaning is what a code says, in words and for the caller.
+type meaning struct {
 	words string
-	// backend.ErrUnavailable: the request was not done. backend.ErrMisconfigured: nor will it be, until an operator
-	// changes a setting or a right. backend.ErrUnknown: it may have been done.
-	class error
-	again bool // another try may do better, over another connection or on another session
+	class engine.Class
 }
 
-// Error implements error, for codes without an error of the library.
-func (a *answer) Error() string { return "ZooKeeper answers " + strconv.Itoa(a.code) + ": " + a.words }
-
-const codeThrottled = -127
-
-// answers are all codes of ZooKeeper 3.5 to 3.9. Codes that only its clients generate are included, as unknown. The
-// class depends on the origin of the code in the servers: before the change is proposed, in the processor that refuses
-// (PrepRequestProcessor and others), or after a change may have been executed (FinalRequestProcessor).
-var answers = []*answer{
-	{-1, nil, "system error", backend.ErrUnknown, false},
-	{-2, nil, "runtime inconsistency", backend.ErrUnknown, false},
-	{-3, nil, "data inconsistency", backend.ErrUnknown, false},
-	{-4, nil, "connection loss", backend.ErrUnknown, false},
-	{-5, nil, "marshalling error, which stands for any fault in a server", backend.ErrUnknown, false},
-	{-6, nil, "the request is not implemented: containers need version 3.5, and zookeeper.extendedTypesEnabled is " +
-		"needed for some others", backend.ErrMisconfigured, false},
-	{-7, nil, "operation timeout", backend.ErrUnknown, false},
-	{-8, zk.ErrBadArguments, "bad arguments", backend.ErrUnavailable, false},
-	{-9, nil, "invalid state", backend.ErrUnknown, false},
-	{-12, nil, "the leader does not know the session", backend.ErrUnavailable, true},
-	{-13, nil, "no quorum of the new configuration is connected", backend.ErrUnavailable, false},
-	{-14, nil, "another reconfiguration is in progress", backend.ErrUnavailable, false},
-	{-100, zk.ErrAPIError, "API error", backend.ErrUnavailable, false},
-	{-101, zk.ErrNoNode, "no node", backend.ErrUnavailable, false},
-	{-102, zk.ErrNoAuth, "no right", backend.ErrMisconfigured, false},
-	{-103, zk.ErrBadVersion, "bad version", backend.ErrUnavailable, false},
-	{-108, zk.ErrNoChildrenForEphemerals, "ephemeral nodes have no children", backend.ErrUnavailable, false},
-	{-110, zk.ErrNodeExists, "node exists", backend.ErrUnavailable, false},
-	{-111, zk.ErrNotEmpty, "node has children", backend.ErrUnavailable, false},
-	{-112, zk.ErrSessionExpired, "session expired", backend.ErrUnavailable, true},
-	{-113, nil, "invalid callback", backend.ErrUnknown, false},
-	{-114, zk.ErrInvalidACL, "invalid ACL", backend.ErrMisconfigured, false},
-	{-115, zk.ErrAuthFailed, "authentication failed", backend.ErrMisconfigured, false},
-	{-116, zk.ErrClosing, "the client is closing", backend.ErrUnknown, false},
-	{-117, zk.ErrNothing, "no answers", backend.ErrUnknown, false},
-	{-118, zk.ErrSessionMoved, "the session has moved to another server", backend.ErrUnavailable, true},
-	{-119, nil, "the server is cut off from the others and read-only", backend.ErrUnavailable, true},
-	{-120, nil, "the session is local to its server, which makes no global one of it: set " +
-		"localSessionsUpgradingEnabled", backend.ErrMisconfigured, false},
-	{-121, nil, "no such watcher", backend.ErrUnavailable, false},
-	{-122, nil, "request timeout", backend.ErrUnknown, false},
-	{-123, zk.ErrReconfigDisabled, "reconfiguration is disabled", backend.ErrUnavailable, false},
-	{-124, nil, "the servers require SASL (enforce.auth.enabled or sessionRequireClientSASLAuth), which this " +
-		"driver does not have", backend.ErrMisconfigured, false},
-	{-125, nil, "the quota of a node above is used up (zookeeper.enforceQuota): raise it with setquota",
-		backend.ErrMisconfigured, false},
-	{codeThrottled, nil, "the server throttles (zookeeper.throttled_op_wait_time)", backend.ErrUnavailable, true},
+// meanings are all codes of ZooKeeper 3.5 to 3.9. Those that only its clients make for themselves are among them, as
+// unknown. The class says where the servers make the code: before the change is proposed, by the processor that refuses
+// (PrepRequestProcessor and others), or where a change may have been carried out (FinalRequestProcessor).
+var meanings = map[code]meaning{
+	-1:               {"system error", engine.Unknown},
+	codeInconsistent: {"runtime inconsistency", engine.Unknown},
+	-3:               {"data inconsistency", engine.Unknown},
+	-4:               {"connection loss", engine.Unknown},
+	-5:               {"marshalling error, which stands for any fault in a server", engine.Unknown},
+	-6: {"the request is not implemented: containers need version 3.5, and zookeeper.extendedTypesEnabled is " +
+		"needed for some others", engine.Never},
+	-7:                 {"operation timeout", engine.Unknown},
+	-8:                 {"bad arguments", engine.NotDone},
+	-9:                 {"invalid state", engine.Unknown},
+	-12:                {"the leader does not know the session", engine.NotDone},
+	-13:                {"no quorum of the new configuration is connected", engine.NotDone},
+	-14:                {"another reconfiguration is in progress", engine.NotDone},
+	-100:               {"API error", engine.NotDone},
+	codeNoNode:         {"no node", engine.NotDone},
+	codeNoAuth:         {"no right", engine.Never},
+	codeBadVersion:     {"bad version", engine.NotDone},
+	-108:               {"ephemeral nodes have no children", engine.NotDone},
+	codeNodeExists:     {"node exists", engine.NotDone},
+	codeNotEmpty:       {"node has children", engine.NotDone},
+	codeSessionExpired: {"session expired", engine.NoSession},
+	-113:               {"invalid callback", engine.Unknown},
+	-114:               {"invalid ACL", engine.Never},
+	codeAuthFailed:     {"authentication failed", engine.Never},
+	-116:               {"the client is closing", engine.Unknown},
+	-117:               {"no answers", engine.Unknown},
+	-118:               {"the session has moved to another server", engine.NotDone},
+	-119:               {"the server is cut off from the others and read-only", engine.NotDone},
+	-120: {"the session is local to its server, which makes no global one of it: set " +
+		"localSessionsUpgradingEnabled", engine.Never},
+	-121: {"no such watcher", engine.NotDone},
+	-122: {"request timeout", engine.Unknown},
+	-123: {"reconfiguration is disabled", engine.NotDone},
+	-124: {"the servers require SASL (enforce.auth.enabled or sessionRequireClientSASLAuth), which this driver does " +
+		"not have", engine.Never},
+	-125:          {"the quota of a node above is used up (zookeeper.enforceQuota): raise it with setquota", engine.Never},
+	codeThrottled: {"the server throttles (zookeeper.throttled_op_wait_time)", engine.NotDone},
 }
 
-// init gives each answer its error: the library's, or itself.
-func init() {
-	for _, a := range answers {
-		if a.err == nil {
-			a.err = a
-		}
+// Error implements error.
+func (c code) Error() string {
+	if m, ok := meanings[c]; ok {
+		return "ZooKeeper answers " + strconv.Itoa(int(c)) + ": " + m.words
 	}
+	return fmt.Sprintf("ZooKeeper returned error code %d, which versions 3.5 to 3.9 do not define", int(c))
 }
 
-// answerOf returns the server's answer in err, or nil.
-func answerOf(err error) *answer {
-	if i := slices.IndexFunc(answers, func(a *answer) bool { return errors.Is(err, a.err) }); i >= 0 {
-		return answers[i]
+var (
+	// errGone: the request's node was deleted by another client.
+	errGone = errors.New("the node of the request is gone")
+	// errChanged: what was read has changed before it was written.
+	errChanged = errors.New("others change the name at the same moment")
+	// errSpent: the request's node has a number with which nobody holds.
+	errSpent = errors.New("the sequence numbers of the name's queue are exhausted; they restart when the queue is empty")
+)
+
+// Classify is engine.Service's. An unknown error becomes Unknown, which costs a cleanup at worst.
+func (e *service) Classify(err error) engine.Class {
+	var c code
+	switch {
+	case errors.As(err, &c):
+		return meanings[c].class // the zero class is Unknown
+	case isOneOf(err, errNoConnection, errGone, errChanged, errSpent):
+		return engine.NotDone
 	}
-	return nil
+	return engine.Unknown
 }
 
-// named returns the answer for a code that the library has no error for, and any other error unchanged.
-func named(err error) error {
-	if err == nil {
-		return nil
-	}
-	number, ok := strings.CutPrefix(err.Error(), "unknown error: ")
-	code, invalid := strconv.Atoi(number)
-	if !ok || invalid != nil {
-		return err
-	}
-	for _, a := range answers {
-		if a.code == code {
-			return a.err
-		}
-	}
-	return fmt.Errorf("ZooKeeper returned error code %d, which versions 3.5 to 3.9 do not define", code)
-}
-
-// throttled reports whether err is the answer of an overloaded server that has not begun with the request.
-func throttled(err error) bool {
-	a := answerOf(err)
-	return a != nil && a.code == codeThrottled
-}
-
-// mayBeDone reports whether err is an answer that leaves the outcome of the request open.
-func mayBeDone(err error) bool {
-	a := answerOf(err)
-	return a != nil && errors.Is(a.class, backend.ErrUnknown)
-}
-
-// callError names the call and the lock, and gives err its class. After a lost connection a read-only call is
-// ErrUnavailable; the request of any other call may have been executed, so that it is ErrUnknown. Acquire marks its
-// own leftovers (giveUp). It is nil for nil.
-func (d *Driver) callError(call, name string, err error) error {
-	return kit.CallError(driverName, call, name, err, func(err error) error {
-		if a := answerOf(err); a != nil && errors.Is(a.class, backend.ErrMisconfigured) {
-			return a.class
-		}
-		switch {
-		case isOneOf(err, errNoConnection, errSessionLost, errGone, errStale, errSpent, zk.ErrInvalidPath, zk.ErrNoServer):
-			return backend.ErrUnavailable
-		case answerOf(err) != nil:
-			return answerOf(err).class
-		case kit.Changes(call):
-			return backend.ErrUnknown
-		case errors.Is(err, zk.ErrConnectionClosed),
-			call == "ping" && errors.Is(err, context.DeadlineExceeded):
-			return backend.ErrUnavailable
-		}
-		return nil
-	})
-}
-
-// transient reports whether another try may succeed, over another connection or on another session. The end of a
-// context counts, since it may be the try's own; the caller checks its own context. A refusal that names the request
-// (ErrNoNode, ErrBadVersion and the like) does not: the sender of the request knows its meaning.
-func transient(err error) bool {
-	a := answerOf(err)
-	return kit.IsContext(err) || a != nil && a.again || isOneOf(err,
-		// Errors that another session, connection, node or server may not have.
-		errSessionLost, errGone, errStale, errSpent, errNoConnection, zk.ErrConnectionClosed, zk.ErrNoServer,
-		backend.ErrUnavailable)
-}
-
-// unanswered reports whether a request with an effect was sent and may have been done without an answer.
-func unanswered(err error) bool {
-	lost := kit.IsContext(err) || errors.Is(err, zk.ErrConnectionClosed) || mayBeDone(err)
-	return lost && !errors.Is(err, errNoConnection)
-}
-
-// isOneOf reports whether err is one of the errors in some.
+// isOneOf reports whether err is one of some errors.
 func isOneOf(err error, some ...error) bool {
 	return slices.ContainsFunc(some, func(e error) bool { return errors.Is(err, e) })
+}
+
+// ignore returns err unless it is one of some.
+func ignore(err error, some ...error) error {
+	if isOneOf(err, some...) {
+		return nil
+	}
+	return err
 }

@@ -7,13 +7,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
-	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/doctor"
 )
 
@@ -36,9 +32,7 @@ func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
 	o.Logger = slog.New(slog.DiscardHandler)
 	bounds := make([]string, len(addrs))
 	r := &doctor.Report{Members: doctor.Ask(ctx, addrs, func(ctx context.Context, i int) (m doctor.Member, err error) {
-		d := New(addrs[i:i+1], o)
-		defer func() { _ = d.Close(context.WithoutCancel(ctx)) }()
-		m, bounds[i], err = d.examine(ctx)
+		m, bounds[i], err = New(addrs[i:i+1], o).service.report(ctx)
 		return m, err
 	})}
 	for i := range r.Members {
@@ -52,30 +46,30 @@ func examine(ctx context.Context, rawURL string) (*doctor.Report, error) {
 	return r, nil
 }
 
-// examine asks the only server of the driver. The second result describes the session timeouts that it grants.
-func (d *Driver) examine(ctx context.Context) (m doctor.Member, bounds string, err error) {
-	if m, err = d.serverState(ctx); err != nil || m.Role == leaderless {
+// report asks the only server. The second result describes the session timeouts that it grants.
+func (e *service) report(ctx context.Context) (m doctor.Member, bounds string, err error) {
+	if m, err = e.serverState(ctx); err != nil || m.Role == leaderless {
 		return m, "", err
 	}
-	shortest, err := d.connectProbe(ctx)
-	defer shortest.end(backend.ReasonClosed)
-	if err != nil {
-		return m, "", err
-	}
-	longest := d.newSession(longestAsked)
-	longest.probe = true
-	defer longest.end(backend.ReasonClosed)
-	if err := longest.connect(ctx); err != nil {
-		return m, "", err
+	shortest, longest := e.question(ctx, e.addrs[0], time.Millisecond), e.question(ctx, e.addrs[0], longestAsked)
+	for _, s := range []*session{shortest, longest} {
+		defer func() { _ = e.End(context.WithoutCancel(ctx), s) }()
+		if err := s.opened(ctx); err != nil {
+			return m, "", err
+		}
 	}
 	bounds = fmt.Sprintf("sessions of %v to %v", shortest.ttl, longest.ttl)
 	m.Facts = append(m.Facts, bounds)
-	if tick := shortest.ttl / 2; tick > d.o.Tick {
-		m.Problems = append(m.Problems, fmt.Sprintf("has a tick of %v, longer than the option tick=%v", tick, d.o.Tick))
+	if tick := shortest.ttl / 2; tick > e.o.Tick {
+		m.Problems = append(m.Problems, fmt.Sprintf("has a tick of %v, longer than the option tick=%v", tick, e.o.Tick))
 	}
-	root, err := shortest.read(ctx, d.root, false)
+	replies, err := shortest.do(ctx, getData(e.root, false), getData(configNode, false))
+	if err != nil {
+		return m, bounds, err
+	}
+	root, err := replies[0].node()
 	switch {
-	case errors.Is(err, zk.ErrNoNode):
+	case errors.Is(err, codeNoNode):
 		m.Facts = append(m.Facts, "no token space yet")
 	case err != nil:
 		m.Facts = append(m.Facts, "token space not readable: "+err.Error())
@@ -86,8 +80,7 @@ func (d *Driver) examine(ctx context.Context) (m doctor.Member, bounds string, e
 		}
 		m.Space = v.Space
 	}
-	config, err := shortest.read(ctx, configNode, false)
-	if err == nil {
+	if config, err := replies[1].node(); err == nil {
 		m.Facts = append(m.Facts, fmt.Sprintf("%d voting members", max(1, voters(string(config.data)))))
 	}
 	return m, bounds, nil
@@ -95,23 +88,12 @@ func (d *Driver) examine(ctx context.Context) (m doctor.Member, bounds string, e
 
 // serverState asks the server for its mode and zxid with the command srvr, which servers execute unless their
 // whitelist excludes it.
-func (d *Driver) serverState(ctx context.Context) (m doctor.Member, err error) {
-	address := d.addrs[0]
-	dial := d.o.Dial
-	if dial == nil {
-		dial = (&net.Dialer{}).DialContext
-	}
-	plain, err := dial(ctx, "tcp", address)
+func (e *service) serverState(ctx context.Context) (m doctor.Member, err error) {
+	conn, err := e.dial(ctx, e.addrs[0])
 	if err != nil {
 		return m, err
 	}
-	defer func() { _ = plain.Close() }()
-	conn := plain
-	if d.o.TLS != nil {
-		if conn, err = secure(ctx, conn, address, d.o.TLS); err != nil {
-			return m, err
-		}
-	}
+	defer func() { _ = conn.Close() }()
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := conn.SetDeadline(deadline); err != nil {
 			return m, err

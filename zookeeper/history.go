@@ -1,11 +1,3 @@
-// This file detects that an ensemble has lost acknowledged changes: it was wiped, restored from a backup, or replaced
-// by another one behind the same addresses. Such an ensemble would grant a name that is held and reissue tokens. The
-// package comment, section History, has the consequences for operators.
-//
-// session.turnedAway and proof answers call suspect and checkZxid; sessions that open, and watches on the root, call
-// recognize. Any finding ends in forgot, after which the driver only returns ErrHistoryLost. It does not restart
-// automatically: an operator has to make sure that no earlier holder still relies on its lock.
-
 package zookeeper
 
 import (
@@ -14,14 +6,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path"
 	"strconv"
-
-	"github.com/go-zookeeper/zk"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
 )
 
-// The driver keeps two facts:
+// history is what the driver knows of the ensemble's past. An ensemble that contradicts it was wiped, restored from a
+// backup, or replaced by another one behind the same addresses: it would grant a name that is held and reissue tokens.
+// The first contradiction is final, and an operator has to act: see the package comment. The driver keeps two facts:
 //
 //   - the highest zxid of any answer. Every connect request has it, even that of a new session, and a server that has
 //     seen less closes the connection. That may be a lagging server; so the driver then asks, on a session that claims
@@ -30,6 +26,14 @@ import (
 //   - the token space, a random id in the root node. Every session reads and watches it. Another space, or a missing
 //     one, means that everything was deleted, or that this is another ensemble. It catches a case that zxids do not:
 //     an ensemble with higher zxids than the previous one.
+type history struct {
+	zxid       atomic.Int64
+	suspecting atomic.Bool // recall runs
+
+	mu    sync.Mutex // protects the following fields
+	space string     // "" until it is known
+	lost  error
+}
 
 // layout is the version of all nodes below the root. A later layout names itself in the root, and is refused.
 const layout = 1
@@ -41,192 +45,192 @@ type rootValue struct {
 	Layout int `json:"fencelock_layout,omitempty"`
 }
 
-// tokenSpace returns the token space of the driver, or "" before it is known.
-func (d *Driver) tokenSpace() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.space
-}
-
-// saw notes the zxid of an answer. It is called for every message read, hence without a mutex.
-func (d *Driver) saw(zxid int64) {
-	for seen := d.zxid.Load(); zxid > seen && !d.zxid.CompareAndSwap(seen, zxid); seen = d.zxid.Load() {
+// saw notes the zxid of an answer.
+func (h *history) saw(zxid int64) {
+	for seen := h.zxid.Load(); zxid > seen && !h.zxid.CompareAndSwap(seen, zxid); seen = h.zxid.Load() {
 	}
 }
 
-// historyLost returns the reason why the driver refuses all calls, or nil.
-func (d *Driver) historyLost() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.forgotten
+// err is the error that the history is lost, or nil.
+func (h *history) err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lost
 }
 
-// forgot ends every session and every hold of the driver permanently, and returns the error that all calls return from
-// then on. The first finding counts; sessions that are being made see it before they become usable.
-func (d *Driver) forgot(what, was, now string) error {
-	d.mu.Lock()
-	// The first finding stays: it names the cause, and later ones are its consequences.
-	if d.forgotten == nil {
-		d.forgotten = &backend.HistoryError{What: what, Was: was, Now: now}
-	}
-	err := d.forgotten
-	d.mu.Unlock()
-	// Outside the mutex: end calls the holders.
-	for _, s := range d.sessions.Live() {
-		s.end(backend.ReasonHistoryLost)
+// learn returns the known token space, which becomes space if none was known. An empty space is not stored.
+func (h *history) learn(space string) (known string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.space = cmp.Or(h.space, space)
+	return h.space
+}
+
+// lose notes that the history is lost, ends all sessions, and returns the error of all calls from then on. The first
+// finding stays: later ones are its consequences.
+func (e *service) lose(what, was, now string) error {
+	e.history.mu.Lock()
+	e.history.lost = cmp.Or(e.history.lost, error(&backend.HistoryError{What: what, Was: was, Now: now}))
+	err := e.history.lost
+	e.history.mu.Unlock()
+	for _, s := range e.all() {
+		s.end()
 	}
 	return err
 }
 
-// suspect checks, in the background, why a server has refused a client with a higher zxid. It must not block, since
-// the goroutine that reads a connection calls it. One check at a time is enough: the next refusal repeats it.
-func (d *Driver) suspect() {
-	if d.ctx.Err() == nil && d.historyLost() == nil && d.suspecting.CompareAndSwap(false, true) {
-		d.background(func() {
-			defer d.suspecting.Store(false)
-			d.recall()
-		})
-	}
-}
-
-// recall compares the zxid of the ensemble's leader with the driver's, on a separate session that lives only for this.
-// Its prove calls checkZxid. Without an answer within callTime it has no effect: a lagging server refuses the client
-// until it has caught up.
-func (d *Driver) recall() {
-	ctx, cancel := context.WithTimeout(d.ctx, callTime)
-	defer cancel()
-	s, err := d.connectProbe(ctx)
-	if err == nil {
-		err = s.prove(ctx, d.clock.Now())
-	}
-	// prove has found a zxid below the known one. Later clients must see another space.
-	if errors.Is(err, backend.ErrHistoryLost) {
-		d.respace(ctx, s)
-	}
-	s.end(backend.ReasonHistoryLost) // there are no holds on it
-}
-
-// respace writes a new token space into an ensemble that was restored from a backup with its old one: its zxids
-// restart in the past, and a later client cannot detect that. The version makes sure that only one of several clients
-// writes. A failure is only logged: the holds of this client are lost in any case.
-func (d *Driver) respace(ctx context.Context, s *session) {
-	root, err := s.readRoot(ctx)
-	if err != nil || root.space != d.tokenSpace() {
-		return // there is no space, or another client was first
-	}
-	if _, err := s.plant(ctx, root); err != nil {
-		d.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
-	}
-}
-
-// checkZxid compares the zxid of a leader's transaction with the highest zxid seen before the transaction was sent.
-func (d *Driver) checkZxid(seen, given int64) error {
+// checkZxid compares the zxid that a leader has given to a transaction with the highest that was seen before.
+func (e *service) checkZxid(seen, given int64) error {
 	if given >= seen {
 		return nil
 	}
-	return d.forgot("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
+	return e.lose("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
 }
 
-// recognize reads the token space on a session, and plants one if it is missing. If the ensemble differs from the one
-// that the driver knew, the error is backend.ErrHistoryLost. A space that another client has planted in between is
-// read in the next turn and counts. A driver that has known a space never plants one: an empty root then shows that
-// everything was deleted. The driver logs a space that it has planted: after a typing mistake in the chroot or the
-// prefix, no other program uses that space.
-func (d *Driver) recognize(ctx context.Context, s *session) error {
-	planted := ""
-	for {
-		root, err := s.readRoot(ctx)
-		if err != nil {
-			return err
-		}
-		if root.layout > layout {
-			// A driver that has known an earlier layout here may have holds in it.
-			if d.tokenSpace() != "" {
-				return d.forgot("layout of "+d.root, strconv.Itoa(layout), strconv.Itoa(root.layout))
-			}
-			return &backend.ConfigError{
-				Setting: "layout of " + d.root, Value: strconv.Itoa(root.layout), Want: strconv.Itoa(layout),
-				Why: "a later version of this package wrote it",
-			}
-		}
-		// learnSpace stores and compares in one step, so that one of two sessions with different spaces detects it.
-		switch known := d.learnSpace(root.space); {
-		case known != root.space:
-			return d.forgot("token space", known, cmp.Or(root.space, "none"))
-		case known != "":
-			if known == planted {
-				d.o.Logger.Warn("fencelock/zookeeper: created a new token space; each chroot and prefix has a "+
-					"separate one",
-					"node", d.root, "space", planted)
-			}
-			return nil
-		}
-		if planted, err = s.plant(ctx, root); err != nil {
-			return err
-		}
-	}
-}
-
-// learnSpace returns the driver's token space, which becomes space if it was empty. An empty space is not stored.
-func (d *Driver) learnSpace(space string) (known string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.space == "" {
-		d.space = space
-	}
-	return d.space
-}
-
-// rootChanged reads the root after a watch has fired.
-func (d *Driver) rootChanged(s *session) {
-	ctx, cancel := context.WithTimeout(d.ctx, callTime)
-	defer cancel()
-	_ = d.recognize(ctx, s) // without an answer, the next read of the root finds out
-}
-
-// root is the root node as it was read.
+// root is the root node as it was read. A root with foreign content, which an operator may have made, is not
+// overwritten: its creation identifies it well enough.
 type root struct {
-	space   string // empty without one
-	layout  int    // 0 in the first layout
+	rootValue
 	exists  bool
 	version int32
 }
 
-// readRoot reads the root node and watches it, if it exists. A root with foreign content, which an operator may have
-// made, is not overwritten: its creation identifies it well enough.
-func (s *session) readRoot(ctx context.Context) (root, error) {
-	node, err := s.read(ctx, s.d.root, true)
-	if errors.Is(err, zk.ErrNoNode) {
+func rootOf(a reply) (root, error) {
+	n, err := a.node()
+	if errors.Is(err, codeNoNode) {
 		return root{}, nil
 	}
 	if err != nil {
 		return root{}, err
 	}
 	var v rootValue
-	if (json.Unmarshal(node.data, &v) != nil || v.Space == "") && len(node.data) > 0 {
-		v.Space = fmt.Sprintf("zookeeper-%x-%x", node.stat.Czxid, node.stat.Ctime)
+	if (json.Unmarshal(n.data, &v) != nil || v.Space == "") && len(n.data) > 0 {
+		v.Space = fmt.Sprintf("zookeeper-%x-%x", n.stat.Czxid, n.stat.Ctime)
 	}
-	return root{space: v.Space, layout: v.Layout, exists: true, version: node.stat.Version}, nil
+	return root{v, true, n.stat.Version}, nil
+}
+
+// compareRoot compares the root as it was read with the known token space, which it learns.
+func (e *service) compareRoot(a reply) error {
+	r, err := rootOf(a)
+	if err != nil {
+		return err
+	}
+	known := e.history.learn("")
+	switch {
+	case r.Layout > layout && known != "": // this driver may have holds in the former layout
+		return e.lose("layout of "+e.root, strconv.Itoa(layout), strconv.Itoa(r.Layout))
+	case r.Layout > layout:
+		return &backend.ConfigError{
+			Setting: "layout of " + e.root, Value: strconv.Itoa(r.Layout), Want: strconv.Itoa(layout),
+			Why: "a later version of this package wrote it",
+		}
+	}
+	if known = e.history.learn(r.Space); known != r.Space {
+		return e.lose("token space", known, cmp.Or(r.Space, "none"))
+	}
+	return nil
+}
+
+// Probe is engine.Prober's: it learns the token space, or plants one if it is missing. Drivers that begin at once agree,
+// because each plants only over the version that it has read. A driver that has known a space never plants one: an
+// empty root then shows that everything was deleted.
+func (e *service) Probe(ctx context.Context) error {
+	s, err := e.any(ctx)
+	if err != nil {
+		return err
+	}
+	for planted := ""; ; {
+		replies, err := s.ask(ctx, confirmed(), getData(e.root, true), getData(configNode, false))
+		if err != nil {
+			return err
+		}
+		if err := ignore(replies[0].failed(), codeNoAuth); err != nil {
+			return err
+		}
+		if config, err := replies[2].node(); err == nil { // without the right to read it, one server is declared
+			e.quorum.Store(voters(string(config.data)) > 1)
+		}
+		if err := e.compareRoot(replies[1]); err != nil {
+			return err
+		}
+		if known := e.history.learn(""); known != "" {
+			if known == planted {
+				e.o.Logger.Warn("fencelock/zookeeper: created a new token space; each chroot and prefix has a separate one",
+					"node", e.root, "space", planted)
+			}
+			return nil
+		}
+		r, err := rootOf(replies[1])
+		if err == nil {
+			planted, err = e.plant(ctx, s, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // plant gives the root a new token space: 128 random bits, so that no two ensembles share one by chance. It makes the
-// root, and the nodes above it, if it is missing. Another client may be faster, which is no error: the next read
-// counts.
-func (s *session) plant(ctx context.Context, r root) (space string, err error) {
+// root, and the nodes above it, if it is missing. Another client may be faster, which is no error: the next read counts.
+func (e *service) plant(ctx context.Context, s *session, r root) (space string, err error) {
 	space = "zookeeper-" + backend.NewRequestID()
-	text, err := json.Marshal(rootValue{Space: space})
-	if err != nil {
-		return "", err
-	}
+	text, _ := json.Marshal(rootValue{Space: space}) // of text
 	if !r.exists {
-		return space, s.d.makePath(ctx, s, s.d.root, text)
+		return space, e.makePath(ctx, s, e.root, text)
 	}
-	err = s.run(ctx, func(c *zk.Conn) error {
-		_, err := c.Set(s.d.root, text, r.version)
-		return err
-	})
-	if errors.Is(err, zk.ErrBadVersion) || errors.Is(err, zk.ErrNoNode) {
-		err = nil
+	replies, err := s.do(ctx, setData(e.root, text, r.version))
+	if err == nil {
+		err = ignore(replies[0].err, codeBadVersion, codeNoNode)
 	}
 	return space, err
+}
+
+// makePath makes a node, and those above it only if they are missing: the user may have no right to make them.
+func (e *service) makePath(ctx context.Context, s *session, node string, data []byte) error {
+	for again := false; ; again = true {
+		replies, err := s.do(ctx, create(opCreate, node, data, e.o.ACL, 0))
+		if err != nil {
+			return err
+		}
+		err = ignore(replies[0].err, codeNodeExists)
+		if !errors.Is(err, codeNoNode) || again || path.Dir(node) == "/" {
+			return err
+		}
+		if err := e.makePath(ctx, s, path.Dir(node), nil); err != nil {
+			return err
+		}
+	}
+}
+
+// recallTimeout is the maximum time of recall.
+const recallTimeout = 3 * time.Second
+
+// recall finds out why a server has refused a client with a higher zxid: it asks for a transaction on a session that
+// claims nothing. If the history is lost, it gives an ensemble that was restored with its old token space a new one:
+// its zxids restart in the past, and a later client cannot detect that. Without an answer it has no effect: a lagging
+// server refuses the client until it has caught up.
+func (e *service) recall(ctx context.Context, address string) {
+	if !e.history.suspecting.CompareAndSwap(false, true) {
+		return // one at a time is enough: the next refusal repeats it
+	}
+	defer e.history.suspecting.Store(false)
+	ctx, cancel := context.WithTimeout(ctx, recallTimeout)
+	defer cancel()
+	seen := e.history.zxid.Load()
+	s := e.question(ctx, address, time.Millisecond)
+	defer s.end()
+	if s.opened(ctx) != nil {
+		return
+	}
+	replies, err := s.do(ctx, confirmed(), getData(e.root, false))
+	if err != nil || ignore(replies[0].failed(), codeNoAuth) != nil || replies[0].zxid >= seen {
+		return
+	}
+	if r, err := rootOf(replies[1]); err == nil && r.exists && r.Space == e.history.learn("") {
+		if _, err := e.plant(ctx, s, r); err != nil {
+			e.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
+		}
+	}
+	_ = e.checkZxid(seen, replies[0].zxid)
 }

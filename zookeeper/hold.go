@@ -1,359 +1,289 @@
-// This file keeps the driver's record of its nodes: holds, which are held or wait in a queue, and leftovers of calls
-// that gave up.
-//
-// Driver.holds is the only register. It is keyed by the node's path, because a watch event carries the path. Each hold
-// counts as one user of its session (kit.Session), taken over from the acquire that made it and returned by dropHold;
-// so a session is retired only when it has no nodes of this driver. All fields of holds that change are protected by
-// Driver.mu. There is no I/O under that mutex.
-//
-// addHold enters a hold when its node is known. The hold is either never granted (the attempt ends, and the node is
-// deleted) or granted. A granted hold ends by a release (releasing is set, the node is deleted, dropHold), by a move
-// to another session (another hold takes its place), by the loss of its node (goneLocked, then its holder is
-// notified), or with its session (forget, then all holders are notified). An ungranted or releasing hold ends without
-// a notification.
-
 package zookeeper
 
 import (
 	"context"
 	"errors"
-
-	"github.com/go-zookeeper/zk"
+	"path"
+	"slices"
+	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/backend/engine"
 )
 
-// hold is a node of this driver in a queue: it is held, or it waits. The library's watch on it costs an entry in a
-// map; its event arrives in Driver.changed, so that no hold needs a goroutine or a timer. The contract forbids both
-// per lease, since a client may have 10,000 holds.
+// hold is an entry that was answered as a hold. session.mu protects its fields.
 type hold struct {
-	session *session
-	path    string
-	token   int64
-	version int32         // of the node, while it belongs to the session and no other client writes into it
-	nonce   fencing.Nonce // Grant.Nonce, of a node that an acquire made or found
-
-	// gone is closed by goneLocked, under Driver.mu and at most once, when the node was deleted by any client, or moved
-	// to another session. No call waits for it once dropHold or forget has removed the hold.
-	gone chan struct{}
-
-	// Protected by Driver.mu. granted: Acquire or a move has returned it. releasing: the driver itself removes the node,
-	// so that its end is no loss. released: Release was called for it. lost is Request.Lost. moving is the session to
-	// which a move without an answer may have taken the node.
-	granted   bool
-	releasing bool
-	released  bool
-	lost      func(backend.Loss)
-	moving    *session
-	link      int // the connection over which the node was seen last; 0: it has no watch
-	written   int // the number of writes of other clients into the node, each of which uses up its watch
+	path      string
+	requestID string
+	token     int64
+	version   int32
+	since     backend.Instant
+	link      int // the connection over which it was seen with a watch; 0: none
 }
 
-// addHold enters a node and takes over the session's user that the caller has counted. It replaces an earlier hold at
-// the same path, whose session loses that user. If from is given, the node was moved from that hold; the result is nil
-// if from has been released since: no call would drop the new hold. It is also nil for a node that an earlier attempt
-// is removing.
-func (d *Driver) addHold(s *session, path string, token int64, version int32, from *hold) *hold {
-	h := &hold{session: s, path: path, token: token, version: version, gone: make(chan struct{})}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	old := d.holds[path]
-	// A release has dropped the hold that was being moved, or is about to.
-	if from != nil && (old != from || from.released) || d.leavings[path] != nil {
+// sight is when nodes were read with a watch: over which connection, and after how many changes of holds. If a hold has
+// changed meanwhile, its watch may be used up.
+type sight struct{ link, changes int }
+
+func (s *session) sight() sight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sight{s.links, s.changes}
+}
+
+// hold notes an entry that was answered as a hold, for Follow and Extend, and that it was read with a watch, if it was.
+func (s *session) hold(x own, read sight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.holds[x.path]
+	if h == nil || h.token != x.Token {
+		h = &hold{path: x.path, requestID: x.requestID, token: x.Token, since: s.e.clock.Now()}
+		s.holds[x.path] = h
+	}
+	if h.version = x.version; read.link > 0 && read.changes == s.changes {
+		h.link = read.link
+	} else if h.link == 0 {
+		s.unwatched(h, false)
+	}
+}
+
+// unwatched has Follow watch a hold, or find out why it is gone. The caller holds s.mu.
+func (s *session) unwatched(h *hold, gone bool) {
+	if h.link = 0; gone {
+		s.gone = append(s.gone, h)
+	} else {
+		s.fresh = append(s.fresh, h)
+	}
+	s.news.Notify()
+}
+
+// unhold takes a hold out, so that its end is no loss. It is nil if there is none with the token.
+func (s *session) unhold(path string, token int64) *hold {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.holds[path]
+	if h == nil || h.token != token {
 		return nil
 	}
-	if old != nil {
-		old.session.Leave(1)
-	}
-	d.holds[path] = h
+	delete(s.holds, path)
 	return h
 }
 
-// grant marks a waiting node as held, and enters lost, which is called at its end. It returns false if the node or the
-// session has ended meanwhile, and the acquire must not report a grant. lost is entered only now: a loss during the
-// wait would be reported to a caller without a hold. The watch that notices a deletion follows a little later.
-func (d *Driver) grant(h *hold, lost func(backend.Loss)) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.holds[h.path] != h || h.isGone() {
-		return false
+// keep takes a hold in again that the server refused to delete. A deletion without an answer may be done, and is no
+// loss.
+func (s *session) keep(h *hold, err error) {
+	var refused code
+	if !errors.As(err, &refused) {
+		return
 	}
-	h.granted, h.lost = true, lost
-	d.watchLaterLocked(h)
-	return true
-}
-
-// isGone reports whether the watch of a hold has reported the end of its node. It needs no mutex.
-func (h *hold) isGone() bool {
-	select {
-	case <-h.gone:
-		return true
-	default:
-		return false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.holds[h.path] == nil {
+		s.holds[h.path] = h
+		s.unwatched(h, false)
 	}
 }
 
-// holdAt returns the hold on a path if it has the token, or nil. The token matters because the same request can hold,
-// lose and regain a hold on an equal path.
-func (d *Driver) holdAt(path string, token int64) *hold {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if h := d.holds[path]; h != nil && h.token == token {
-		return h
-	}
-	return nil
+// stands reports whether a hold is known to stand over the present connection.
+func (s *session) stands(path string, token int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.holds[path]
+	return h != nil && h.token == token && h.link == s.links && s.link != nil
 }
 
-// leaving marks the node of an attempt that has ended, so that no other attempt of this client adopts it. It returns
-// false if the node is no longer the attempt's: another attempt of the request has adopted it, or the session has
-// ended. h is its hold, or nil if the attempt does not know its node. left follows when the node has been removed, or
-// stays.
-func (d *Driver) leaving(path string, h *hold) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.holds[path] != h || d.leavings[path] != nil {
-		return false
-	}
-	if h != nil {
-		h.releasing = true
-	}
-	d.leavings[path] = make(chan struct{})
-	return true
-}
-
-// left ends the mark of leaving.
-func (d *Driver) left(path string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	close(d.leavings[path])
-	delete(d.leavings, path)
-}
-
-// leave removes the node of a refused attempt, unless another attempt of the request has adopted it.
-func (d *Driver) leave(ctx context.Context, h *hold) error {
-	if !d.leaving(h.path, h) {
-		return nil
-	}
-	defer d.left(h.path)
-	if err := h.session.remove(ctx, h.path, h.version); !errors.Is(err, zk.ErrNoNode) {
-		return err
-	}
-	return nil
-}
-
-// awaitLeaving waits until none of the nodes of a request is being removed by an earlier attempt, and reports whether
-// one was.
-func (d *Driver) awaitLeaving(ctx context.Context, own []entry) (waited bool, err error) {
-	for _, e := range own {
-		d.mu.Lock()
-		leaving := d.leavings[e.path]
-		d.mu.Unlock()
-		if leaving == nil {
-			continue
-		}
-		waited = true
-		select {
-		case <-leaving:
-		case <-ctx.Done():
-			return waited, kit.Ended(ctx)
+// Extend is engine.Service's. A hold that stands on the session with a watch has not been deleted before the session's
+// last proof: the server reports the deletion before the answer to the proof, on the same connection. The others are
+// read, with a watch. They move to the session if they are on another one, unless the engine knew them here: then
+// another client has asked with their request id.
+func (e *service) Extend(ctx context.Context, es engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
+	s, out := es.(*session), make([]engine.Outcome, len(holds))
+	ats, tokens := make([]string, len(holds)), make([]int64, len(holds))
+	var rest, moved []int
+	for i, h := range holds {
+		at, token, ok := e.pathOf(h.Grant)
+		ats[i], tokens[i] = at, token
+		if out[i].Gone = !ok; ok && (!h.Known || !s.stands(at, token)) {
+			rest = append(rest, i)
 		}
 	}
-	return waited, nil
-}
-
-// releasingAt marks the hold on a path, if there is one, as released by the driver itself, and returns it.
-func (d *Driver) releasingAt(path string) *hold {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	h := d.holds[path]
-	if h != nil {
-		h.releasing = true
-	}
-	return h
-}
-
-// dropHold removes a hold from Driver.holds, if it is still registered at its path; its session loses a user.
-// takeUnused removes the empty node of the name.
-func (d *Driver) dropHold(h *hold) {
-	if h == nil {
-		return
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.holds[h.path] == h {
-		delete(d.holds, h.path)
-		h.session.Leave(1)
-		d.leftDirLocked(parent(h.path))
-	}
-}
-
-// forget removes the holds of an ended session from the driver, and returns the functions that notify their holders.
-// The caller calls these without a mutex. Holds that wait, or that are being released, are not notified: their own
-// calls get errSessionLost.
-func (d *Driver) forget(s *session) []func(backend.Loss) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var tell []func(backend.Loss)
-	for path, h := range d.holds {
-		if h.session != s {
-			continue
+	var moves []request
+	whys := map[string]func(int64) backend.Loss{}
+	for part := range slices.Chunk(rest, maxReads) {
+		reqs := make([]request, len(part))
+		for n, i := range part {
+			reqs[n] = getData(ats[i], true)
 		}
-		if h.granted && !h.releasing && h.moving != nil {
-			d.goneLocked(h) // it may be on the other session
-			continue
+		seen := s.sight()
+		replies, err := s.ask(ctx, reqs...)
+		if err != nil {
+			return nil, err
 		}
-		delete(d.holds, path)
-		d.leftDirLocked(parent(path))
-		// Waiters get the error from their own calls.
-		if h.granted && !h.releasing && h.lost != nil {
-			tell = append(tell, h.lost)
-		}
-	}
-	return tell
-}
-
-// changed is called by the library's goroutine for every watched node that changed, in the order of the server's
-// messages and before the answers that the server sent after them. Renew relies on that order. It must not
-// block, so all I/O goes to the background.
-func (d *Driver) changed(s *session, e zk.Event) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	h := d.holds[e.Path]
-	if h == nil || h.session != s || h.isGone() || d.ctx.Err() != nil {
-		return
-	}
-	if e.Type == zk.EventNodeDataChanged {
-		// Another client has written into the node; the watch is used up.
-		h.link = 0
-		h.written++
-		d.watchLaterLocked(h)
-		return
-	}
-	d.goneLocked(h)
-}
-
-// goneLocked ends a hold after its node was deleted: it wakes the waiter on it, or lets the goroutine of its place
-// notify the holder. The caller holds d.mu. A second call has no effect, since a watch and a read can both find the
-// node missing.
-func (d *Driver) goneLocked(h *hold) {
-	if h.isGone() {
-		return
-	}
-	close(h.gone)
-	d.goneFromLocked(h)
-}
-
-// goneFromLocked notifies the holder of a hold whose node has left its session. If a move may have taken the node to
-// another session, it looks there first. The caller holds d.mu.
-func (d *Driver) goneFromLocked(h *hold) {
-	if !h.granted || h.releasing || d.ctx.Err() != nil {
-		return
-	}
-	if h.moving != nil {
-		d.background(func() { d.follow(h) })
-		return
-	}
-	// The first victim at a place starts the goroutine that notifies all of them.
-	place := victims{h.session, parent(h.path)}
-	others, telling := d.gone[place]
-	d.gone[place] = append(others, h)
-	if !telling {
-		d.background(func() { d.tell(place) })
-	}
-}
-
-// leftover is the remainder of an attempt without a known outcome: a request that still waits for its answer, or a
-// node that such a request made. The caller repeats the request or releases it, which adopts the leftover (adopt). If
-// it does neither, the driver removes it: a request that is delivered late must not close the name for longer than one
-// TTL (clause A4), and ZooKeeper would keep the node for as long as the session lives.
-type leftover struct {
-	slot   slot // of the session on which it may be
-	cancel context.CancelFunc
-	done   chan struct{}
-}
-
-// leftoverKey is the key of Driver.leftovers.
-func leftoverKey(name, requestID string) string { return name + "\x00" + requestID }
-
-// adopt is called before any step for a request, and returns the request's leftover, or nil without a leftover. It stops
-// the removal and waits for its end, or for the end of ctx. Without the wait, a removal that had found the old node
-// could delete the node that the caller is about to make.
-func (d *Driver) adopt(ctx context.Context, name, requestID string) (*leftover, error) {
-	// l.done is closed by the removal, which cancel ends.
-	key := leftoverKey(name, requestID)
-	d.mu.Lock()
-	l := d.leftovers[key]
-	d.mu.Unlock()
-	if l == nil {
-		return nil, nil
-	}
-	l.cancel()
-	select {
-	case <-l.done:
-		return l, nil
-	case <-ctx.Done():
-		return nil, kit.Ended(ctx)
-	}
-}
-
-// abandon has a request's leftover removed after half a TTL, unless adopt comes first: the caller has half a TTL to
-// repeat or release the request, and the removal has the other half. The goroutine ends with the removal, with adopt,
-// or with Close, and closes l.done.
-func (d *Driver) abandon(r backend.Request, at slot) {
-	ctx, cancel := context.WithCancel(d.ctx)
-	l := &leftover{slot: at, cancel: cancel, done: make(chan struct{})}
-	key := leftoverKey(r.Name, r.RequestID)
-	d.mu.Lock()
-	// Closing ends the session anyway; and one removal for a request is enough.
-	if d.ctx.Err() != nil || d.leftovers[key] != nil {
-		d.mu.Unlock()
-		cancel()
-		return
-	}
-	d.leftovers[key] = l
-	d.mu.Unlock()
-	d.background(func() {
-		defer func() {
-			cancel()
-			d.mu.Lock()
-			delete(d.leftovers, key)
-			d.mu.Unlock()
-			close(l.done)
-		}()
-		if kit.Sleep(ctx, r.TTL/2) != nil {
-			return
-		}
-		remove := func(ctx context.Context) error { return d.removeRequest(ctx, r.Name, r.RequestID, l, true) }
-		for forbidden(d.repeat(ctx, remove)) {
-			if kit.Sleep(ctx, r.TTL/4) != nil {
-				return
+		for n, i := range part {
+			x, ok, err := ownOf(replies[n], ats[i])
+			switch {
+			case err != nil:
+				out[i].Err = err
+			case !ok || x.Token != tokens[i] || x.owner != s.id && holds[i].Known && e.ours(x.owner) == nil:
+				s.unhold(ats[i], tokens[i])
+				dir := path.Dir(ats[i])
+				if whys[dir] == nil {
+					whys[dir] = s.whyGone(ctx, dir)
+				}
+				out[i] = engine.Outcome{Gone: true, Loss: whys[dir](tokens[i])}
+			case x.owner == s.id:
+				s.hold(x, seen)
+			default:
+				moves, moved = append(moves, s.moving(x, true)), append(moved, i)
 			}
 		}
-	})
-}
-
-// background runs f in a goroutine that Close waits for. f must end soon after Driver.ctx does. No goroutine starts
-// once the driver is closed: Close ends the sessions and their nodes.
-func (d *Driver) background(f func()) {
-	d.gate.Go(func(context.Context) { f() })
-}
-
-// repeat calls f, which makes requests, until f returns a definite result, ctx ends, or the session has ended and with
-// it the node to remove. Each call has callTime. There is no bound on the tries: a leftover closes a name for as long
-// as the session lives, which may be as long as the process.
-func (d *Driver) repeat(ctx context.Context, f func(context.Context) error) error {
-	for ctx.Err() == nil {
-		bounded, cancel := context.WithTimeout(ctx, callTime)
-		err := f(bounded)
-		cancel()
-		if err == nil || !transient(err) || errors.Is(err, errSessionLost) {
-			return err
+	}
+	for part := range slices.Chunk(moves, maxReads) {
+		replies, err := s.do(ctx, part...)
+		if err != nil {
+			return nil, err
 		}
-		if err := kit.Sleep(ctx, kit.RetryPause(callTime)); err != nil {
-			return err
+		for _, a := range replies {
+			i := moved[0]
+			moved = moved[1:]
+			if a.failed() != nil {
+				out[i].Err = errChanged // the next renewal finds out
+			}
 		}
 	}
-	return ctx.Err()
+	return out, e.history.err()
+}
+
+// watchAfter is the time from a grant until its entry is watched. An earlier loss is reported after this time. A watch
+// costs a request, and a notification when the entry is deleted, and most locks are released before they need either.
+const watchAfter = 200 * time.Millisecond
+
+// Follow is engine.Follower's. It watches the entries of holds, and looks why those that are deleted have gone: a hold
+// that was moved is not lost.
+func (e *service) Follow(ctx context.Context, es engine.Session, notify func(engine.Push)) error {
+	s := es.(*session)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for link := 0; ; {
+		due, gone, next := s.takeNews(&link)
+		err := s.watchHolds(ctx, due)
+		if err == nil {
+			due = nil
+			err = s.report(ctx, gone, notify)
+		}
+		if err != nil && !s.isOver() {
+			s.mu.Lock()
+			s.fresh, s.gone = append(s.fresh, due...), append(s.gone, gone...)
+			s.mu.Unlock()
+			return err
+		}
+		timer.Reset(next)
+		select {
+		case <-s.news:
+		case <-timer.C:
+		case <-s.over:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// takeNews takes the holds that are to be watched now, all after a reconnection, and those that were deleted.
+func (s *session) takeNews(link *int) (due, gone []*hold, next time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.link == nil {
+		return nil, nil, time.Hour // until there is a connection
+	}
+	if *link != s.links {
+		*link, s.fresh = s.links, nil
+		for _, h := range s.holds {
+			h.link = 0
+			s.fresh = append(s.fresh, h)
+		}
+	}
+	next = time.Hour
+	now := s.e.clock.Now()
+	var later []*hold
+	for _, h := range s.fresh {
+		switch {
+		case s.holds[h.path] != h || h.link == s.links:
+		case now.Sub(h.since) < watchAfter:
+			later = append(later, h)
+			next = watchAfter / 2
+		default:
+			due = append(due, h)
+		}
+	}
+	gone = s.gone
+	s.fresh, s.gone = later, nil
+	return due, gone, next
+}
+
+// watchHolds reads entries with a watch.
+func (s *session) watchHolds(ctx context.Context, all []*hold) error {
+	for part := range slices.Chunk(all, maxReads) {
+		seen := s.sight()
+		reqs := make([]request, len(part))
+		for i, h := range part {
+			reqs[i] = getData(h.path, true)
+		}
+		replies, err := s.do(ctx, reqs...)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		for i, h := range part {
+			x, ok, err := ownOf(replies[i], h.path)
+			switch {
+			case s.holds[h.path] != h:
+			case err == nil && (!ok || x.Token != h.token || x.owner != s.id):
+				s.unwatched(h, true)
+			case err != nil || seen.changes != s.changes:
+				s.unwatched(h, false)
+			default:
+				h.link, h.version = seen.link, x.version
+			}
+		}
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+// report notifies of losses: of entries that are not there any more, or that another client has moved.
+func (s *session) report(ctx context.Context, gone []*hold, notify func(engine.Push)) error {
+	whys := map[string]func(int64) backend.Loss{}
+	for _, h := range gone {
+		replies, err := s.ask(ctx, getData(h.path, false))
+		if err != nil {
+			return err
+		}
+		x, ok, err := ownOf(replies[0], h.path)
+		if err != nil {
+			return err
+		}
+		ok = ok && x.Token == h.token
+		if ok && x.owner == s.id {
+			s.hold(x, sight{})
+			continue
+		}
+		if s.unhold(h.path, h.token) == nil || ok && s.e.ours(x.owner) != nil {
+			continue // released, or on another session of this driver
+		}
+		dir := path.Dir(h.path)
+		if whys[dir] == nil {
+			short, cancel := context.WithTimeout(ctx, whyTimeout)
+			whys[dir] = s.whyGone(short, dir)
+			cancel()
+		}
+		loss := whys[dir](h.token)
+		if loss.Reason == "" {
+			loss.Reason = backend.ReasonEvicted
+		}
+		notify(engine.Push{
+			What: engine.PushLost, RequestID: h.requestID, Loss: loss, Incarnation: incarnation(path.Base(h.path), h.token),
+		})
+	}
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,7 +56,7 @@ func unescape(node string) (name string, ok bool) {
 }
 
 // dir returns the node of a name.
-func (d *Driver) dir(name string) string { return d.root + "/" + nameMark + escape(name) }
+func (e *service) dir(name string) string { return e.root + "/" + nameMark + escape(name) }
 
 // nameOf returns the name of a node below the root, and false for foreign nodes.
 func nameOf(node string) (name string, ok bool) {
@@ -81,7 +80,7 @@ type entry struct {
 // maxNumber bounds the numbers of entries that hold. A name's node counts its creations with 31 bits, and at the end
 // of the count every entry has the number 2³¹ - 1, or a negative one if requests follow each other closely: neither
 // order nor the identity of a path rests on such a number. An entry with a number of maxNumber or more therefore never
-// holds: it leaves, and the node of the name is replaced after its last entry has left (startAnew). At half of the
+// holds: it leaves, and the node of the name is replaced after its last entry has left (renewDir). At half of the
 // count, servers still number in order, so that clients without this bound stay behind a holder below it.
 const maxNumber = 1 << 30
 
@@ -90,7 +89,7 @@ func (e entry) spent() bool { return e.number >= maxNumber }
 
 // spentCount reports whether the next entry in a node is spent. The servers return the number of changes: twice the
 // creations, less the present children.
-func spentCount(dir *zk.Stat) bool { return uint32(dir.Cversion+dir.NumChildren)/2 >= maxNumber }
+func spentCount(dir zk.Stat) bool { return uint32(dir.Cversion+dir.NumChildren)/2 >= maxNumber }
 
 // entryOf parses the name of a node, and returns false for foreign nodes. It is called for every entry of every queue
 // read, so it makes only one allocation, for the path; the request id is a part of that.
@@ -137,11 +136,6 @@ func entriesOf(dir string, children []string) []entry {
 	return entries
 }
 
-// place returns the index of a node in the queue, or -1.
-func place(queue []entry, path string) int {
-	return slices.IndexFunc(queue, func(e entry) bool { return e.path == path })
-}
-
 // ofRequest returns the entries of one request, the oldest first; there is more than one only if a creation was
 // repeated.
 func ofRequest(queue []entry, requestID string) []entry {
@@ -180,13 +174,11 @@ func valueOf(r backend.Request) value {
 	}
 }
 
-// encode returns the JSON of a value.
-func (v value) encode() ([]byte, error) {
-	text, err := json.Marshal(v)
-	if err != nil {
-		return nil, fmt.Errorf("encode the entry: %w", err)
-	}
-	return text, nil
+// encode returns the JSON of a value, of text and numbers only, which can be encoded.
+func (v value) encode() []byte {
+	v.Format = 1
+	text, _ := json.Marshal(v)
+	return text
 }
 
 // decode reads the content of a node that was created by czxid. Unreadable content, such as a later format or foreign
@@ -208,15 +200,15 @@ func incarnation(node string, token int64) string { return node + "/" + strconv.
 
 // pathOf returns the node of a grant, and its token. It returns false for a grant made by Request.Grant, which names a
 // request only, and for a grant with contradictory parts.
-func (d *Driver) pathOf(g backend.Grant) (path string, token int64, ok bool) {
+func (e *service) pathOf(g backend.Grant) (path string, token int64, ok bool) {
 	node, number, ok := strings.Cut(g.Incarnation, "/")
 	if !ok {
 		return "", 0, false
 	}
 	token, err := strconv.ParseInt(number, 10, 64)
-	e, ok := entryOf(d.dir(g.Name), node)
+	x, ok := entryOf(e.dir(g.Name), node)
 	asked := kit.Use{Kind: g.Kind, Permits: g.Permits, Limit: g.Limit}
-	return e.path, token, ok && err == nil && e.requestID == g.RequestID && e.Use == asked
+	return x.path, token, ok && err == nil && x.requestID == g.RequestID && x.Use == asked
 }
 
 // tokenOf returns the token for the writes of an entry's holder: the zxid that created it, marked unless the hold is
@@ -226,14 +218,4 @@ func tokenOf(u kit.Use, zxid int64) fencing.Token {
 		return fencing.Token(zxid).NotExclusive()
 	}
 	return fencing.Token(zxid)
-}
-
-// grantOf returns the grant of a hold, valid from the instant on which the session's proof rests.
-func grantOf(r backend.Request, h *hold) backend.Grant {
-	g := r.Grant()
-	g.Token, g.Nonce = tokenOf(kit.UseOf(r), h.token), h.nonce
-	g.Incarnation = incarnation(path.Base(h.path), h.token)
-	g.TTL = h.session.ttl
-	g.SentAt = h.session.provedAt()
-	return g
 }

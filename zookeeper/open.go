@@ -59,7 +59,7 @@ func (d *Driver) firstPing(ctx context.Context) error {
 		if ctx.Err() == nil || reason == nil {
 			reason = err
 		}
-		if kit.Sleep(ctx, kit.RetryPause(callTime)) != nil {
+		if kit.Sleep(ctx, kit.RetryPause(spareTTL)) != nil {
 			return reason
 		}
 	}

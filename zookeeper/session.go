@@ -1,541 +1,515 @@
-// This file makes and ends ZooKeeper sessions. A session owns the ephemeral nodes, and its timeout is the TTL. A hold
-// ends without a request only when its session ends.
-//
-// A session moves through these states, and never back: blank (newSession), connecting (connect, which starts the
-// library's goroutines), usable (create has checked the tick, the members and the token space), ended (end, for any
-// reason), and closed (closeAfterEnd). An ended session never resumes; the next acquire makes another. The client
-// library would continue with a new session on the same zk.Conn and send the old session's requests there, so that a
-// waiter that was frozen would return a lock that it does not hold (TestPausedWaiterIsNotGranted). dial in wire.go
-// therefore refuses every connection after the end.
-//
-// kit.Sessions records the session of each slot, and its users.
-
 package zookeeper
 
 import (
-	"cmp"
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/go-zookeeper/zk"
-
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/notify"
 )
 
-// session is one ZooKeeper session on its own connection. All holds and waiters of one slot share it.
-//
-// Its goroutines, besides the library's own: closeAfterEnd runs from connect until the library's goroutines and all
-// requests have ended, and Close waits for it through Driver.ending; keepAlive runs while the session is usable; ask
-// runs for each proof and one goroutine of do for each request, counted in calls. mu is taken after Driver.mu, never
-// before.
+// session is an engine.Session: a ZooKeeper session on its own connection. It reconnects until it has ended, and sends
+// nothing more from then on. Requests that were sent over a former connection are done before those of the present one,
+// or never: the servers let a session make requests over one connection at a time.
 type session struct {
-	kit.Session
-	d     *Driver
-	asked time.Duration // the timeout to request: the TTL, if the session may have holds
+	e       *service
+	asked   time.Duration // the TTL, or for a session without entries the time for which it is worth a wait
+	timeout time.Duration // to request: asked, or another one if the session has no entries
+	only    string        // the one server of a question
+	idle    *time.Timer   // ends the spare session
+	over    chan struct{} // closed when it has ended
+	shut    chan struct{} // closed when its goroutines have ended, too
+	life    context.Context
+	stop    context.CancelFunc
+	reads   sync.WaitGroup // goroutines that read connections
 
-	// Set by connect, before any request is made.
-	conn *zk.Conn
-
-	shook chan struct{} // closed when the session has been made, or when its making has failed
-
-	probe bool // it claims no zxid, and takes any timeout; wire.Write asks for the shortest, except for longestAsked
-	any   bool // it has no holds, so that it accepts a shorter timeout than requested
-
-	// dialing bounds the making of connections. end cancels it, even for a session that was never made.
-	dialing  context.Context // ends with the session
-	stopDial context.CancelFunc
-
-	// The requests in progress on the session, for closeAfterEnd, slotFor and do.
-	calls   sync.WaitGroup // requests under way
-	busy    atomic.Int32   // the number of these
-	written atomic.Int64   // messages that were sent, except pings
-	zxid    atomic.Int64   // of the last reply; see also Driver.zxid
-
-	disowned []disowned // nodes that removeDisowned deletes; protected by Driver.mu
-
-	// Set before shook is closed, and never changed.
-	id  int64
-	ttl time.Duration // as granted
-
-	mu      sync.Mutex     // protects the following fields; taken after Driver.mu, never before
-	made    bool           // shook is closed
-	err     error          // why it could not be made
-	trouble error          // why the last attempt to connect failed
-	why     backend.Reason // why it has ended
-	usable  bool
-
-	// up is closed when the session has a connection, and replaced under mu when that is lost, so that await can wait for
-	// it without a mutex. link counts connections: nodes seen over an earlier one are reread.
-	wire *wire // the connection that was opened last
-	up   chan struct{}
-	isUp bool
-	link int
-
-	missing  map[string]bool // the nodes that the wire makes before the next creation, see makeFirst
-	failures int             // attempts to connect since a server last answered the connect request
-	refused  int             // of these, failed dials since a connection was last opened
-
-	// The state of the proofs. At most one question is open; last is the instant at which the last answered question was
-	// sent; renewing is the instant since which renewals wait for a proof, or zero.
-	proof    proof
-	asking   *question
-	last     backend.Instant
-	renewing backend.Instant
-
-	// The listeners for changes of a node, by its path.
-	watched map[string][]notify.Signal
+	mu       sync.Mutex // protects the following fields
+	id       int64
+	ttl      time.Duration // as granted; it does not change
+	password []byte
+	link     *link             // nil without a connection
+	links    int               // counts connections; a request is answered over the last one or a later one
+	up       chan struct{}     // closed when there is one, or the session has ended
+	failed   error             // why it could not be opened
+	trouble  error             // why the last connection did not come to stand
+	misses   int               // tries in a row without a connection
+	refused  int               // of these, failed dials in a row
+	base     backend.Instant   // the leader has heard of this one
+	touches  []backend.Instant // when answered messages were sent since, in order
+	watchers map[string][]chan<- int32
+	holds    map[string]*hold // by path
+	fresh    []*hold          // without a watch
+	gone     []*hold          // deleted, or moved
+	changes  int              // of holds
+	news     notify.Signal    // there are fresh or gone ones
 }
 
-// errSessionLost: the session has ended with all its nodes.
-var errSessionLost = errors.New("the ZooKeeper session is gone")
+// spareTTL is the time without use after which a session without entries ends.
+const spareTTL = 10 * time.Second
 
-// callTime is the maximum time for the making of a session, for a wait for a connection, and for each try of the
-// requests that run in the background. A caller's request is bounded only by its context, its session and its
-// connection.
-const callTime = 3 * time.Second
+// endTimeout is the maximum time that the end of a session waits for the server's answer.
+const endTimeout = time.Second
 
-// slot is the place of a session among a driver's sessions.
-type slot struct {
-	ttl time.Duration // 0: any, see anySession
-	n   int           // below sessionsPerTTL
-}
-
-const (
-	// A server executes the requests of one session one by one, which limits a busy client: hence up to four sessions.
-	// Other clients keep one session alive, since each costs a connection and a transaction per interval.
-	sessionsPerTTL = 4
-	busySession    = 16 // the number of concurrent requests from which a driver uses another session
-)
-
-// slotFor chooses the session for an attempt: the first one while it is not busy, and then one of the others, by a
-// hash of the name that each driver seeds for itself.
-func (d *Driver) slotFor(ttl time.Duration, name string) slot {
-	if first, found := d.sessions.Find(slot{ttl, 0}); !found || first.busy.Load() < busySession {
-		return slot{ttl, 0}
-	}
-	return slot{ttl, 1 + int(maphash.String(d.seed, name)%(sessionsPerTTL-1))}
-}
-
-// sessionFor returns the session of a slot, and counts one more user of it. It makes one if necessary; callers that
-// wait for the same slot meanwhile get the same session, or the same error. If the making fails after the end of this
-// caller's context, the other callers make another session instead of failing. A caller with waits, which will retry,
-// gets the error of a recent failure instead of a new session.
-func (d *Driver) sessionFor(ctx context.Context, at slot, waits bool) (*session, error) {
-	var failed error
-	s, err := d.sessions.Join(ctx, at, func() *session { return d.newSession(at.ttl) }, func(s *session) {
-		if waits {
-			failed = d.failedLately(at)
-		}
-		if failed != nil {
-			s.end(backend.ReasonSessionExpired) // nobody holds anything on it
-			d.sessions.Opened(s, failed)
-			return
-		}
-		failed = s.create(ctx)
-		told := failed
-		if ctx.Err() != nil {
-			told = nil // the other callers make another one
-		}
-		d.noteFailure(at, told)
-		d.sessions.Opened(s, told)
-	})
-	return s, cmp.Or(failed, err)
-}
-
-// failurePause is the time after a failure to make a session during which no waiter makes another session in that
-// slot. Without the pause, each waiter would make one whenever it retries, at a cost of 1.5 MB each.
-const failurePause = 250 * time.Millisecond
-
-// failure is the error that waiters get, until an instant, instead of another session.
-type failure struct {
-	err   error
-	until backend.Instant
-}
-
-// noteFailure records why the session of a slot could not be made; nil clears that.
-func (d *Driver) noteFailure(at slot, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if delete(d.failures, at); err != nil {
-		d.failures[at] = failure{err, d.clock.Now().Add(failurePause)}
-	}
-}
-
-// failedLately returns why the session of a slot could not be made recently, or nil.
-func (d *Driver) failedLately(at slot) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f := d.failures[at]
-	if d.clock.Now() < f.until {
-		return f.err
-	}
-	delete(d.failures, at)
-	return nil
-}
-
-// standing returns a usable session, preferably one with a connection, or nil.
-func (d *Driver) standing() (found *session) {
-	for _, s := range d.sessions.Live() {
-		s.mu.Lock()
-		if s.usable && !s.Ended() && (found == nil || s.isUp) {
-			found = s
-		}
-		s.mu.Unlock()
-	}
-	return found
-}
-
-// anySession returns any session for a call that does not depend on one, and counts one more user of it. If there is
-// none it makes one without holds, with a TTL of 10 s or the nearest that the servers grant.
-func (d *Driver) anySession(ctx context.Context) (*session, error) {
-	if found := d.standing(); found != nil && found.Add(1) {
-		return found, nil
-	}
-	return d.sessionFor(ctx, slot{}, false)
-}
-
-// anyTTL is the timeout for which a session without holds asks.
-const anyTTL = 10 * time.Second
-
-// newSession returns a session that has not been made in ZooKeeper. It must not lock a mutex, since kit.Sessions.Join
-// calls it under its own.
-func (d *Driver) newSession(ttl time.Duration) *session {
+// newSession returns a session, for the caller to run.
+func (e *service) newSession(asked, timeout time.Duration, only string) *session {
 	s := &session{
-		Session: d.sessions.New(), d: d, shook: make(chan struct{}), up: make(chan struct{}),
-		proof: proof{tick: d.o.Tick}, missing: map[string]bool{},
-		watched: map[string][]notify.Signal{}, any: ttl == 0,
+		e: e, asked: asked, timeout: timeout, only: only, over: make(chan struct{}), up: make(chan struct{}),
+		shut: make(chan struct{}), watchers: map[string][]chan<- int32{}, holds: map[string]*hold{}, news: notify.New(),
 	}
-	s.asked = cmp.Or(ttl, anyTTL)
-	s.dialing, s.stopDial = context.WithCancel(context.Background())
+	s.life, s.stop = context.WithCancel(context.Background())
 	return s
 }
 
-// create makes the session usable, or ends it and returns the reason. A usable session is connected and authenticated,
-// on servers with a tick no longer than Options.Tick, with counted members, and with the token space of this driver.
-// Only then may a hold be granted on it.
-//
-// callTime bounds all of that. create checks the tick and counts the members after it has made the session, so that it
-// reports a wrong address or a refused authentication first.
-func (s *session) create(whole context.Context) error {
-	if err := s.d.historyLost(); err != nil {
-		s.end(backend.ReasonHistoryLost)
-		return err
+// TTL is engine.Session's.
+func (s *session) TTL() time.Duration { return s.ttl }
+
+// run keeps the session connected until it ends.
+func (s *session) run() {
+	defer close(s.shut)
+	defer s.reads.Wait()
+	addrs := s.e.addrs
+	if s.only != "" {
+		addrs = []string{s.only}
 	}
-	ctx, cancel := context.WithTimeout(whole, callTime)
-	defer cancel()
-	err := s.connect(ctx)
-	if err == nil {
-		if err = s.d.checkTick(ctx, s.server()); err != nil && !kit.Classified(err) {
-			err = fmt.Errorf("%w: %w", errNoConnection, err)
+	for n := s.e.first; ; n++ {
+		if l, err := s.connect(addrs[n%len(addrs)]); err != nil {
+			s.missed(err)
+		} else {
+			s.reads.Go(l.read)
+			l.write()
+		}
+		s.mu.Lock()
+		pause := s.misses >= len(addrs)
+		s.mu.Unlock()
+		if s.only != "" {
+			s.end()
+		}
+		if s.isOver() || pause && kit.Sleep(s.life, kit.RetryPause(s.asked)/2) != nil {
+			return
 		}
 	}
-	if err == nil {
-		err = s.readConfig(ctx)
-	}
-	if err == nil {
-		err = s.d.recognize(ctx, s)
-	}
-	if err != nil {
-		s.end(backend.ReasonSessionExpired) // nobody holds anything on it
-		// The time to make the session is over, but the caller's context has not ended: do not return a context's error.
-		if kit.IsContext(err) && whole.Err() == nil && !errors.Is(err, errNoConnection) {
-			err = fmt.Errorf("%w: no session within %v: %v", backend.ErrUnavailable, callTime, err)
-		}
-		return err
-	}
-	s.mu.Lock()
-	s.usable = true
-	s.mu.Unlock()
-	s.d.background(s.keepAlive)
-	return nil
 }
 
-// connect makes the session in ZooKeeper, for the user of the options. It waits for the server's answer and then
-// authenticates, in the order that the library prescribes.
-func (s *session) connect(ctx context.Context) error {
-	conn, events, err := zk.Connect(s.d.addrs, s.asked, zk.WithDialer(s.dial), zk.WithHostProvider(&servers{s: s}),
-		zk.WithEventCallback(s.event), zk.WithLogInfo(false), zk.WithLogger(libraryLog{s.d.o.Logger}))
-	if err != nil {
-		return err
-	}
-	s.conn = conn
-	// Close does not wait for ending yet: it first waits for the call or the background work that got here.
-	s.d.ending.Add(1)
-	go s.closeAfterEnd(events)
-	select {
-	case <-s.shook:
-	case <-ctx.Done():
-		s.fail(s.unmade(kit.Ended(ctx)))
-	}
+// missed notes a connection that did not come to stand. A new session fails when as many dials in a row have failed as
+// there are servers: a wrong port is reported immediately. A server that accepts the connection is worth a wait: it
+// starts, or elects a leader.
+func (s *session) missed(err error) {
 	s.mu.Lock()
-	err = s.err
-	s.mu.Unlock()
-	if err != nil || s.d.o.User == "" {
-		return err
-	}
-	// The library repeats this on every later connection.
-	return s.run(ctx, func(c *zk.Conn) error {
-		return c.AddAuth("digest", []byte(s.d.o.User+":"+s.d.o.Password))
-	})
-}
-
-// fail ends the making of the session with err and closes shook, unless the making has ended already.
-func (s *session) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.made {
-		s.made, s.err = true, err
-		close(s.shook)
-	}
-}
-
-// unmade returns the error of a session that was not made in time. Without a connection no request was sent, so the
-// error becomes ErrUnavailable and not the bare end of a context.
-func (s *session) unmade(err error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.trouble != nil {
-		err = fmt.Errorf("%w: %w", s.trouble, err)
-	}
-	if s.wire == nil {
-		return fmt.Errorf("%w: %w", errNoConnection, err)
-	}
-	return err
-}
-
-// reason returns why the session has ended; "" before that.
-func (s *session) reason() backend.Reason {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.why
-}
-
-// setWire notes a connection that was opened, so that closeAfterEnd can close it. It returns false if the session has
-// ended: the caller then closes the connection. closeAfterEnd reads s.wire under s.mu after the end, so no connection
-// stays open.
-func (s *session) setWire(w *wire) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.Ended() {
-		return false
-	}
-	s.wire, s.refused = w, 0
-	return true
-}
-
-// dialFailed notes a failed dial. When as many dials in a row have failed as there are servers, it ends the making of
-// the session: a wrong port is reported immediately, and not at the caller's deadline. The driver does wait for a
-// server that accepts connections and does not serve yet, because it starts or elects a leader.
-func (s *session) dialFailed(err error) {
-	s.mu.Lock()
-	s.failures++
-	s.refused++
 	s.trouble = err
-	failed := !s.made && s.refused >= len(s.d.addrs)
+	s.misses++
+	if s.refused++; isOneOf(err, errHello) {
+		s.refused = 0
+	}
+	hopeless := s.id == 0 && (s.only != "" || s.refused >= len(s.e.addrs))
 	s.mu.Unlock()
-	if failed {
+	if hopeless {
 		s.fail(fmt.Errorf("%w: %w", errNoConnection, err))
 	}
 }
 
-// turnedAway notes that a connection has ended without a valid answer to the connect request. A server closes the
-// connection while it does not serve, and when the client claims a higher zxid than the server has seen. The two cases
-// look the same, so turnedAway calls suspect in both, if the client claimed a zxid.
-func (s *session) turnedAway(w *wire, err error) {
-	s.mu.Lock()
-	s.trouble = fmt.Errorf("%s did not answer the connect request: %w", w.address, err)
-	s.mu.Unlock()
-	if w.seen > 0 && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)) {
-		s.d.suspect()
+// connect makes a connection, and returns when the server has answered the connect request. A session with entries is
+// shown only to a server on which it may be. Both steps are bounded by a third of the TTL, so that there is time for
+// another server before the session ends.
+func (s *session) connect(address string) (*link, error) {
+	e, bound := s.e, max(s.asked/3, 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(s.life, 2*bound)
+	defer cancel()
+	seen := e.history.zxid.Load()
+	if s.only != "" {
+		seen = 0
 	}
-}
-
-// paceDial pauses before a dial once as many attempts have failed as there are servers. It returns an error once the
-// session has ended, and servers.Next then ends the library's loop.
-func (s *session) paceDial() error {
-	s.mu.Lock()
-	failures := s.failures
-	s.mu.Unlock()
-	if failures < len(s.d.addrs) {
-		return s.dialing.Err()
+	if s.timeout == s.asked {
+		if err := e.examine(ctx, address, s.ttl); err != nil {
+			if s.ttl == 0 && kit.Classified(err) {
+				s.fail(err)
+			}
+			return nil, err
+		}
 	}
-	return kit.Sleep(s.dialing, kit.RetryPause(s.asked)/2)
-}
-
-// shaken examines a server's answer to the connect request, on the goroutine that reads, before the library sees it.
-// The library closes the connection after an error.
-//
-// A session unknown to the server has ended. A timeout below the TTL is refused with ErrInvalidTTL: the servers would
-// end holds before the promised time. An existing session that gets such a timeout ends immediately, since its holds
-// would be valid for longer than the session; examine keeps sessions from such servers, unless their limit changes in
-// between. Probes and sessions without holds take a shorter timeout, and every session takes a longer one.
-func (s *session) shaken(w *wire, timeout time.Duration, id int64) error {
-	s.mu.Lock()
-	// Each case ends the session, or prevents its creation.
-	first := s.id == 0
-	switch {
-	case s.Ended():
-		s.mu.Unlock()
-		return errSessionLost
-	case id == 0 || !first && id != s.id, !first && timeout < s.ttl:
-		// The server no longer has the session, or has made another, which must not be used, or would end the session too
-		// early.
-		s.mu.Unlock()
-		s.end(backend.ReasonSessionExpired)
-		return errSessionLost
-	case first && timeout < s.asked && !s.probe && !s.any:
-		s.mu.Unlock()
-		s.fail(tooLong(s.asked, timeout))
-		return errSessionLost
+	l := &link{s: s, address: address, opened: e.clock.Now(), work: make(chan struct{}, 1), broken: make(chan struct{})}
+	conn, err := e.dial(ctx, address)
+	if err != nil {
+		return nil, err
 	}
-	// The proof's base: the instant before the connection was opened, which is before the connect request was sent.
-	if first {
-		s.id, s.ttl = id, timeout
-		s.proof.made(w.sent)
+	l.stop = context.AfterFunc(s.life, func() { _ = conn.SetReadDeadline(time.Now().Add(endTimeout)) })
+	l.conn, l.in = conn, bufio.NewReaderSize(conn, 16<<10)
+	_ = conn.SetDeadline(time.Now().Add(bound))
+	g, err := hello(conn, l.in, seen, s.timeout, s.id, s.password)
+	if err != nil {
+		l.close()
+		if seen > 0 && isOneOf(err, io.EOF, syscall.ECONNRESET) {
+			go e.recall(s.life, address)
+		}
+		return nil, fmt.Errorf("%s %w: %w", address, errHello, err)
+	}
+	if _ = conn.SetDeadline(time.Time{}); s.isOver() { // whose deadline this may have been
+		err = s.ended()
 	} else {
-		s.proof.reconnected(w.sent)
+		err = s.greeted(l, g)
 	}
-	s.failures, s.trouble = 0, nil
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// greeted judges a server's answer to the connect request, and sends the first requests. A session that the server does
+// not know has ended, and so has one that it would end too early: its holds would be valid for longer.
+func (s *session) greeted(l *link, g greeting) error {
+	s.mu.Lock()
+	first, holds := s.id == 0, s.timeout == s.asked
+	var err error
+	switch {
+	case g.id == 0 || !first && g.id != s.id || !first && holds && g.timeout < s.ttl:
+		err = engine.ErrNoSession
+	case !holds && s.only == "":
+		err = s.e.checkTick(g.timeout)
+	case first && holds && g.timeout < s.asked:
+		err = tooLong(s.asked, g.timeout)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		s.fail(err)
+		return err
+	}
+	if first {
+		s.id, s.ttl = g.id, g.timeout
+	}
+	s.password = g.password
+	s.base, s.touches = l.opened, nil // pings that the previous server heard may be lost with it
 	s.mu.Unlock()
+	if o := s.e.o; o.User != "" {
+		l.mu.Lock()
+		l.put(numberAuth, request{opAuth, appendText(appendText(appendInt(nil, 0), "digest"), o.User+":"+o.Password)})
+		l.mu.Unlock()
+	}
+	l.start(&call{then: func(c *call) { s.arrived(l, c) }}, getData(s.e.root, true))
 	return nil
 }
 
-// event is called by the library, on the goroutine that reads, in the order of the server's messages. It must not
-// block, and it must not send requests: the same goroutine would have to read their answers.
-//
-// The states of a connection arrive here too. StateHasSession counts a new link and wakes the callers that wait for a
-// connection; after a reconnection it also asks for a proof, since earlier proofs are old by then. StateDisconnected
-// replaces the channel for which await waits. A change of the root may mean that everything was deleted, and is
-// checked in the background. Changes of other nodes wake waiters (wake) and end holds (changed).
-func (s *session) event(e zk.Event) {
-	switch {
-	case e.Type == zk.EventSession && e.State == zk.StateHasSession:
-		s.mu.Lock()
-		if !s.isUp {
-			s.isUp = true
-			s.link++
-			close(s.up)
-		}
-		// If made, this is a reconnection. The next renewal rereads the holds, since link has changed.
-		if s.made {
-			s.startAsking()
-		} else {
-			s.made = true
-			close(s.shook)
-		}
-		s.mu.Unlock()
-	case e.Type == zk.EventSession && e.State == zk.StateDisconnected:
-		s.mu.Lock()
-		if s.isUp {
-			s.isUp = false
-			s.up = make(chan struct{})
-		} else if s.wire != nil {
-			s.failures++ // a server that accepts connections and does not answer
-		}
-		s.mu.Unlock()
-	case e.Path == s.d.root && (e.Type == zk.EventNodeDeleted || e.Type == zk.EventNodeDataChanged):
-		s.d.background(func() { s.d.rootChanged(s) })
-	case e.Type == zk.EventNodeDeleted, e.Type == zk.EventNodeDataChanged:
-		s.wake(e.Path)
-		s.d.changed(s, e)
-	}
-}
-
-// connected reports whether the session has a connection.
-func (s *session) connected() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.isUp
-}
-
-// exists reports whether a server has made the session.
-func (s *session) exists() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.id != 0
-}
-
-// server returns the address of the server to which the session connected last.
-func (s *session) server() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.wire.address
-}
-
-// linkNumber returns the number of connections that the session has had. A request that is sent after the call is
-// answered over the last of these or a later one.
-func (s *session) linkNumber() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.link
-}
-
-// end marks the session as ended and notifies every holder on it, with the given reason. Only the first call has an
-// effect. Callers of end must not block, so end does not wait until the connection is closed: closeAfterEnd waits for
-// Over and closes it. end notifies holders without holding a mutex.
-func (s *session) end(reason backend.Reason) {
-	s.fail(errSessionLost)
-	s.mu.Lock()
-	// End and why are set in one step, so that a reader that sees the end finds the reason.
-	first := s.d.sessions.End(s)
-	if first {
-		s.why = reason
-	}
-	s.mu.Unlock()
-	if !first {
+// arrived compares the root as it was read over a new connection, and lets callers use that.
+func (s *session) arrived(l *link, c *call) {
+	if c.err != nil {
 		return
 	}
-	s.stopDial()
-	for _, lost := range s.d.forget(s) {
-		lost(backend.Loss{Reason: reason})
+	if s.only == "" {
+		if err := s.e.compareRoot(c.replies[0]); err != nil {
+			if s.sight().link == 0 {
+				s.fail(err)
+			}
+			l.end(err)
+			return
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isOver() {
+		return
+	}
+	s.link, s.misses, s.refused, s.trouble = l, 0, 0, nil
+	s.links++
+	close(s.up)
+	s.news.Notify() // the watches have gone
+}
+
+// down notes that a connection has broken, and wakes all who watch a node.
+func (s *session) down(l *link, why error) {
+	s.mu.Lock()
+	if s.link == l {
+		s.link = nil
+		if !s.isOver() {
+			s.up = make(chan struct{})
+		}
+	} else { // a server that accepts connections, and does not answer
+		s.misses++
+		s.trouble = fmt.Errorf("%s %w: %w", l.address, errHello, why)
+	}
+	all := s.watchers
+	s.watchers = map[string][]chan<- int32{}
+	s.mu.Unlock()
+	for _, some := range all {
+		tell(some, 0)
 	}
 }
 
-// closeAfterEnd waits for the end of the session, closes it in ZooKeeper, so that its nodes end immediately and not
-// after the timeout, and waits until the library's goroutines and the requests in progress have ended. It is the only
-// goroutine that closes conn, and Close of the driver waits for it.
-//
-// It first closes a connection that is not up: the library's Close asks the server to end the session and would wait a
-// second for an answer that never comes. Another connection may have been opened meanwhile, so closeAfterEnd checks
-// again afterwards. It reads the events until the library closes their channel, which is the library's last step. When
-// Close of the driver stops waiting (severed), the connection is closed without an answer.
-func (s *session) closeAfterEnd(events <-chan zk.Event) {
-	defer s.d.ending.Done()
-	<-s.Over()
+// current returns the connection, or nil and what is closed when there is one.
+func (s *session) current() (*link, <-chan struct{}) {
 	s.mu.Lock()
-	// A pending read on a dead connection would delay the library's Close and the end of its goroutines.
-	w, up := s.wire, s.isUp
-	s.mu.Unlock()
-	if !up && w != nil {
-		_ = w.Close()
+	defer s.mu.Unlock()
+	if s.idle != nil {
+		s.idle.Reset(spareTTL)
 	}
-	stop := context.AfterFunc(s.d.severed, func() {
-		s.mu.Lock()
-		w := s.wire
-		s.mu.Unlock()
-		if w != nil {
-			_ = w.Close()
-		}
-	})
-	defer stop()
-	s.conn.Close() // waits for the answer, for a second at most
-	s.mu.Lock()
-	// The library may have redialled meanwhile. From here on dial and setWire refuse new connections.
-	w = s.wire
-	s.mu.Unlock()
-	if w != nil {
-		_ = w.Close()
-	}
-	for range events { // until the library has ended
-	}
-	s.calls.Wait()
+	return s.link, s.up
 }
+
+// fail ends the session with the error of all its calls. Others that could not be opened fail with it for a while.
+func (s *session) fail(err error) {
+	s.mu.Lock()
+	if s.failed == nil {
+		s.failed = err
+	}
+	opening := s.links == 0 && s.only == ""
+	s.mu.Unlock()
+	if opening {
+		s.e.mu.Lock()
+		s.e.failure, s.e.failed = err, s.e.clock.Now()
+		s.e.mu.Unlock()
+	}
+	s.end()
+}
+
+// end declares the session over, and lets its connection close. Only the first call has an effect.
+func (s *session) end() {
+	s.mu.Lock()
+	if s.isOver() {
+		s.mu.Unlock()
+		return
+	}
+	l := s.link
+	close(s.over)
+	if l == nil {
+		close(s.up)
+	}
+	if s.idle != nil {
+		s.idle.Stop()
+	}
+	s.mu.Unlock()
+	s.e.drop(s)
+	if l != nil {
+		l.start(&call{then: func(*call) { l.end(errBroken) }}, request{op: opClose})
+	}
+	s.stop()
+}
+
+func (s *session) isOver() bool {
+	select {
+	case <-s.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// ended is the error of a request on a session that is over.
+func (s *session) ended() error {
+	if err := s.e.history.err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failed != nil {
+		return s.failed
+	}
+	return engine.ErrNoSession
+}
+
+// unconnected is the error of a request that waited for a connection: an operator who mistypes a port should read
+// "connection refused" and not only a timeout.
+func (s *session) unconnected(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errNoConnection
+	for _, why := range []error{s.trouble, ctx.Err()} {
+		if why != nil {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
+	}
+	return err
+}
+
+// opened waits until the session has a connection.
+func (s *session) opened(ctx context.Context) error {
+	_, up := s.current()
+	if _, how := engine.Await(ctx, up, nil); how != engine.Answered {
+		return s.unconnected(ctx)
+	}
+	if s.isOver() {
+		return s.ended()
+	}
+	return nil
+}
+
+// Open is engine.Sessions's.
+func (e *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
+	e.mu.Lock()
+	err := e.unopened()
+	e.mu.Unlock()
+	if lost := e.history.err(); lost != nil {
+		err = lost
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := e.newSession(ttl, ttl, "")
+	go s.run()
+	if err := s.opened(ctx); err != nil {
+		s.end()
+		return nil, err
+	}
+	e.mu.Lock()
+	if !e.closed && !s.isOver() {
+		e.sessions[s.id] = s
+	}
+	e.mu.Unlock()
+	return s, nil
+}
+
+// End is engine.Sessions's.
+func (e *service) End(ctx context.Context, own engine.Session) error {
+	s := own.(*session)
+	s.end()
+	select {
+	case <-s.shut:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// maxTouches bounds the messages that are remembered, of a few ticks.
+const maxTouches = 30
+
+// touch notes when an answered message was sent.
+func (s *session) touch(sent backend.Instant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sent >= s.base && (len(s.touches) == 0 || sent.Sub(s.touches[len(s.touches)-1]) > s.e.o.Tick/10) {
+		s.touches = append(s.touches[max(0, len(s.touches)-maxTouches):], sent)
+	}
+}
+
+// pingEvery is the pause between two pings: see Prove.
+func (s *session) pingEvery() time.Duration { return max(s.e.o.Tick*3/5, 10*time.Millisecond) }
+
+// Prove is engine.Sessions's. The leader alone ends sessions. It restarts a session's timeout when it makes the session,
+// when a client reconnects, and when a server reports, in its answers to the leader's pings twice a tick, that it heard
+// from the client. An answer alone proves little: a server that was cut off from the leader still answers reads until it
+// notices, and a leader that froze while another one was elected still answers sync, and lets clients reconnect.
+//
+// So Prove asks with a transaction that changes nothing. A majority must log it, and the leader refuses it for sessions
+// that have ended. When a transaction sent at t is answered, its leader has led until t at least, and has received, on
+// the same stream, all reports of the client's server up to half a tick before t: a message that was sent over the
+// present connection at u ≤ t - tick/2 has restarted the session's timeout. A later leader restarts the timeouts of all
+// sessions. The driver declares a margin of one tick, so that u may be up to a tick before the call. The connection
+// pings every 0.6 ticks, so there is such a u, or there will be within a tenth of a tick.
+func (e *service) Prove(ctx context.Context, own engine.Session) error {
+	s, began := own.(*session), e.clock.Now()
+	for {
+		if s.isOver() {
+			return s.ended()
+		}
+		l, up := s.current()
+		if l != nil && s.touched(began) {
+			seen := e.history.zxid.Load()
+			c, err := s.call(ctx, confirmed())
+			switch {
+			case err != nil:
+				return err
+			case c.link != l:
+				continue
+			}
+			// A majority has agreed to the refusal of a user without the right to read "/" as well.
+			if err := ignore(c.replies[0].failed(), codeNoAuth); err != nil {
+				return err
+			}
+			return e.checkZxid(seen, c.replies[0].zxid)
+		}
+		var soon <-chan time.Time
+		if l != nil {
+			soon, up = time.After(s.e.o.Tick/10), nil
+		}
+		select {
+		case <-soon:
+		case <-up:
+		case <-s.over:
+		case <-ctx.Done():
+			return s.unconnected(ctx)
+		}
+	}
+}
+
+// touched reports whether a transaction that is sent now proves the session since an instant.
+func (s *session) touched(since backend.Instant) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since, until := since.Add(-s.e.o.Tick), s.e.clock.Now().Add(-s.e.o.Tick/2)
+	return s.base >= since || slices.ContainsFunc(s.touches, func(u backend.Instant) bool { return since <= u && u <= until })
+}
+
+// event handles a change of a watched node, on the goroutine that reads, in the order of the server's messages.
+func (s *session) event(typ int32, path string) {
+	if path == s.e.root {
+		if l, _ := s.current(); l != nil {
+			l.start(&call{then: func(c *call) {
+				if c.err == nil {
+					_ = s.e.compareRoot(c.replies[0])
+				}
+			}}, getData(path, true))
+		}
+		return
+	}
+	s.mu.Lock()
+	some := s.watchers[path]
+	delete(s.watchers, path)
+	if h := s.holds[path]; h != nil {
+		s.changes++
+		s.unwatched(h, typ == eventDeleted)
+	}
+	s.mu.Unlock()
+	tell(some, typ)
+}
+
+// tell passes an event on to those who listen. One that has not read its last event reads all nodes again anyway.
+func tell(some []chan<- int32, typ int32) {
+	for _, events := range some {
+		select {
+		case events <- typ:
+		default:
+		}
+	}
+}
+
+// listen sends the next event of each of some nodes, before the watches are set: a notification may overtake the answer.
+func (s *session) listen(events chan<- int32, paths []string) (unlisten func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, path := range paths {
+		s.watchers[path] = append(s.watchers[path], events)
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, path := range paths {
+			left := slices.DeleteFunc(s.watchers[path], func(other chan<- int32) bool { return other == events })
+			if s.watchers[path] = left; len(left) == 0 {
+				delete(s.watchers, path)
+			}
+		}
+	}
+}
+
+// listening reports whether somebody listens to each of some nodes.
+func (s *session) listening(paths []string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !slices.ContainsFunc(paths, func(path string) bool { return len(s.watchers[path]) == 0 })
+}
+
+var (
+	// errHello: a server has accepted the connection, and does not serve the session.
+	errHello = errors.New("did not answer the connect request")
+	// errNoConnection: the request was not sent, and never will be.
+	errNoConnection = errors.New("no connection to ZooKeeper")
+	// errBroken: the connection broke before the reply came.
+	errBroken = errors.New("the connection to ZooKeeper broke")
+)
