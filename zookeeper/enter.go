@@ -176,17 +176,16 @@ func (w *wish) find(ctx context.Context) (engine.Position, error) {
 		if len(found) == 0 {
 			continue
 		}
-		x := found[0]
-		if x.Use != w.use {
-			return engine.Position{}, &backend.LimitError{Name: w.Name, Kind: x.Kind, Limit: x.Limit, Holder: x.Owner}
-		}
-		w.made = true
 		for _, later := range found[1:] {
 			if w.e.ours(later.owner) != nil {
 				if _, err := w.s.delete(ctx, later.path, later.version); ignore(err, codeBadVersion) != nil {
 					return engine.Position{}, err
 				}
 			}
+		}
+		x := found[0]
+		if w.made = x.Use == w.use; !w.made {
+			return engine.Position{}, &backend.LimitError{Name: w.Name, Kind: x.Kind, Limit: x.Limit, Holder: x.Owner}
 		}
 		if x.owner != w.s.id {
 			if err := w.s.move(ctx, x); ignore(err, codeNoNode, codeBadVersion) != nil {

@@ -99,7 +99,7 @@ func (s *session) stands(path string, token int64) bool {
 func (e *service) Extend(ctx context.Context, es engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
 	s, out := es.(*session), make([]engine.Outcome, len(holds))
 	ats, tokens := make([]string, len(holds)), make([]int64, len(holds))
-	var rest, moved []int
+	var rest []int
 	for i, h := range holds {
 		at, token, ok := e.pathOf(h.Grant)
 		ats[i], tokens[i] = at, token
@@ -107,49 +107,52 @@ func (e *service) Extend(ctx context.Context, es engine.Session, holds []engine.
 			rest = append(rest, i)
 		}
 	}
-	var moves []request
 	whys := map[string]func(int64) backend.Loss{}
-	for part := range slices.Chunk(rest, maxReads) {
-		reqs := make([]request, len(part))
-		for n, i := range part {
-			reqs[n] = getData(ats[i], true)
-		}
-		seen := s.sight()
-		replies, err := s.ask(ctx, reqs...)
-		if err != nil {
-			return nil, err
-		}
-		for n, i := range part {
-			x, ok, err := ownOf(replies[n], ats[i])
-			switch {
-			case err != nil:
-				out[i].Err = err
-			case !ok || x.Token != tokens[i] || x.owner != s.id && holds[i].Known && e.ours(x.owner) == nil:
-				s.unhold(ats[i], tokens[i])
-				dir := path.Dir(ats[i])
-				if whys[dir] == nil {
-					whys[dir] = s.whyGone(ctx, dir)
+	writes := true
+	for round := 1; len(rest) > 0; round++ {
+		var moves []request
+		var moved []int
+		for part := range slices.Chunk(rest, maxReads) {
+			reqs := make([]request, len(part))
+			for n, i := range part {
+				reqs[n] = getData(ats[i], true)
+			}
+			seen := s.sight()
+			replies, err := s.ask(ctx, reqs...)
+			if err != nil {
+				return nil, err
+			}
+			for n, i := range part {
+				x, ok, err := ownOf(replies[n], ats[i])
+				switch {
+				case err != nil:
+					out[i].Err = err
+				case !ok || x.Token != tokens[i] || x.owner != s.id && holds[i].Known && e.ours(x.owner) == nil:
+					s.unhold(ats[i], tokens[i])
+					dir := path.Dir(ats[i])
+					if whys[dir] == nil {
+						whys[dir] = s.whyGone(ctx, dir)
+					}
+					out[i] = engine.Outcome{Gone: true, Loss: whys[dir](tokens[i])}
+				case x.owner == s.id:
+					s.hold(x, seen)
+				case round > maxTries:
+					out[i].Err = errChanged
+				default:
+					moves, moved = append(moves, s.moving(x, writes)), append(moved, i)
 				}
-				out[i] = engine.Outcome{Gone: true, Loss: whys[dir](tokens[i])}
-			case x.owner == s.id:
-				s.hold(x, seen)
-			default:
-				moves, moved = append(moves, s.moving(x, true)), append(moved, i)
 			}
 		}
-	}
-	for part := range slices.Chunk(moves, maxReads) {
-		replies, err := s.do(ctx, part...)
-		if err != nil {
-			return nil, err
-		}
-		for _, a := range replies {
-			i := moved[0]
-			moved = moved[1:]
-			if a.failed() != nil {
-				out[i].Err = errChanged // the next renewal finds out
+		for part := range slices.Chunk(moves, maxReads) {
+			replies, err := s.do(ctx, part...)
+			if err != nil {
+				return nil, err
+			}
+			for _, a := range replies {
+				writes = writes && !errors.Is(a.failed(), codeNoAuth)
 			}
 		}
+		rest = moved // to be read again
 	}
 	return out, e.history.err()
 }

@@ -255,8 +255,8 @@ func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 	}
 }
 
-// TestHoldGrantedAgainHasANewValidity acquires with the id of a living hold, from its client and from another one, over
-// sessions that were proved long before.
+// TestHoldGrantedAgainHasANewValidity acquires with the id of a living hold, from its client and from another one: at
+// most a third of the TTL is over, whatever the former grant was worth.
 func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
@@ -273,7 +273,7 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 	for _, d := range []*zookeeper.Driver{a, b, a} {
 		before := backend.SystemClock().Now()
 		again := take(t, d, r)
-		if again.SentAt < before || again.Token != g.Token {
+		if before.Sub(again.SentAt) > r.TTL/3 || again.Token != g.Token {
 			t.Errorf("token %v, want %v; the validity counts from %v before the call",
 				again.Token, g.Token, before.Sub(again.SentAt))
 		}

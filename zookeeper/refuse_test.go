@@ -15,7 +15,7 @@ import (
 )
 
 // attemptsThatMeet lets a request arrive behind entries of which one is about to go: that of an attempt, or of a
-// request that is refused. It is not refused for one that goes while it removes its own entry, and it is for one that
+// request that is refused. It is not refused for one that goes before it asks whether that stays, and it is for one that
 // stays.
 func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 	admin := newAdmin(t, server.Addr())
@@ -100,7 +100,7 @@ func meet(t *testing.T, addr string, r backend.Request, happens func(), want err
 	b := &breaker{requestID: r.RequestID}
 	once := sync.OnceFunc(happens)
 	b.before = func(step string) {
-		if step == "delete one's own" || step == "watch another's" {
+		if step == "look" || step == "watch another's" || step == "get one's own" {
 			once()
 		}
 	}
