@@ -468,21 +468,33 @@ func (w *wish) spent(ctx context.Context) (engine.Position, error) {
 	}
 	queue := entriesOf(w.dir, names)
 	some, err := w.real(ctx, queue[:min(len(queue), maxReads)])
+	if err == nil && len(some) == 0 {
+		err = w.onlyForeign(ctx, w.dir+"/"+names[0])
+	}
 	switch {
 	case err != nil:
 		return engine.Position{}, err
-	case len(some) == 0 && len(queue) <= maxReads:
-		return engine.Position{}, &backend.ConfigError{
-			Setting: "node of the name " + w.Name, Value: w.dir, Want: "no children but entries of locks",
-			Why: "its count is used up and it cannot be removed: delete " + w.dir + "/" + names[0] +
-				" and its other foreign children",
-		}
 	case len(some) == 0 || w.Wait:
 		return engine.Position{Poll: true}, nil
 	}
 	return engine.Position{
 		Holder: &backend.HeldError{Name: w.Name, Holder: some[0].Owner, HoldID: some[0].HoldID},
 	}, nil
+}
+
+// onlyForeign is the error of a queue that cannot begin anew, if a child of the name's node is foreign.
+func (w *wish) onlyForeign(ctx context.Context, child string) error {
+	replies, err := w.s.ask(ctx, exists(child))
+	if err != nil {
+		return err
+	}
+	if stat, err := replies[0].stat(); err != nil || stat.EphemeralOwner != 0 {
+		return nil
+	}
+	return &backend.ConfigError{
+		Setting: "node of the name " + w.Name, Value: w.dir, Want: "no children but entries of locks",
+		Why: "its count is used up and it cannot be removed: delete " + child + " and its other foreign children",
+	}
 }
 
 // place is Position.Place: an entry of this driver, and those that blocked it.
@@ -540,14 +552,13 @@ func (e *service) Watch(ctx context.Context, what string, wake func()) error {
 		return engine.ErrNoSession
 	}
 	for len(all) > 0 {
-		events := make(chan int32, 1)
+		events := make(chan change, 1)
 		unlisten := s.listen(events, all)
 		stand, err := s.watch(ctx, all, wake)
-		all = stand
-		typ := int32(0)
-		if err == nil && len(all) > 0 {
+		var c change
+		if err == nil && len(stand) > 0 {
 			select {
-			case typ = <-events:
+			case c = <-events:
 			case <-ctx.Done():
 				err = ctx.Err()
 			case <-s.over:
@@ -558,9 +569,10 @@ func (e *service) Watch(ctx context.Context, what string, wake func()) error {
 		switch {
 		case err != nil:
 			return err
-		case typ == 0 && len(all) > 0:
+		case c.typ == 0 && len(stand) > 0:
 			return errBroken
 		}
+		all = slices.DeleteFunc(stand, func(path string) bool { return c.typ == eventDeleted && path == c.path })
 		wake()
 	}
 	<-ctx.Done()

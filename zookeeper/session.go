@@ -45,7 +45,7 @@ type session struct {
 	refused  int               // of these, failed dials in a row
 	base     backend.Instant   // the leader has heard of this one
 	touches  []backend.Instant // when answered messages were sent since, in order
-	watchers map[string][]chan<- int32
+	watchers map[string][]chan<- change
 	holds    map[string]*hold // by path
 	fresh    []*hold          // without a watch
 	gone     []*hold          // deleted, or moved
@@ -63,7 +63,7 @@ const endTimeout = time.Second
 func (e *service) newSession(asked, timeout time.Duration, only string) *session {
 	s := &session{
 		e: e, asked: asked, timeout: timeout, only: only, over: make(chan struct{}), up: make(chan struct{}),
-		shut: make(chan struct{}), watchers: map[string][]chan<- int32{}, holds: map[string]*hold{}, news: notify.New(),
+		shut: make(chan struct{}), watchers: map[string][]chan<- change{}, holds: map[string]*hold{}, news: notify.New(),
 	}
 	s.life, s.stop = context.WithCancel(context.Background())
 	return s
@@ -235,10 +235,10 @@ func (s *session) down(l *link, why error) {
 		s.trouble = fmt.Errorf("%s %w: %w", l.address, errHello, why)
 	}
 	all := s.watchers
-	s.watchers = map[string][]chan<- int32{}
+	s.watchers = map[string][]chan<- change{}
 	s.mu.Unlock()
 	for _, some := range all {
-		tell(some, 0)
+		tell(some, change{})
 	}
 }
 
@@ -466,21 +466,27 @@ func (s *session) event(typ int32, path string) {
 		s.unwatched(h, typ == eventDeleted)
 	}
 	s.mu.Unlock()
-	tell(some, typ)
+	tell(some, change{typ, path})
 }
 
-// tell passes an event on to those who listen. One that has not read its last event reads all nodes again anyway.
-func tell(some []chan<- int32, typ int32) {
+// change is an event of a node, or zero: the connection has broken.
+type change struct {
+	typ  int32
+	path string
+}
+
+// tell passes a change on to those who listen. One that has not read its last one reads all nodes again anyway.
+func tell(some []chan<- change, c change) {
 	for _, events := range some {
 		select {
-		case events <- typ:
+		case events <- c:
 		default:
 		}
 	}
 }
 
-// listen sends the next event of each of some nodes, before the watches are set: a notification may overtake the answer.
-func (s *session) listen(events chan<- int32, paths []string) (unlisten func()) {
+// listen sends the next change of each of some nodes, before the watches are set: a notification may overtake the answer.
+func (s *session) listen(events chan<- change, paths []string) (unlisten func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, path := range paths {
@@ -490,7 +496,7 @@ func (s *session) listen(events chan<- int32, paths []string) (unlisten func()) 
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, path := range paths {
-			left := slices.DeleteFunc(s.watchers[path], func(other chan<- int32) bool { return other == events })
+			left := slices.DeleteFunc(s.watchers[path], func(other chan<- change) bool { return other == events })
 			if s.watchers[path] = left; len(left) == 0 {
 				delete(s.watchers, path)
 			}

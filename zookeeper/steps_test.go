@@ -46,7 +46,7 @@ var scenes = []scene{
 	{
 		name:  "an attempt at a free name",
 		kinds: allKinds,
-		needs: []string{"make the name's node", "create", "list", "prove", "watch one's own", "delete one's own"},
+		needs: []string{"make the name's node", "create", "list", "watch one's own", "delete one's own"},
 		play: func(p *play) error {
 			p.arm()
 			return p.holdAndRelease(false)
@@ -56,7 +56,7 @@ var scenes = []scene{
 		name:  "a wait",
 		kinds: allKinds,
 		needs: []string{
-			"make the name's node", "create", "list", "watch another's", "prove", "watch one's own", "delete one's own",
+			"make the name's node", "create", "list", "watch another's", "watch one's own", "delete one's own",
 		},
 		play: func(p *play) error {
 			g, err := p.rival.Acquire(soon(p.t, 20*time.Second), p.other())
