@@ -92,13 +92,15 @@ func (s *session) stands(path string, token int64) bool {
 	return h != nil && h.token == token && h.link == s.links && s.link != nil
 }
 
-// Extend is engine.Service's. A hold that stands on the session with a watch has not been deleted before the session's
-// last proof: the server reports the deletion before the answer to the proof, on the same connection. The others are
-// read, with a watch. They move to the session if they are on another one, unless the engine knew them here: then
+// Extend is engine.Service's. It lets the leader answer first. A hold with a watch then stands unless the server has
+// reported its deletion, on the same connection. The others are read, with a watch. They move to the session if they are on another one, unless the engine knew them here: then
 // another client has asked with their request id.
 func (e *service) Extend(ctx context.Context, es engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
 	s, out := es.(*session), make([]engine.Outcome, len(holds))
 	ats, tokens := make([]string, len(holds)), make([]int64, len(holds))
+	if _, err := s.askLeader(ctx); err != nil {
+		return nil, err
+	}
 	var rest []int
 	for i, h := range holds {
 		at, token, ok := e.pathOf(h.Grant)
