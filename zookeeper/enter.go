@@ -169,7 +169,7 @@ func (w *wish) find(ctx context.Context) (engine.Position, error) {
 		if len(all) == 0 {
 			return w.create(ctx)
 		}
-		found, err := w.s.read(ctx, all)
+		found, err := w.s.read(ctx, all, false)
 		if err != nil {
 			return engine.Position{}, err
 		}
@@ -188,7 +188,7 @@ func (w *wish) find(ctx context.Context) (engine.Position, error) {
 			return engine.Position{}, &backend.LimitError{Name: w.Name, Kind: x.Kind, Limit: x.Limit, Holder: x.Owner}
 		}
 		if x.owner != w.s.id {
-			if err := w.s.move(ctx, x); ignore(err, codeNoNode, codeBadVersion) != nil {
+			if err := w.s.move(ctx, x); err != nil {
 				return engine.Position{}, err
 			}
 		}
@@ -232,58 +232,73 @@ func ownOf(a reply, at string) (own, bool, error) {
 		ok && n.stat.EphemeralOwner != 0, nil
 }
 
-// read reads entries, and returns those that stand, in order.
-func (s *session) read(ctx context.Context, all []entry) (found []own, err error) {
-	for part := range slices.Chunk(all, maxReads) {
-		reqs := make([]request, len(part))
-		for i, x := range part {
-			reqs[i] = getData(x.path, false)
-		}
-		replies, err := s.ask(ctx, reqs...)
+// read reads entries, with a watch if that is set, and returns those that stand, in order.
+func (s *session) read(ctx context.Context, all []entry, watch bool) (found []own, err error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	reqs := make([]request, len(all))
+	for i, x := range all {
+		reqs[i] = getData(x.path, watch)
+	}
+	replies, err := s.ask(ctx, reqs...)
+	if err != nil {
+		return nil, err
+	}
+	for i, a := range replies {
+		x, ok, err := ownOf(a, all[i].path)
 		if err != nil {
 			return nil, err
 		}
-		for i, a := range replies {
-			x, ok, err := ownOf(a, part[i].path)
-			if err != nil {
-				return nil, err
-			}
-			if ok {
-				found = append(found, x)
-			}
+		if ok {
+			found = append(found, x)
 		}
 	}
 	return found, nil
 }
 
+// byPath returns entries by their paths.
+func byPath(all []own) map[string]own {
+	found := make(map[string]own, len(all))
+	for _, x := range all {
+		found[x.path] = x
+	}
+	return found
+}
+
 // movedVersions is the number of versions through which moved entries cycle.
 const movedVersions = 7
 
-// moving is the transaction that replaces an entry by one with the same name, content and token on s. The number is part
-// of the name so that the place in the queue stays; the content has the token, because the new node has its own zxid.
-// The writes give the new node another version, so that a late deletion or move of the former one does not affect it.
-// Without the right to write, the version stays 0; then only the read before each deletion protects the new node.
-func (s *session) moving(x own, writes bool) request {
-	data := x.encode()
-	ops := []request{remove(x.path, x.version), create(opCreate, x.path, data, s.e.o.ACL, flagEphemeral)}
-	for range x.version%movedVersions + 1 {
-		if writes {
-			ops = append(ops, setData(x.path, data, anyVersion))
+// move replaces entries by others with the same name, content and token on s, each in a transaction: the caller reads
+// them again. The number is part of the name so that the place in the queue stays; the content has the token, because the
+// new node has its own zxid. The writes give the new node another version, so that a late deletion or move of the former
+// one does not affect it. Without the right to write, the version stays 0; then only the read before each deletion
+// protects the new node.
+func (s *session) move(ctx context.Context, all ...own) error {
+	for writes := true; len(all) > 0; writes = false {
+		reqs := make([]request, len(all))
+		for i, x := range all {
+			data := x.encode()
+			ops := []request{remove(x.path, x.version), create(opCreate, x.path, data, s.e.o.ACL, flagEphemeral)}
+			for n := int32(0); writes && n <= x.version%movedVersions; n++ {
+				ops = append(ops, setData(x.path, data, anyVersion))
+			}
+			reqs[i] = multi(ops...)
 		}
-	}
-	return multi(ops...)
-}
-
-// move moves an entry to s.
-func (s *session) move(ctx context.Context, x own) error {
-	for _, writes := range []bool{true, false} {
-		replies, err := s.do(ctx, s.moving(x, writes))
+		replies, err := s.do(ctx, reqs...)
 		if err != nil {
 			return err
 		}
-		if err = replies[0].failed(); !errors.Is(err, codeNoAuth) || !writes {
-			return err
+		var refused []own
+		for i, a := range replies {
+			switch err := ignore(a.failed(), codeNoNode, codeBadVersion); {
+			case errors.Is(err, codeNoAuth) && writes:
+				refused = append(refused, all[i])
+			case err != nil:
+				return err
+			}
 		}
+		all = refused
 	}
 	return nil
 }
@@ -431,15 +446,16 @@ func (w *wish) waits(ctx context.Context, block []entry) (again bool, err error)
 // real reads entries, and returns those that stand. It notes the others: a persistent node in the place of an entry
 // would otherwise close the name, since no client removes it.
 func (w *wish) real(ctx context.Context, all []entry) ([]own, error) {
-	found, err := w.s.read(ctx, all)
+	found, err := w.s.read(ctx, all, false)
 	if err != nil || len(found) == len(all) {
 		return found, err
 	}
 	if w.foreign == nil {
 		w.foreign = map[string]bool{}
 	}
+	stand := byPath(found)
 	for _, x := range all {
-		if !slices.ContainsFunc(found, func(f own) bool { return f.path == x.path }) {
+		if _, ok := stand[x.path]; !ok {
 			w.foreign[x.path] = true // or it has gone
 		}
 	}
@@ -542,23 +558,32 @@ func paths(some []entry) []string {
 }
 
 // Watch is engine.Watches's: it watches entries over the session of the waiter. If they stand when the watch does,
-// nothing has happened since they were read. A node that was written, or moved, is watched again.
+// nothing has happened since they were read. It wakes if one is missing or foreign. A node that was written, or moved, is
+// watched again.
 func (e *service) Watch(ctx context.Context, what string, wake func()) error {
 	parts := strings.Split(what, "\n")
 	id, _ := strconv.ParseUint(parts[0], 16, 64)
-	all := slices.DeleteFunc(parts[1:], func(part string) bool { return part[0] != '/' })
 	s := e.ours(int64(id))
 	if s == nil {
 		return engine.ErrNoSession
 	}
+	var all []entry
+	for _, part := range parts[1:] {
+		if part[0] == '/' {
+			all = append(all, entry{path: part})
+		}
+	}
 	for len(all) > 0 {
-		events := make(chan change, 1)
-		unlisten := s.listen(events, all)
-		stand, err := s.watch(ctx, all, wake)
+		changes := make(chan change, 1)
+		unlisten := s.listen(changes, paths(all))
+		found, err := s.read(ctx, all, true)
 		var c change
-		if err == nil && len(stand) > 0 {
+		if err == nil && len(found) == len(all) {
 			select {
-			case c = <-events:
+			case c = <-changes:
+				if c.typ == 0 {
+					err = errBroken
+				}
 			case <-ctx.Done():
 				err = ctx.Err()
 			case <-s.over:
@@ -566,39 +591,16 @@ func (e *service) Watch(ctx context.Context, what string, wake func()) error {
 			}
 		}
 		unlisten()
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case c.typ == 0 && len(stand) > 0:
-			return errBroken
 		}
-		all = slices.DeleteFunc(stand, func(path string) bool { return c.typ == eventDeleted && path == c.path })
+		stand := byPath(found)
+		all = slices.DeleteFunc(all, func(x entry) bool {
+			_, ok := stand[x.path]
+			return !ok || c.typ == eventDeleted && x.path == c.path
+		})
 		wake()
 	}
 	<-ctx.Done()
 	return ctx.Err()
-}
-
-// watch sets watches, and returns the nodes that stand. It wakes if one does not, or is foreign.
-func (s *session) watch(ctx context.Context, paths []string, wake func()) (stand []string, err error) {
-	reqs := make([]request, len(paths))
-	for i, path := range paths {
-		reqs[i] = getData(path, true)
-	}
-	replies, err := s.do(ctx, reqs...)
-	if err != nil {
-		return nil, err
-	}
-	for i, a := range replies {
-		_, ok, err := ownOf(a, paths[i])
-		switch {
-		case err != nil:
-			return nil, err
-		case ok:
-			stand = append(stand, paths[i])
-		default:
-			wake()
-		}
-	}
-	return stand, nil
 }

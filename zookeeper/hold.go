@@ -1,10 +1,10 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"path"
-	"slices"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -97,64 +97,46 @@ func (s *session) stands(path string, token int64) bool {
 // another client has asked with their request id.
 func (e *service) Extend(ctx context.Context, es engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
 	s, out := es.(*session), make([]engine.Outcome, len(holds))
-	ats, tokens := make([]string, len(holds)), make([]int64, len(holds))
 	if _, err := s.askLeader(ctx); err != nil {
 		return nil, err
 	}
-	var rest []int
+	var all []entry
+	var numbers []int // of the holds of these
 	for i, h := range holds {
 		at, token, ok := e.pathOf(h.Grant)
-		ats[i], tokens[i] = at, token
 		if out[i].Gone = !ok; ok && (!h.Known || !s.stands(at, token)) {
-			rest = append(rest, i)
+			all, numbers = append(all, entry{path: at}), append(numbers, i)
 		}
 	}
-	whys := map[string]func(int64) backend.Loss{}
-	writes := true
-	for round := 1; len(rest) > 0; round++ {
-		var moves []request
-		var moved []int
-		for part := range slices.Chunk(rest, maxReads) {
-			reqs := make([]request, len(part))
-			for n, i := range part {
-				reqs[n] = getData(ats[i], true)
-			}
-			seen := s.sight()
-			replies, err := s.ask(ctx, reqs...)
-			if err != nil {
-				return nil, err
-			}
-			for n, i := range part {
-				x, ok, err := ownOf(replies[n], ats[i])
-				switch {
-				case err != nil:
-					out[i].Err = err
-				case !ok || x.Token != tokens[i] || x.owner != s.id && holds[i].Known && e.ours(x.owner) == nil:
-					s.unhold(ats[i], tokens[i])
-					dir := path.Dir(ats[i])
-					if whys[dir] == nil {
-						whys[dir] = s.whyGone(ctx, dir)
-					}
-					out[i] = engine.Outcome{Gone: true, Loss: whys[dir](tokens[i])}
-				case x.owner == s.id:
-					s.hold(x, seen)
-				case round > maxTries:
-					out[i].Err = errChanged
-				default:
-					moves, moved = append(moves, s.moving(x, writes)), append(moved, i)
-				}
+	why := s.reasons()
+	for round := 1; len(all) > 0; round++ {
+		seen := s.sight()
+		found, err := s.read(ctx, all, true)
+		if err != nil {
+			return nil, err
+		}
+		var moves []own
+		some, these := all, numbers
+		all, numbers = nil, nil
+		stand := byPath(found)
+		for n, i := range these {
+			at, token, _ := e.pathOf(holds[i].Grant)
+			x, ok := stand[at]
+			switch {
+			case !ok || x.Token != token || x.owner != s.id && holds[i].Known && e.ours(x.owner) == nil:
+				s.unhold(at, token)
+				out[i] = engine.Outcome{Gone: true, Loss: why(ctx, at, token)}
+			case x.owner == s.id:
+				s.hold(x, seen)
+			case round > maxTries:
+				out[i].Err = errChanged
+			default:
+				moves, all, numbers = append(moves, x), append(all, some[n]), append(numbers, i)
 			}
 		}
-		for part := range slices.Chunk(moves, maxReads) {
-			replies, err := s.do(ctx, part...)
-			if err != nil {
-				return nil, err
-			}
-			for _, a := range replies {
-				writes = writes && !errors.Is(a.failed(), codeNoAuth)
-			}
+		if err := s.move(ctx, moves...); err != nil {
+			return nil, err
 		}
-		rest = moved // to be read again
 	}
 	return out, e.history.err()
 }
@@ -228,46 +210,46 @@ func (s *session) takeNews(link *int) (due, gone []*hold, next time.Duration) {
 
 // watchHolds reads entries with a watch.
 func (s *session) watchHolds(ctx context.Context, all []*hold) error {
-	for part := range slices.Chunk(all, maxReads) {
-		seen := s.sight()
-		reqs := make([]request, len(part))
-		for i, h := range part {
-			reqs[i] = getData(h.path, true)
+	seen := s.sight()
+	found, err := s.read(ctx, entriesAt(all), true)
+	if err != nil {
+		return err
+	}
+	stand := byPath(found)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range all {
+		x, ok := stand[h.path]
+		switch {
+		case s.holds[h.path] != h:
+		case !ok || x.Token != h.token || x.owner != s.id:
+			s.unwatched(h, true)
+		case seen.changes != s.changes:
+			s.unwatched(h, false)
+		default:
+			h.link, h.version = seen.link, x.version
 		}
-		replies, err := s.do(ctx, reqs...)
-		if err != nil {
-			return err
-		}
-		s.mu.Lock()
-		for i, h := range part {
-			x, ok, err := ownOf(replies[i], h.path)
-			switch {
-			case s.holds[h.path] != h:
-			case err == nil && (!ok || x.Token != h.token || x.owner != s.id):
-				s.unwatched(h, true)
-			case err != nil || seen.changes != s.changes:
-				s.unwatched(h, false)
-			default:
-				h.link, h.version = seen.link, x.version
-			}
-		}
-		s.mu.Unlock()
 	}
 	return nil
 }
 
+func entriesAt(holds []*hold) []entry {
+	all := make([]entry, len(holds))
+	for i, h := range holds {
+		all[i] = entry{path: h.path}
+	}
+	return all
+}
+
 // report notifies of losses: of entries that are not there any more, or that another client has moved.
 func (s *session) report(ctx context.Context, gone []*hold, notify func(engine.Push)) error {
-	whys := map[string]func(int64) backend.Loss{}
+	found, err := s.read(ctx, entriesAt(gone), false)
+	if err != nil {
+		return err
+	}
+	stand, why := byPath(found), s.reasons()
 	for _, h := range gone {
-		replies, err := s.ask(ctx, getData(h.path, false))
-		if err != nil {
-			return err
-		}
-		x, ok, err := ownOf(replies[0], h.path)
-		if err != nil {
-			return err
-		}
+		x, ok := stand[h.path]
 		ok = ok && x.Token == h.token
 		if ok && x.owner == s.id {
 			s.hold(x, sight{})
@@ -276,16 +258,8 @@ func (s *session) report(ctx context.Context, gone []*hold, notify func(engine.P
 		if s.unhold(h.path, h.token) == nil || ok && s.e.ours(x.owner) != nil {
 			continue // released, or on another session of this driver
 		}
-		dir := path.Dir(h.path)
-		if whys[dir] == nil {
-			short, cancel := context.WithTimeout(ctx, whyTimeout)
-			whys[dir] = s.whyGone(short, dir)
-			cancel()
-		}
-		loss := whys[dir](h.token)
-		if loss.Reason == "" {
-			loss.Reason = backend.ReasonEvicted
-		}
+		loss := why(ctx, h.path, h.token)
+		loss.Reason = cmp.Or(loss.Reason, backend.ReasonEvicted)
 		notify(engine.Push{
 			What: engine.PushLost, RequestID: h.requestID, Loss: loss, Incarnation: incarnation(path.Base(h.path), h.token),
 		})

@@ -56,7 +56,7 @@ func (s *session) state(ctx context.Context, name string, a reply, withQueue boo
 	if !withQueue {
 		return info, nil
 	}
-	queue, err := s.read(ctx, waiting[:min(len(waiting), backend.MaxQueue)])
+	queue, err := s.read(ctx, waiting[:min(len(waiting), backend.MaxQueue)], false)
 	for _, w := range queue {
 		info.Queue = append(info.Queue, backend.Waiter{
 			Owner: w.Owner, HoldID: w.HoldID, Kind: w.Kind, Permits: w.Permits, Limit: w.Limit,
@@ -77,7 +77,7 @@ func (s *session) holders(ctx context.Context, dir string, a reply) (all []own, 
 	for {
 		n := len(kit.Holders(queue, entry.use))
 		fresh := queue[len(all):n]
-		found, err := s.read(ctx, fresh)
+		found, err := s.read(ctx, fresh, false)
 		if err != nil {
 			return nil, nil, err
 		}

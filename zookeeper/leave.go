@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"path"
 	"slices"
 	"time"
 
@@ -30,64 +31,47 @@ func (e *service) Leave(ctx context.Context, l engine.Leaving) (left engine.Left
 				return engine.Left{}, err
 			}
 		}
-		if named {
-			left, err = s.leaveHold(ctx, l, at, token)
-		} else {
-			left.Was, err = s.leaveRequest(ctx, l)
+		h := s.unhold(at, token)
+		left.Was, err = s.leave(ctx, l, h, func(x own) bool {
+			ours := e.ours(x.owner) != nil
+			if named {
+				return x.path == at && x.Token == token || len(l.Late) > 0 && ours
+			}
+			return l.Place == "" || ours // another client may have repeated the request of an ended attempt
+		})
+		if h != nil {
+			s.keep(h, err)
 		}
 		if !errors.Is(err, engine.ErrNoSession) {
 			break
 		}
 	}
+	if named && err == nil && !left.Was {
+		left.Loss = s.reasons()(ctx, at, token)
+	}
 	left.Settle = emptyAfter
 	return left, err
 }
 
-// leaveHold ends a hold. One that the engine knows on the session is deleted without a look at it.
-func (s *session) leaveHold(ctx context.Context, l engine.Leaving, at string, token int64) (left engine.Left, err error) {
-	h := s.unhold(at, token)
+// leave deletes the entries of a request that it means. An entry that this driver knows is deleted without a look at it:
+// a hold, or the place of an ended attempt.
+func (s *session) leave(ctx context.Context, l engine.Leaving, h *hold, means func(own) bool) (was bool, err error) {
+	known := placeOf(l.Place)
 	if h != nil && l.Known {
-		left.Was, err = s.delete(ctx, at, h.version)
+		known = place{s.id, h.path, h.version, nil}
 	}
-	for n := 0; !left.Was && (n == 0 && err == nil || errors.Is(err, codeBadVersion)) && n < maxWrites; n++ {
-		var replies []reply
-		if replies, err = s.askLeader(ctx, getData(at, false)); err != nil {
-			break
-		}
-		x, ok, failed := ownOf(replies[0], at)
-		switch {
-		case failed != nil:
-			err = failed
-		case !ok || x.Token != token:
-			left.Loss = s.whyGone(ctx, s.e.dir(l.Name))(token)
-		default:
-			left.Was, err = s.delete(ctx, at, x.version)
-		}
-	}
-	if h != nil && err != nil {
-		s.keep(h, err)
-	}
-	if err == nil && len(l.Late) > 0 {
-		_, err = s.leaveRequest(ctx, l)
-	}
-	return left, err
-}
-
-// leaveRequest ends what a request has: after an attempt, its entries on this driver's sessions only, since another
-// client may have asked with the same request id. The entry that the attempt knows is deleted without a look at it.
-func (s *session) leaveRequest(ctx context.Context, l engine.Leaving) (was bool, err error) {
-	abandoned := l.Place != ""
-	if p := placeOf(l.Place); abandoned && len(l.Late) == 0 {
-		own := s.e.ours(p.session)
-		if own == nil {
+	if known.path != "" && len(l.Late) == 0 {
+		on := s.e.ours(known.session)
+		if on == nil {
 			return false, nil
 		}
-		if was, err = own.delete(ctx, p.path, p.version); !errors.Is(err, codeBadVersion) {
+		if was, err = on.delete(ctx, known.path, known.version); !errors.Is(err, codeBadVersion) {
 			return was, err
 		}
 	}
+	dir := s.e.dir(l.Name)
 	for range maxWrites {
-		replies, err := s.askLeader(ctx, children(s.e.dir(l.Name)))
+		replies, err := s.askLeader(ctx, children(dir))
 		if err != nil {
 			return was, err
 		}
@@ -95,25 +79,19 @@ func (s *session) leaveRequest(ctx context.Context, l engine.Leaving) (was bool,
 		if err != nil {
 			return was, ignore(err, codeNoNode)
 		}
-		found, err := s.read(ctx, ofRequest(entriesOf(s.e.dir(l.Name), names), l.RequestID))
+		found, err := s.read(ctx, ofRequest(entriesOf(dir, names), l.RequestID), false)
 		if err != nil {
 			return was, err
 		}
-		found = slices.DeleteFunc(found, func(x own) bool { return abandoned && s.e.ours(x.owner) == nil })
-		if len(found) == 0 {
+		if found = slices.DeleteFunc(found, func(x own) bool { return !means(x) }); len(found) == 0 {
 			return was, nil
 		}
 		for _, x := range found {
-			on := s.e.ours(x.owner)
-			var h *hold
-			if on != nil {
-				h = on.unhold(x.path, x.Token)
+			if on := s.e.ours(x.owner); on != nil {
+				on.unhold(x.path, x.Token)
 			}
 			ended, err := s.delete(ctx, x.path, x.version)
 			if err = ignore(err, codeBadVersion); err != nil {
-				if h != nil {
-					on.keep(h, err)
-				}
 				return was, err
 			}
 			was = was || ended
@@ -136,22 +114,30 @@ type forced struct {
 // whyTimeout is the maximum time to ask for the reason of a loss, which is only advice.
 const whyTimeout = 500 * time.Millisecond
 
-// whyGone reads why holds of a name have ended. If the name's node is missing too, everything may have been deleted, so
-// the root is compared. Other holds were deleted by other means than this package.
-func (s *session) whyGone(ctx context.Context, dir string) func(token int64) backend.Loss {
-	replies, err := s.do(ctx, getData(dir, false), getData(s.e.root, false))
-	var f forced
-	if err == nil {
-		_ = s.e.compareRoot(replies[1])
-		if n, err := replies[0].node(); err != nil || json.Unmarshal(n.data, &f) != nil {
-			f = forced{} // or foreign data
+// reasons returns a function that tells why the hold with a token on a node has ended. It reads the node of each name
+// once. If that is missing too, everything may have been deleted, so the root is compared. Other holds were deleted by
+// other means than this package.
+func (s *session) reasons() func(ctx context.Context, at string, token int64) backend.Loss {
+	known := map[string]*forced{}
+	return func(ctx context.Context, at string, token int64) backend.Loss {
+		dir := path.Dir(at)
+		f, asked := known[dir]
+		if !asked {
+			ctx, cancel := context.WithTimeout(ctx, whyTimeout)
+			defer cancel()
+			if replies, err := s.do(ctx, getData(dir, false), getData(s.e.root, false)); err == nil {
+				_ = s.e.compareRoot(replies[1])
+				f = new(forced)
+				if n, err := replies[0].node(); err != nil || json.Unmarshal(n.data, f) != nil {
+					*f = forced{} // or foreign data
+				}
+			}
+			known[dir] = f
 		}
-	}
-	return func(token int64) backend.Loss {
 		switch {
 		case s.e.history.err() != nil:
 			return backend.Loss{Reason: backend.ReasonHistoryLost}
-		case err != nil:
+		case f == nil:
 			return backend.Loss{}
 		case f.Token == token || slices.Contains(f.Others, token):
 			return backend.Loss{Reason: backend.ReasonForceReleased, Text: f.Reason, By: f.By, Principal: f.Principal}
