@@ -38,7 +38,7 @@ func (d *Driver) Acquire(ctx context.Context, r backend.Request) (backend.Grant,
 		return backend.Grant{}, d.callError(verbAcquire, r.Name, err)
 	}
 	g := grants[0]
-	if d.prompt && !a.unanswered {
+	if d.prompt && !a.unanswered && a.waiter.watching == nil { // a watch may yet wake it
 		*a = attempt{d: d, waiter: waiter{memory: a.waiter.memory}}
 		d.free.Put(a)
 	}

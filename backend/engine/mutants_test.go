@@ -287,6 +287,10 @@ var mutants = []mutant{
 		text: "\t\td.free.Put(a)\n", instead: "",
 	},
 	{
+		what: "an attempt is reused that a watch may yet wake", file: "acquire.go", test: "TestLateWatchWakesNoLaterAttempt",
+		text: " && a.waiter.watching == nil {", instead: " {",
+	},
+	{
 		what: "a session is not proved immediately when its follower ends", file: "session.go",
 		test: "TestSessionIsFollowed",
 		text: "_ = all.prove(ctx, s, -1)", instead: "continue",

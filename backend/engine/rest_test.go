@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -102,4 +103,55 @@ func TestPlacedWaiterPolls(t *testing.T) {
 		}
 		closed(t, d)
 	})
+}
+
+// watching is a prompt service. Each other Enter holds, and its first watch wakes when it has ended.
+type watching struct {
+	service
+	enters int
+	wake   func()
+}
+
+func (*watching) Prompt() {}
+
+func (s *watching) Enter(context.Context, engine.Entering) (engine.Position, error) {
+	if s.enters++; s.enters%2 == 0 {
+		return engine.Position{Held: true}, nil
+	}
+	return engine.Position{Placed: true, Behind: "holder"}, nil
+}
+
+func (s *watching) Watch(ctx context.Context, _ string, wake func()) error {
+	if s.wake == nil {
+		s.wake = wake
+		wake()
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A watch that ends late wakes no attempt but its own.
+func TestLateWatchWakesNoLaterAttempt(t *testing.T) {
+	for range 20 { // a pool may forget
+		synctest.Test(t, func(t *testing.T) {
+			s := &watching{}
+			d, r := engine.New(s), request("x")
+			r.Wait = true
+			if _, err := d.Acquire(t.Context(), r); err != nil || s.enters != 2 {
+				t.Fatalf("Acquire = %v after %d Enters", err, s.enters)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				synctest.Wait()
+				s.wake()
+				synctest.Wait()
+				cancel()
+			}()
+			r.RequestID += "2"
+			if _, err := d.Acquire(ctx, r); !errors.Is(err, context.Canceled) || s.enters != 3 {
+				t.Errorf("Acquire = %v after %d Enters, want 3: the watch of another attempt wakes this one", err, s.enters)
+			}
+			closed(t, d)
+		})
+	}
 }
