@@ -7,8 +7,9 @@
 // # Algorithm
 //
 // Every acquire makes one ephemeral sequential node below the name's node, on a session that all locks with one TTL
-// share; the TTL is the session's timeout. A client with more than a few concurrent requests uses up to four sessions
-// per TTL. The node's name starts with the request id, so that the driver finds a node again after a lost answer. The
+// share; the TTL is the session's timeout. While a client uses more than eight TTLs, further ones share sessions that are
+// up to a quarter longer. The node's name starts with the request id, so that the driver finds a node again after a lost
+// answer. The
 // nodes in the order of their creation are the queue, and the first one holds the lock. A waiter watches the node
 // before its own. It is granted only after it has read the queue with its own node first in it, on the session that
 // made it.
@@ -34,12 +35,13 @@
 //
 // A session is proved by a transaction that checks a version without a change: requests that a leader answers alone,
 // such as sync and pings, are answered even by a leader that has been overtaken and does not know it. The servers log
-// each of these transactions as they log a write. Every session makes one per tenth of its TTL, or per 0.4 ticks if
-// that is longer, but four per TTL at least: with a TTL of 30 s, 20 per minute and client process, however many locks
-// it holds.
+// each of these transactions as they log a write. A session makes about three per TTL, and one or two more for each
+// renewal of its holds, however many these are. The connection pings every 0.6 ticks.
 //
 // Every session has a separate connection, which never continues with another session: requests that were queued when a
-// session ended are not sent.
+// session ended are not sent. Requests that were sent over a former connection of a session are done before those of the
+// present one, or never. Calls that need no particular session, while there is none, use one of two ticks, which ends
+// when it was unused for 10 s.
 //
 // # Promises
 //
@@ -73,25 +75,27 @@
 //
 // # Cost
 //
-// A cycle of acquire and release is three requests, of which the servers log two: the creation and the deletion. On a
-// single ZooKeeper 3.8.0 and two processors (bench/RESULTS.md), 64 callers with a name each did 5,661 cycles per
-// second through one client. The library's own zk.Lock, which makes the same requests and ignores contexts, did 5,952.
-// A hand-over among 16 clients took 0.59 ms at the median, against 0.48 ms there: a waiter rereads the queue
-// before it holds.
+// A cycle of acquire and release is three requests, of which the servers log two: the creation and the deletion.
+// bench/RESULTS.md has the figures beside the library's own zk.Lock, which makes the same requests and ignores contexts.
 //
-// A held lock costs the client 1.6 KB and no goroutine, and no renewals beside its session's. A waiter costs about 23
-// KB and the goroutine of its caller; without notifications it polls with growing pauses, up to half a minute.
+// A held lock costs no goroutine, and no renewals beside its session's. A waiter costs the goroutine of its caller and
+// one or two that watch. Without notifications it looks after about a second, and then once a minute, at its own entry
+// and those before it.
 //
 // # Faults
 //
-//   - A connection is lost: the library finds another server; waiters keep their places, and holds continue while the session lives. A renewal without a reply is not a loss.
+//   - A connection is lost: the session continues on another server; waiters keep their places, and holds stay while the
+//     session lives. A renewal without a reply is not a loss.
+//   - A server does not answer for 5 s, or half of the TTL if that is shorter: the client leaves it for another one.
 //   - The client is cut off: its holds end by its own clock, one tick before the session may. In the bench (TTL 3 s)
 //     the hold ended at least 630 ms before the next grant.
 //   - The client dies: its nodes stay until the session's timeout, and then the next in the queue holds. With a TTL of
 //     3 s that took 2.98 to 3.36 s.
 //   - The leader dies, or is cut off or frozen: another one is elected, which gives every session its whole timeout
-//     again. Grants continue within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader cannot confirm a session, since it has no majority.
-//   - The client is frozen for longer than its TTL: its earlier requests are not sent on another session when it resumes, so a waiter that resumes late is not granted.
+//     again. Grants continue within seconds; docs/RELIABILITY.md has the figures for each fault. The old leader cannot
+//     confirm a session, since it has no majority.
+//   - The client is frozen for longer than its TTL: its earlier requests are not sent on another session when it resumes,
+//     so a waiter that resumes late is not granted.
 //   - A majority is gone: calls answer ErrUnavailable or ErrUnknown, and holds end at their deadlines.
 //
 // # History
@@ -129,10 +133,9 @@
 // power. Clients cannot read this setting: Describe returns quorum, or durable-server for a single server, regardless
 // of it.
 //
-// A hold that is acquired again with its request id from another client, or prolonged with a longer TTL, moves to
-// another session: its node is replaced in one transaction, with its place and its token. The former grant then ends. A
-// hold that is prolonged with a shorter TTL stays on the session with the longer one: if its client dies, the name
-// stays closed for the longer TTL.
+// A hold that is acquired again with its request id from another client, or prolonged with another TTL, moves to another
+// session: its node is replaced in one transaction, with its place and its token. The former grant of another client then
+// ends. A shorter TTL never shortens a hold: it moves when the shorter session lasts as long as was promised before.
 //
 // The servers cannot acquire several names, each with its queue, in one step, so AcquireAll is not supported. A name's
 // queue is one answer of a server, some 80 bytes for each holder and waiter; servers do not bound answers.
@@ -152,7 +155,7 @@
 // leader, forward clients' keepalives up to a tick later: if clients may use them, set Options.Tick to two of the
 // servers' ticks.
 //
-// Users authenticate with the digest scheme; the client library has no SASL and so no Kerberos. Tested with ZooKeeper
+// Users authenticate with the digest scheme; the driver has no SASL and so no Kerberos. Tested with ZooKeeper
 // 3.8, an observer included; versions 3.5 to 3.7 and 3.9 speak the same protocol and are not tested, nor is
 // observerMasterPort.
 package zookeeper
