@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,12 +155,8 @@ func (w *wish) create(ctx context.Context) (engine.Position, error) {
 // The oldest counts; later ones of this driver are deleted, so that the request never blocks itself.
 func (w *wish) find(ctx context.Context) (engine.Position, error) {
 	for range maxWrites {
-		replies, err := w.s.askLeader(ctx, children(w.dir))
+		names, stat, err := w.s.names(ctx, w.dir)
 		if err != nil {
-			return engine.Position{}, err
-		}
-		names, stat, err := replies[0].names()
-		if err = ignore(err, codeNoNode); err != nil {
 			return engine.Position{}, err
 		}
 		all := ofRequest(entriesOf(w.dir, names), w.RequestID)
@@ -210,11 +207,8 @@ func (w *wish) look(ctx context.Context, at string) (queue []entry, x *own, err 
 		return nil, nil, err
 	}
 	names, _, err := replies[0].names()
-	if err = ignore(err, codeNoNode); err != nil {
-		return nil, nil, err
-	}
-	found, ok, err := ownOf(replies[1], at)
-	if err != nil || !ok {
+	found, ok, failed := ownOf(replies[1], at)
+	if err = cmp.Or(err, failed); err != nil || !ok {
 		return nil, nil, err
 	}
 	return entriesOf(w.dir, names), &found, nil
@@ -466,12 +460,8 @@ func (w *wish) real(ctx context.Context, all []entry) ([]own, error) {
 // maxNumber. It begins anew when the node of the name is empty. That cannot be removed while an entry stands in it, such
 // as one of a client without this bound, which may hold.
 func (w *wish) spent(ctx context.Context) (engine.Position, error) {
-	replies, err := w.s.ask(ctx, children(w.dir))
+	names, stat, err := w.s.names(ctx, w.dir)
 	if err != nil {
-		return engine.Position{}, err
-	}
-	names, stat, err := replies[0].names()
-	if err = ignore(err, codeNoNode); err != nil {
 		return engine.Position{}, err
 	}
 	if len(names) == 0 {

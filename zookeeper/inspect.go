@@ -12,17 +12,18 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// anyRead is askLeader on any session, and on another one if that ends meanwhile.
-func (e *service) anyRead(ctx context.Context, reqs ...request) (s *session, replies []reply, err error) {
+// names returns the names of the nodes below a node, and the session that has read them: another one if the first ended
+// meanwhile.
+func (e *service) names(ctx context.Context, node string) (s *session, names []string, err error) {
 	for range maxTries {
 		if s, err = e.any(ctx); err != nil {
 			return nil, nil, err
 		}
-		if replies, err = s.askLeader(ctx, reqs...); !isOneOf(err, engine.ErrNoSession) {
+		if names, _, err = s.names(ctx, node); !isOneOf(err, engine.ErrNoSession) {
 			break
 		}
 	}
-	return s, replies, err
+	return s, names, err
 }
 
 // Look is engine.Inspector's. The queue and the entries are read one after the other; a hold that ends in between is
@@ -32,17 +33,17 @@ func (e *service) Look(ctx context.Context, name string) (backend.State, error) 
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
 	}
-	s, replies, err := e.anyRead(ctx, children(e.dir(name)))
+	s, names, err := e.names(ctx, e.dir(name))
 	if err != nil {
 		return backend.State{}, err
 	}
-	return s.state(ctx, name, replies[0], true)
+	return s.state(ctx, name, names, true)
 }
 
-// state describes a name whose children were read, withQueue also its first waiters.
-func (s *session) state(ctx context.Context, name string, a reply, withQueue bool) (backend.State, error) {
+// state describes a name with nodes, withQueue also its first waiters.
+func (s *session) state(ctx context.Context, name string, nodes []string, withQueue bool) (backend.State, error) {
 	info := backend.State{Name: name}
-	all, waiting, err := s.holders(ctx, s.e.dir(name), a)
+	all, waiting, err := s.holders(ctx, s.e.dir(name), nodes)
 	if err != nil || len(all) == 0 {
 		return info, err
 	}
@@ -66,14 +67,10 @@ func (s *session) state(ctx context.Context, name string, a reply, withQueue boo
 	return info, err
 }
 
-// holders reads the entries that hold among the children of a name, the oldest first, and returns the waiters behind
+// holders reads the entries that hold among the nodes of a name, the oldest first, and returns the waiters behind
 // them. Entries that have ended since, and foreign nodes, do not count; the entries behind them may then hold.
-func (s *session) holders(ctx context.Context, dir string, a reply) (all []own, waiting []entry, err error) {
-	names, _, err := a.names()
-	if err != nil {
-		return nil, nil, ignore(err, codeNoNode)
-	}
-	queue := entriesOf(dir, names)
+func (s *session) holders(ctx context.Context, dir string, nodes []string) (all []own, waiting []entry, err error) {
+	queue := entriesOf(dir, nodes)
 	for {
 		n := len(kit.Holders(queue, entry.use))
 		fresh := queue[len(all):n]
@@ -102,13 +99,9 @@ func (e *service) Names(ctx context.Context, prefix, after string) (page []backe
 	if err := backend.ValidateName(prefix); err != nil && prefix != "" {
 		return nil, "", err
 	}
-	s, replies, err := e.anyRead(ctx, children(e.root))
+	s, nodes, err := e.names(ctx, e.root)
 	if err != nil {
 		return nil, "", err
-	}
-	nodes, _, err := replies[0].names()
-	if err != nil {
-		return nil, "", ignore(err, codeNoNode)
 	}
 	slices.Sort(nodes)
 	var names []string
@@ -125,11 +118,16 @@ func (e *service) Names(ctx context.Context, prefix, after string) (page []backe
 	if len(names) == 0 {
 		return nil, "", nil
 	}
-	if replies, err = s.ask(ctx, reqs...); err != nil {
+	replies, err := s.ask(ctx, reqs...)
+	if err != nil {
 		return nil, "", err
 	}
 	for i, name := range names {
-		state, err := s.state(ctx, name, replies[i], false)
+		nodes, _, err := replies[i].names()
+		state := backend.State{}
+		if err == nil {
+			state, err = s.state(ctx, name, nodes, false)
+		}
 		if err != nil {
 			return nil, "", err
 		}
@@ -148,11 +146,11 @@ const evictAtOnce = 500
 func (e *service) Force(ctx context.Context, r backend.ForceRequest) (ended int, err error) {
 	dir := e.dir(r.Name)
 	for range maxWrites {
-		s, replies, err := e.anyRead(ctx, children(dir))
+		s, nodes, err := e.names(ctx, dir)
 		if err != nil {
 			return ended, err
 		}
-		all, _, err := s.holders(ctx, dir, replies[0])
+		all, _, err := s.holders(ctx, dir, nodes)
 		all = slices.DeleteFunc(all, func(h own) bool { return !r.Matches(h.nonce(), tokenOf(h.Use, h.Token)) })
 		if err != nil || len(all) == 0 {
 			return ended, err

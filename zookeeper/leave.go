@@ -71,13 +71,9 @@ func (s *session) leave(ctx context.Context, l engine.Leaving, h *hold, means fu
 	}
 	dir := s.e.dir(l.Name)
 	for range maxWrites {
-		replies, err := s.askLeader(ctx, children(dir))
+		names, _, err := s.names(ctx, dir)
 		if err != nil {
 			return was, err
-		}
-		names, _, err := replies[0].names()
-		if err != nil {
-			return was, ignore(err, codeNoNode)
 		}
 		found, err := s.read(ctx, ofRequest(entriesOf(dir, names), l.RequestID), false)
 		if err != nil {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-zookeeper/zk"
+
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
@@ -326,6 +328,15 @@ func (s *session) askLeader(ctx context.Context, reqs ...request) ([]reply, erro
 		return nil, err
 	}
 	return replies[1:], ignore(replies[0].failed(), codeNoAuth)
+}
+
+// names returns the names of the nodes below a node, as askLeader, in no order.
+func (s *session) names(ctx context.Context, node string) ([]string, zk.Stat, error) {
+	replies, err := s.askLeader(ctx, children(node))
+	if err != nil {
+		return nil, zk.Stat{}, err
+	}
+	return replies[0].names()
 }
 
 // maxTries bounds the tries of a deletion that a server throttles.

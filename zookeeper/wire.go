@@ -189,10 +189,11 @@ func (a reply) stat() (zk.Stat, error) {
 	return s, r.err
 }
 
-// names is the answer to children. All names are parts of one string, so that a queue of thousands is one allocation.
+// names is the answer to children. A missing node has none. All names are parts of one string, so that a queue of
+// thousands is one allocation.
 func (a reply) names() ([]string, zk.Stat, error) {
 	if a.err != nil {
-		return nil, zk.Stat{}, a.err
+		return nil, zk.Stat{}, ignore(a.err, codeNoNode)
 	}
 	r, all := reader{p: a.body}, string(a.body)
 	n := r.int()
