@@ -99,10 +99,10 @@ var (
 func (e *service) Classify(err error) engine.Class {
 	var c code
 	switch {
-	case errors.As(err, &c):
-		return meanings[c].class // the zero class is Unknown
 	case isOneOf(err, errNoConnection, errGone, errChanged, errSpent):
 		return engine.NotDone
+	case errors.As(err, &c):
+		return meanings[c].class // the zero class is Unknown
 	}
 	return engine.Unknown
 }

@@ -310,11 +310,15 @@ func (s *session) do(ctx context.Context, reqs ...request) ([]reply, error) {
 	return c.replies, nil
 }
 
+// broke reports whether requests were sent, and the connection broke before the replies came. It may be the reason, too,
+// why there is no connection.
+func broke(err error) bool { return errors.Is(err, errBroken) && !errors.Is(err, errNoConnection) }
+
 // ask is do for requests that only read: after a broken connection it asks again, over the next one.
 func (s *session) ask(ctx context.Context, reqs ...request) ([]reply, error) {
 	for {
 		replies, err := s.do(ctx, reqs...)
-		if !errors.Is(err, errBroken) {
+		if !broke(err) {
 			return replies, err
 		}
 	}
@@ -353,7 +357,7 @@ func (s *session) delete(ctx context.Context, path string, version int32) (was b
 		switch {
 		case errors.Is(err, codeNoNode):
 			return was, nil
-		case errors.Is(err, errBroken):
+		case broke(err):
 			was = true
 		case errors.Is(err, codeThrottled) && n < maxTries:
 			if _, how := engine.Await(ctx, time.After(kit.RetryPause(s.asked)/2), nil); how != engine.Answered {

@@ -2,6 +2,7 @@ package zookeeper
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -318,13 +319,10 @@ func (s *session) ended() error {
 func (s *session) unconnected(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	err := errNoConnection
-	for _, why := range []error{s.trouble, ctx.Err()} {
-		if why != nil {
-			err = fmt.Errorf("%w: %w", err, why)
-		}
+	if why := cmp.Or(s.trouble, ctx.Err()); why != nil {
+		return fmt.Errorf("%w: %w", errNoConnection, why)
 	}
-	return err
+	return errNoConnection
 }
 
 // opened waits until the session has a connection.
