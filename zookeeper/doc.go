@@ -7,12 +7,11 @@
 // # Algorithm
 //
 // Every acquire makes one ephemeral sequential node below the name's node, on a session that all locks with one TTL
-// share; the TTL is the session's timeout. While a client uses more than eight TTLs, further ones share sessions that are
-// up to a quarter longer. The node's name starts with the request id, so that the driver finds a node again after a lost
-// answer. The
-// nodes in the order of their creation are the queue, and the first one holds the lock. A waiter watches the node
-// before its own. It is granted only after it has read the queue with its own node first in it, on the session that
-// made it.
+// share; the TTL is the session's timeout. While a client uses more than eight TTLs, further ones share sessions that
+// are up to a quarter longer. The node's name starts with the request id, so that the driver finds a node again after a
+// lost answer. The nodes in the order of their creation are the queue, and the first one holds the lock. A waiter
+// watches the node before its own. It is granted only after it has read the queue with its own node first in it, on the
+// session that made it.
 //
 // An uncontended acquire takes one round trip: the request for the queue is sent with the creation, and the server
 // carries them out in order. An attempt without Wait removes its node if it is not the first. A release is one
@@ -39,9 +38,9 @@
 // renewal of its holds, however many these are. The connection pings every 0.6 ticks.
 //
 // Every session has a separate connection, which never continues with another session: requests that were queued when a
-// session ended are not sent. Requests that were sent over a former connection of a session are done before those of the
-// present one, or never. Calls that need no particular session, while there is none, use one of two ticks, which ends
-// when it was unused for 10 s.
+// session ended are not sent. Requests that were sent over a former connection of a session are done before those of
+// the present one, or never. Calls that need no particular session, while there is none, use one of two ticks, which
+// ends when it was unused for 10 s.
 //
 // # Promises
 //
@@ -76,7 +75,8 @@
 // # Cost
 //
 // A cycle of acquire and release is three requests, of which the servers log two: the creation and the deletion.
-// bench/RESULTS.md has the figures beside the library's own zk.Lock, which makes the same requests and ignores contexts.
+// bench/RESULTS.md has the figures beside the library's own zk.Lock, which makes the same requests and ignores
+// contexts.
 //
 // A held lock costs no goroutine, and no renewals beside its session's. A waiter costs the goroutine of its caller and
 // one or two that watch. Without notifications it looks after about a second, and then once a minute, at its own entry
@@ -133,9 +133,10 @@
 // power. Clients cannot read this setting: Describe returns quorum, or durable-server for a single server, regardless
 // of it.
 //
-// A hold that is acquired again with its request id from another client, or prolonged with another TTL, moves to another
-// session: its node is replaced in one transaction, with its place and its token. The former grant of another client then
-// ends. A shorter TTL never shortens a hold: it moves when the shorter session lasts as long as was promised before.
+// A hold that is acquired again with its request id from another client, or prolonged with another TTL, moves to
+// another session: its node is replaced in one transaction, with its place and its token. The former grant of another
+// client then ends. A shorter TTL never shortens a hold: it moves when the shorter session lasts as long as was
+// promised before.
 //
 // The servers cannot acquire several names, each with its queue, in one step, so AcquireAll is not supported. A name's
 // queue is one answer of a server, some 80 bytes for each holder and waiter; servers do not bound answers.

@@ -264,10 +264,10 @@ func byPath(all []own) map[string]own {
 const movedVersions = 7
 
 // move replaces entries by others with the same name, content and token on s, each in a transaction: the caller reads
-// them again. The number is part of the name so that the place in the queue stays; the content has the token, because the
-// new node has its own zxid. The writes give the new node another version, so that a late deletion or move of the former
-// one does not affect it. Without the right to write, the version stays 0; then only the read before each deletion
-// protects the new node.
+// them again. The number is part of the name so that the place in the queue stays; the content has the token, because
+// the new node has its own zxid. The writes give the new node another version, so that a late deletion or move of the
+// former one does not affect it. Without the right to write, the version stays 0; then only the read before each
+// deletion protects the new node.
 func (s *session) move(ctx context.Context, all ...own) error {
 	for writes := true; len(all) > 0; writes = false {
 		reqs := make([]request, len(all))
@@ -303,9 +303,9 @@ const passTime = time.Second
 
 // decide returns the position of an entry in a queue, which has the entry in it or was read before it.
 //
-// Entries before an entry can only leave, because the server numbers the nodes of a name in the order of their creation,
-// up to maxNumber. So a queue that grants still grants while the entry stands. An entry with a higher number waits for
-// those with lower ones, which are before it, and then leaves instead of holding.
+// Entries before an entry can only leave, because the server numbers the nodes of a name in the order of their
+// creation, up to maxNumber. So a queue that grants still grants while the entry stands. An entry with a higher number
+// waits for those with lower ones, which are before it, and then leaves instead of holding.
 func (w *wish) decide(ctx context.Context, queue []entry, x own) (engine.Position, error) {
 	late := w.e.clock.Now().Add(passTime)
 	for pause := 2 * time.Millisecond; ; pause = min(2*pause, passTime/20) {
@@ -457,8 +457,8 @@ func (w *wish) real(ctx context.Context, all []entry) ([]own, error) {
 }
 
 // spent is the position of a request in a queue that takes no new entries, since its numbers are used up: see
-// maxNumber. It begins anew when the node of the name is empty. That cannot be removed while an entry stands in it, such
-// as one of a client without this bound, which may hold.
+// maxNumber. It begins anew when the node of the name is empty. That cannot be removed while an entry stands in it,
+// such as one of a client without this bound, which may hold.
 func (w *wish) spent(ctx context.Context) (engine.Position, error) {
 	names, stat, err := w.s.names(ctx, w.dir)
 	if err != nil {
@@ -548,8 +548,8 @@ func paths(some []entry) []string {
 }
 
 // Watch is engine.Watches's: it watches entries over the session of the waiter. If they stand when the watch does,
-// nothing has happened since they were read. It wakes if one is missing or foreign. A node that was written, or moved, is
-// watched again.
+// nothing has happened since they were read. It wakes if one is missing or foreign. A node that was written, or moved,
+// is watched again.
 func (e *service) Watch(ctx context.Context, what string, wake func()) error {
 	parts := strings.Split(what, "\n")
 	id, _ := strconv.ParseUint(parts[0], 16, 64)

@@ -132,9 +132,9 @@ func (e *service) compareRoot(a reply) error {
 	return nil
 }
 
-// Probe is engine.Prober's: it learns the token space, or plants one if it is missing. Drivers that begin at once agree,
-// because each plants only over the version that it has read. A driver that has known a space never plants one: an
-// empty root then shows that everything was deleted.
+// Probe is engine.Prober's: it learns the token space, or plants one if it is missing. Drivers that begin at once
+// agree, because each plants only over the version that it has read. A driver that has known a space never plants one:
+// an empty root then shows that everything was deleted.
 func (e *service) Probe(ctx context.Context) error {
 	s, err := e.any(ctx)
 	if err != nil {
@@ -172,7 +172,8 @@ func (e *service) Probe(ctx context.Context) error {
 }
 
 // plant gives the root a new token space: 128 random bits, so that no two ensembles share one by chance. It makes the
-// root, and the nodes above it, if it is missing. Another client may be faster, which is no error: the next read counts.
+// root, and the nodes above it, if it is missing. Another client may be faster, which is no error: the next read
+// counts.
 func (e *service) plant(ctx context.Context, s *session, r root) (space string, err error) {
 	space = "zookeeper-" + backend.NewRequestID()
 	text, _ := json.Marshal(rootValue{Space: space}) // of text

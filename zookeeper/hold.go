@@ -54,7 +54,9 @@ func (s *session) unwatched(h *hold, gone bool) {
 	} else {
 		s.fresh = append(s.fresh, h)
 	}
-	s.news.Notify()
+	if gone || len(s.fresh) == 1 { // else Follow has set its timer
+		s.news.Notify()
+	}
 }
 
 // unhold takes a hold out, so that its end is no loss. It is nil if there is none with the token.
@@ -93,8 +95,8 @@ func (s *session) stands(path string, token int64) bool {
 }
 
 // Extend is engine.Service's. It lets the leader answer first. A hold with a watch then stands unless the server has
-// reported its deletion, on the same connection. The others are read, with a watch. They move to the session if they are on another one, unless the engine knew them here: then
-// another client has asked with their request id.
+// reported its deletion, on the same connection. The others are read, with a watch. They move to the session if they
+// are on another one, unless the engine knew them here: then another client has asked with their request id.
 func (e *service) Extend(ctx context.Context, es engine.Session, holds []engine.Holding) ([]engine.Outcome, error) {
 	s, out := es.(*session), make([]engine.Outcome, len(holds))
 	if _, err := s.askLeader(ctx); err != nil {

@@ -27,8 +27,8 @@ func (e *service) names(ctx context.Context, node string) (s *session, names []s
 }
 
 // Look is engine.Inspector's. The queue and the entries are read one after the other; a hold that ends in between is
-// omitted. ExpiresIn is zero, since ZooKeeper does not return the timeouts of other sessions. Since is the time at which
-// the holder entered the queue, by the leader's clock.
+// omitted. ExpiresIn is zero, since ZooKeeper does not return the timeouts of other sessions. Since is the time at
+// which the holder entered the queue, by the leader's clock.
 func (e *service) Look(ctx context.Context, name string) (backend.State, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return backend.State{}, err
@@ -93,8 +93,8 @@ func (s *session) holders(ctx context.Context, dir string, nodes []string) (all 
 // pageSize is how many names Names reads at once.
 const pageSize = 200
 
-// Names is engine.Inspector's, in the order of the names' nodes. All names of the root are read for every page, with any
-// prefix; they must fit one answer of a server, 1 MB.
+// Names is engine.Inspector's, in the order of the names' nodes. All names of the root are read for every page, with
+// any prefix; they must fit one answer of a server, 1 MB.
 func (e *service) Names(ctx context.Context, prefix, after string) (page []backend.State, next string, err error) {
 	if err := backend.ValidateName(prefix); err != nil && prefix != "" {
 		return nil, "", err

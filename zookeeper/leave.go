@@ -13,8 +13,8 @@ import (
 )
 
 // Leave is engine.Service's. No entry is deleted blindly: a deletion has the version that was read or is known, which
-// the entry does not have after a move. On the session of the request, creations that were sent before are done or never
-// will be.
+// the entry does not have after a move. On the session of the request, creations that were sent before are done or
+// never will be.
 func (e *service) Leave(ctx context.Context, l engine.Leaving) (left engine.Left, err error) {
 	if e.history.err() != nil {
 		return engine.Left{Loss: backend.Loss{Reason: backend.ReasonHistoryLost}}, nil
@@ -53,8 +53,8 @@ func (e *service) Leave(ctx context.Context, l engine.Leaving) (left engine.Left
 	return left, err
 }
 
-// leave deletes the entries of a request that it means. An entry that this driver knows is deleted without a look at it:
-// a hold, or the place of an ended attempt.
+// leave deletes the entries of a request that it means. An entry that this driver knows is deleted without a look at
+// it: a hold, or the place of an ended attempt.
 func (s *session) leave(ctx context.Context, l engine.Leaving, h *hold, means func(own) bool) (was bool, err error) {
 	known := placeOf(l.Place)
 	if h != nil && l.Known {

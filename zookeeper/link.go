@@ -17,8 +17,8 @@ import (
 	"github.com/fencelock/fencelock/backend/kit"
 )
 
-// link is one connection of a session. One goroutine reads, and the session's writes what there is to send together, and
-// pings. The server answers in the order of the requests.
+// link is one connection of a session. One goroutine reads, and the session's writes what there is to send together,
+// and pings. The server answers in the order of the requests.
 type link struct {
 	s       *session
 	conn    net.Conn
@@ -310,8 +310,8 @@ func (s *session) do(ctx context.Context, reqs ...request) ([]reply, error) {
 	return c.replies, nil
 }
 
-// broke reports whether requests were sent, and the connection broke before the replies came. It may be the reason, too,
-// why there is no connection.
+// broke reports whether requests were sent, and the connection broke before the replies came. It may be the reason,
+// too, why there is no connection.
 func broke(err error) bool { return errors.Is(err, errBroken) && !errors.Is(err, errNoConnection) }
 
 // ask is do for requests that only read: after a broken connection it asks again, over the next one.

@@ -15,8 +15,8 @@ import (
 )
 
 // attemptsThatMeet lets a request arrive behind entries of which one is about to go: that of an attempt, or of a
-// request that is refused. It is not refused for one that goes before it asks whether that stays, and it is for one that
-// stays.
+// request that is refused. It is not refused for one that goes before it asks whether that stays, and it is for one
+// that stays.
 func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 	admin := newAdmin(t, server.Addr())
 	const attempt, waiter = `{"fencelock":1,"try":true}`, `{"fencelock":1}`

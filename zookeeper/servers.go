@@ -71,7 +71,9 @@ var errNoZooKeeper = errors.New("the server is not ZooKeeper, or requires TLS")
 
 // hello sends a connect request, of a client that has seen the changes up to a zxid: a server that has seen less closes
 // the connection.
-func hello(conn net.Conn, in io.Reader, seen int64, ask time.Duration, id int64, password []byte) (g greeting, err error) {
+func hello(
+	conn net.Conn, in io.Reader, seen int64, ask time.Duration, id int64, password []byte,
+) (g greeting, err error) {
 	if password == nil {
 		password = make([]byte, 16)
 	}

@@ -45,7 +45,8 @@ func (e *service) Prompt() {}
 // OneEntry is engine.OneEntry's: the entries of a request have its id in their names, and Enter keeps one of them.
 func (e *service) OneEntry() {}
 
-// patience is the maximum duration of an exchange: it may begin on a connection that is silent, and end on the next one.
+// patience is the maximum duration of an exchange: it may begin on a connection that is silent, and end on the next
+// one.
 const patience = 10 * time.Second
 
 // Patience is engine.Patient's.

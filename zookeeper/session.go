@@ -389,10 +389,11 @@ func (s *session) touch(sent backend.Instant) {
 // pingEvery is the pause between two pings: see Prove.
 func (s *session) pingEvery() time.Duration { return max(s.e.o.Tick*3/5, 10*time.Millisecond) }
 
-// Prove is engine.Sessions's. The leader alone ends sessions. It restarts a session's timeout when it makes the session,
-// when a client reconnects, and when a server reports, in its answers to the leader's pings twice a tick, that it heard
-// from the client. An answer alone proves little: a server that was cut off from the leader still answers reads until it
-// notices, and a leader that froze while another one was elected still answers sync, and lets clients reconnect.
+// Prove is engine.Sessions's. The leader alone ends sessions. It restarts a session's timeout when it makes the
+// session, when a client reconnects, and when a server reports, in its answers to the leader's pings twice a tick, that
+// it heard from the client. An answer alone proves little: a server that was cut off from the leader still answers
+// reads until it notices, and a leader that froze while another one was elected still answers sync, and lets clients
+// reconnect.
 //
 // So Prove asks with a transaction that changes nothing. A majority must log it, and the leader refuses it for sessions
 // that have ended. When a transaction sent at t is answered, its leader has led until t at least, and has received, on
@@ -441,7 +442,8 @@ func (s *session) touched(since backend.Instant) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	since, until := since.Add(-s.e.o.Tick), s.e.clock.Now().Add(-s.e.o.Tick/2)
-	return s.base >= since || slices.ContainsFunc(s.touches, func(u backend.Instant) bool { return since <= u && u <= until })
+	return s.base >= since ||
+		slices.ContainsFunc(s.touches, func(u backend.Instant) bool { return since <= u && u <= until })
 }
 
 // event handles a change of a watched node, on the goroutine that reads, in the order of the server's messages.
@@ -483,7 +485,8 @@ func tell(some []chan<- change, c change) {
 	}
 }
 
-// listen sends the next change of each of some nodes, before the watches are set: a notification may overtake the answer.
+// listen sends the next change of each of some nodes, before the watches are set: a notification may overtake the
+// answer.
 func (s *session) listen(events chan<- change, paths []string) (unlisten func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
