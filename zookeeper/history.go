@@ -66,13 +66,17 @@ func (h *history) learn(space string) (known string) {
 	return h.space
 }
 
-// lose notes that the history is lost, ends all sessions, and returns the error of all calls from then on. The first
-// finding stays: later ones are its consequences.
+// note notes that the history is lost. The first finding stays: later ones are its consequences.
+func (h *history) note(what, was, now string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lost = cmp.Or(h.lost, error(&backend.HistoryError{What: what, Was: was, Now: now}))
+	return h.lost
+}
+
+// lose notes that the history is lost, ends all sessions, and returns the error of all calls from then on.
 func (e *service) lose(what, was, now string) error {
-	e.history.mu.Lock()
-	e.history.lost = cmp.Or(e.history.lost, error(&backend.HistoryError{What: what, Was: was, Now: now}))
-	err := e.history.lost
-	e.history.mu.Unlock()
+	err := e.history.note(what, was, now)
 	for _, s := range e.all() {
 		s.end()
 	}
@@ -84,8 +88,10 @@ func (e *service) checkZxid(seen, given int64) error {
 	if given >= seen {
 		return nil
 	}
-	return e.lose("zxid", fmt.Sprintf("%#x", seen), fmt.Sprintf("%#x", given))
+	return e.lose("zxid", hex(seen), hex(given))
 }
+
+func hex(zxid int64) string { return fmt.Sprintf("%#x", zxid) }
 
 // root is the root node as it was read. A root with foreign content, which an operator may have made, is not
 // overwritten: its creation identifies it well enough.
@@ -229,6 +235,7 @@ func (e *service) recall(ctx context.Context, address string) {
 		return
 	}
 	if r, err := rootOf(replies[1]); err == nil && r.exists && r.Space == e.history.learn("") {
+		_ = e.history.note("zxid", hex(seen), hex(replies[0].zxid)) // before another session reads the new space
 		if _, err := e.plant(ctx, s, r); err != nil {
 			e.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
 		}
