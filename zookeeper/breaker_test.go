@@ -129,7 +129,7 @@ func (b *breaker) await(ctx context.Context, step string) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("the step %q did not come: %w", step, ctx.Err())
 		}
-		time.Sleep(time.Millisecond) // nobody tells
+		time.Sleep(time.Millisecond) // no event announces it
 	}
 }
 

@@ -36,7 +36,7 @@ func TestUnusedNamesAreRemoved(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for ctx := soon(t, time.Minute); ; time.Sleep(10 * time.Millisecond) { // nobody tells
+	for ctx := soon(t, time.Minute); ; time.Sleep(10 * time.Millisecond) { // no event announces it
 		left, err := admin.children(rootNode)
 		if err != nil {
 			t.Fatal(err)

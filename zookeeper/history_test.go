@@ -159,7 +159,7 @@ func TestEnsembleWithLostHistory(t *testing.T) {
 						now, again.Token, g.Token)
 				}
 			}
-			forgotten(t, d, g, test.what) // for ever
+			forgotten(t, d, g, test.what) // permanently
 		})
 	}
 }

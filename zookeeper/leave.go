@@ -60,11 +60,7 @@ func (s *session) leave(ctx context.Context, l engine.Leaving, h *hold, means fu
 	if h != nil && l.Known {
 		known = place{s.id, h.path, h.version, nil}
 	}
-	if known.path != "" && len(l.Late) == 0 {
-		on := s.e.ours(known.session)
-		if on == nil {
-			return false, nil
-		}
+	if on := s.e.ours(known.session); on != nil && len(l.Late) == 0 { // else it may have moved from a former session
 		if was, err = on.delete(ctx, known.path, known.version); !errors.Is(err, codeBadVersion) {
 			return was, err
 		}

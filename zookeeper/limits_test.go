@@ -110,7 +110,7 @@ func (h *limitHold) refused(says string) {
 		case ctx.Err() != nil:
 			h.t.Fatalf("Renew = %v", r.Err)
 		}
-		time.Sleep(10 * time.Millisecond) // nobody tells
+		time.Sleep(10 * time.Millisecond) // no event announces it
 	}
 }
 

@@ -40,7 +40,7 @@ func TestReleaseWhileMoving(t *testing.T) {
 	if err := <-renewed; err == nil {
 		t.Error("Renew says that a released hold goes on")
 	}
-	for ctx := soon(t, time.Minute); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // nobody tells
+	for ctx := soon(t, time.Minute); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // no event announces it
 		if ctx.Err() != nil {
 			t.Fatalf("a driver that holds nothing has %d connections", b.connections())
 		}

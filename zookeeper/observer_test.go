@@ -49,7 +49,7 @@ func TestObserver(t *testing.T) {
 		if err := lease.Err(); err != nil {
 			t.Fatalf("the hold through the observer: %v", err)
 		}
-		time.Sleep(10 * time.Millisecond) // nobody tells of a renewal
+		time.Sleep(10 * time.Millisecond) // no event announces a renewal
 	}
 	go acquire()
 	if err := lease.Release(soon(t, 20*time.Second)); err != nil {

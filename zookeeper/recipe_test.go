@@ -106,7 +106,7 @@ func queued(ctx context.Context, d *zookeeper.Driver, name string) error {
 		if err != nil || info.Waiters > 0 {
 			return err
 		}
-		time.Sleep(10 * time.Millisecond) // nobody tells
+		time.Sleep(10 * time.Millisecond) // no event announces it
 	}
 }
 

@@ -182,7 +182,7 @@ func TestEndedAttemptSparesItsRepeat(t *testing.T) {
 		g := take(t, c, r)
 		close(b.deliver)
 		release(t, a, kept)
-		for ctx := soon(t, time.Minute); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // nobody tells
+		for ctx := soon(t, time.Minute); b.connections() > 0; time.Sleep(10 * time.Millisecond) { // no event announces it
 			if ctx.Err() != nil {
 				t.Fatalf("a driver that holds nothing has %d connections", b.connections())
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
+	"github.com/fencelock/fencelock/conformance/containers"
 )
 
 // message is one of the server, or of the library, with its length in front.
@@ -186,5 +187,38 @@ func TestProof(t *testing.T) {
 		if got := s.touched(test.since * ms); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
+	}
+}
+
+// TestPlaceMovesBeforeItsAttemptEnds has a place move to another session without the attempt's knowledge, and the former
+// session end: the end of the attempt removes the place.
+func TestPlaceMovesBeforeItsAttemptEnds(t *testing.T) {
+	t.Parallel()
+	d := New([]string{containers.ZooKeeper(t).Addr()}, &Options{Tick: containers.ZooKeeperTick})
+	t.Cleanup(func() { _ = d.Close(context.WithoutCancel(t.Context())) })
+	ctx, e := t.Context(), d.service
+	if err := e.Probe(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r := backend.Request{Name: "x", RequestID: backend.NewRequestID(), TTL: 10 * time.Second, Wait: true}
+	var places []string
+	var sessions []engine.Session
+	for range 2 {
+		s, err := e.Open(ctx, r.TTL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pos, err := e.Enter(ctx, engine.Entering{Request: r, Session: s, Again: len(places) > 0})
+		if err != nil || !pos.Placed {
+			t.Fatalf("Enter = %+v, %v", pos, err)
+		}
+		sessions, places = append(sessions, s), append(places, pos.Place)
+	}
+	if err := e.End(ctx, sessions[0]); err != nil {
+		t.Fatal(err)
+	}
+	left, err := e.Leave(ctx, engine.Leaving{Grant: r.Grant(), Place: places[0]})
+	if err != nil || !left.Was {
+		t.Errorf("Leave = %+v, %v, want the place on the second session", left, err)
 	}
 }

@@ -47,7 +47,7 @@ func release(t testing.TB, d backend.Driver, g backend.Grant) {
 func stands(t testing.TB, d *zookeeper.Driver, name string, holders, waiters int) backend.State {
 	t.Helper()
 	var last backend.State
-	for ctx := soon(t, 20*time.Second); ; time.Sleep(10 * time.Millisecond) { // nobody tells
+	for ctx := soon(t, 20*time.Second); ; time.Sleep(10 * time.Millisecond) { // no event announces it
 		info, err := d.Look(ctx, name)
 		if err == nil && len(info.Holders) == holders && info.Waiters == waiters {
 			return info
@@ -219,7 +219,7 @@ func (m *monitor) leave(g backend.Grant) {
 	delete(m.holds, g.RequestID)
 }
 
-// kindsNeverOverlap lets clients ask for everything at once, with attempts, waits, and waits that are given up.
+// kindsNeverOverlap lets clients ask for everything at once, with attempts, waits, and waits that end.
 func kindsNeverOverlap(t *testing.T, server *containers.ZooKeeperServer) {
 	const clients, workers, rounds = 3, 4, 20
 	admin := newAdmin(t, server.Addr())
@@ -297,7 +297,7 @@ func kindsNeverOverlap(t *testing.T, server *containers.ZooKeeperServer) {
 	}
 }
 
-// refusedAttemptsRefuseNobody lets writers try in vain while one reader holds. Other readers hold beside it whenever
+// refusedAttemptsRefuseNobody lets writers try while one reader holds. Other readers hold beside it whenever
 // they ask: nobody waits and nobody else holds.
 func refusedAttemptsRefuseNobody(t *testing.T, server *containers.ZooKeeperServer) {
 	d, busy := driver(t, server.Addr()), driver(t, server.Addr())

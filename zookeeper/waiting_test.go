@@ -42,7 +42,7 @@ func TestIdleWaitersReadNoQueue(t *testing.T) {
 		})
 	}
 	until := func(step string, n int) {
-		for ctx := soon(t, time.Minute); ; time.Sleep(10 * time.Millisecond) { // nobody tells
+		for ctx := soon(t, time.Minute); ; time.Sleep(10 * time.Millisecond) { // no event announces it
 			mu.Lock()
 			so := asked[step]
 			mu.Unlock()
@@ -133,7 +133,7 @@ func TestManyWatchesThroughASmallBuffer(t *testing.T) {
 			release(t, d, g)
 		})
 	}
-	for ctx := soon(t, time.Minute); watches.Load() < waiters; time.Sleep(10 * time.Millisecond) { // nobody tells
+	for ctx := soon(t, time.Minute); watches.Load() < waiters; time.Sleep(10 * time.Millisecond) { // no event announces it
 		if ctx.Err() != nil {
 			t.Fatalf("%d of %d waiters watch", watches.Load(), waiters)
 		}

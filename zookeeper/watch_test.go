@@ -40,7 +40,7 @@ func TestWrittenHoldIsWatchedAgain(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for ; !b.hasBroken(); time.Sleep(time.Millisecond) { // nobody tells
+	for ; !b.hasBroken(); time.Sleep(time.Millisecond) { // no event announces it
 		if ctx.Err() != nil {
 			t.Fatal("the node was not watched again")
 		}
