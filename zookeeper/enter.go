@@ -14,7 +14,6 @@ import (
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
-	"github.com/fencelock/fencelock/fencing"
 )
 
 // wish is an Enter in progress.
@@ -101,9 +100,7 @@ func (w *wish) glance(ctx context.Context, p place) (pos engine.Position, ok boo
 
 // create makes the entry, and the node of the name if that may be missing.
 func (w *wish) create(ctx context.Context) (engine.Position, error) {
-	v := value{
-		Owner: w.Owner, HoldID: w.HoldID, Metadata: w.Metadata, Try: !w.Wait, Nonce: fencing.NewNonce().String(),
-	}
+	v := valueOf(w.Request)
 	missing := !w.e.useDir(w.dir)
 	for range maxWrites {
 		var reqs []request
@@ -120,7 +117,7 @@ func (w *wish) create(ctx context.Context) (engine.Position, error) {
 			if err := ignore(replies[0].err, codeNodeExists, codeNoNode); err != nil {
 				return engine.Position{}, err
 			}
-			if replies[0].err == codeNoNode { // the root is missing
+			if errors.Is(replies[0].err, codeNoNode) { // the root is missing
 				if err := w.e.Probe(ctx); err != nil {
 					return engine.Position{}, err
 				}
