@@ -86,6 +86,7 @@ type attempt struct {
 	unanswered bool  // an exchange may still use the attempt
 	ended      bool  // it does not count as running any more
 	refused    error // the last error of an Enter that had no effect
+	failed     error // the last error that has a reason
 	tries      int   // exchanges that the service refused
 	moves      int   // in a row, to another session
 
@@ -162,6 +163,10 @@ func (a *attempt) run(ctx context.Context, w *waiter) ([]backend.Grant, error) {
 		case final || a.d.ended(ctx) != nil:
 			return nil, a.abandon(ctx, err)
 		default:
+			var late *Unanswered
+			if !kit.IsContext(err) && (!errors.As(err, &late) || late.Err != nil) {
+				a.failed = err
+			}
 			if class == NotDone {
 				a.refused = err
 			}
@@ -436,6 +441,8 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 	}
 	if kit.IsContext(err) && !a.doubt && a.refused != nil {
 		err = fmt.Errorf("%w: %w", a.refused, err) // the problem of the service
+	} else if kit.IsContext(err) && a.doubt && a.failed != nil {
+		err = fmt.Errorf("%w, after: %v", err, a.failed)
 	}
 	if ended := a.d.ended(ctx); ended != nil && !errors.Is(err, ended) {
 		err = errors.Join(ended, err)

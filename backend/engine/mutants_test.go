@@ -287,6 +287,10 @@ var mutants = []mutant{
 		text: "\t\td.free.Put(a)\n", instead: "",
 	},
 	{
+		what: "an unknown outcome has no reason", file: "acquire.go", test: "TestUnknownOutcomeHasAReason",
+		text: "\t\t\t\ta.failed = err\n", instead: "",
+	},
+	{
 		what: "an attempt is reused that a watch may yet wake", file: "acquire.go", test: "TestLateWatchWakesNoLaterAttempt",
 		text: " && a.waiter.watching == nil {", instead: " {",
 	},

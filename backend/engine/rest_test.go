@@ -3,11 +3,13 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/backend/engine"
 )
 
@@ -154,4 +156,32 @@ func TestLateWatchWakesNoLaterAttempt(t *testing.T) {
 			closed(t, d)
 		})
 	}
+}
+
+// failing fails once with a reason, and then does not answer.
+type failing struct {
+	service
+	enters int
+}
+
+func (s *failing) Enter(ctx context.Context, _ engine.Entering) (engine.Position, error) {
+	if s.enters++; s.enters == 1 {
+		return engine.Position{}, errors.New("the disk is full")
+	}
+	<-ctx.Done()
+	return engine.Position{}, &engine.Unanswered{}
+}
+
+func TestUnknownOutcomeHasAReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := engine.New(&failing{})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := d.Acquire(ctx, request("x"))
+		if !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "the disk is full") {
+			t.Errorf("Acquire = %v, want the reason of the failure", err)
+		}
+		closed(t, d)
+	})
 }
