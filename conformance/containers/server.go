@@ -75,6 +75,8 @@ type spec struct {
 	settings []string          // see Settings
 	files    map[string][]byte // see Files
 	last     []string          // see LastSettings
+	ensemble []string          // of a ZooKeeper in an ensemble that runs as a process: lines of its configuration
+	java     []string          // and options of its virtual machine
 
 	binary  string                             // the program on PATH
 	args    []string                           // in both ways
@@ -415,6 +417,34 @@ func (s *Server) resume(ctx context.Context) error {
 	}
 	s.paused = false
 	return nil
+}
+
+// RestartWith is Restart of a server that was started with AsProcess, with further arguments from then on. In most
+// servers the last one of two arguments for one setting takes effect.
+func (s *Server) RestartWith(ctx context.Context, args ...string) error {
+	s.control.Lock()
+	defer s.control.Unlock()
+	p, ok := s.node.(*process)
+	if !ok {
+		return fmt.Errorf("%s: restart: the server does not run as a process", s)
+	}
+	if err := s.stop(ctx); err != nil {
+		return err
+	}
+	p.spec.args = slices.Concat(p.spec.args, args)
+	return s.start(ctx)
+}
+
+// Folder returns the folder with the files of a server that was started with AsProcess. A test may replace them while
+// the server is stopped.
+func (s *Server) Folder() (string, error) {
+	s.control.Lock()
+	defer s.control.Unlock()
+	p, ok := s.node.(*process)
+	if !ok {
+		return "", fmt.Errorf("%s: the server does not run as a process", s)
+	}
+	return p.dir, nil
 }
 
 // Logs returns the server's log.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -79,11 +80,17 @@ func newZooKeeperProcess(ctx context.Context, sp spec) (node, string, error) {
 		_, port, _ := strings.Cut(addr, ":")
 		config := filepath.Join(dir, "zoo.cfg")
 		// A failed write is no error here: the server reports it. Of two lines with one key, the later one takes effect.
-		_ = os.WriteFile(config, fmt.Appendf(nil, "dataDir=%s\nclientPort=%s\ntickTime=%d\nmaxClientCnxns=0\n%s\n",
-			dir, port, ZooKeeperTick.Milliseconds(), strings.Join(p.spec.settings, "\n")), 0o600)
-		return append(append([]string(nil), zooKeeperJava...),
+		lines := []string{"clientPort=" + port}
+		if p.spec.ensemble != nil { // which has the clients' ports, too
+			lines = slices.Clone(p.spec.ensemble)
+		}
+		lines = append(lines, "dataDir="+dir, fmt.Sprintf("tickTime=%d", ZooKeeperTick.Milliseconds()), "maxClientCnxns=0")
+		lines = slices.Concat(lines, p.spec.settings, p.spec.last)
+		_ = os.WriteFile(config, []byte(strings.Join(lines, "\n")+"\n"), 0o600)
+		return slices.Concat(zooKeeperJava, p.spec.java, []string{
 			"-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr",
-			"-cp", classes, "org.apache.zookeeper.server.ZooKeeperServerMain", config)
+			"-cp", classes, "org.apache.zookeeper.server.quorum.QuorumPeerMain", config,
+		})
 	}
 	for name, data := range sp.files {
 		file := filepath.Join(p.dir, name)

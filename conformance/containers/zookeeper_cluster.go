@@ -17,7 +17,7 @@ import (
 //
 // The nodes run in containers that share the host's network, where each has its own ports and reaches the others
 // through proxies in the test's process: this needs Linux, or Docker Desktop with host networking. There is no
-// fallback to processes.
+// fallback to processes, but a test that needs the nodes' files can ask for processes (AsProcess).
 type ZooKeeperNodes struct {
 	cluster
 	*peerNet
@@ -36,7 +36,7 @@ const (
 func ZooKeeperCluster(t testing.TB, opts ...Option) *ZooKeeperNodes {
 	t.Helper()
 	var c *ZooKeeperNodes
-	opts = append(append([]Option(nil), opts...), AsContainer())
+	opts = append([]Option{AsContainer()}, opts...)
 	firstWay(t, zooKeeperSpec(), opts, newContainer, newZooKeeperProcess, func(sp spec, create create) (err error) {
 		c, err = tryEnsemble(t, sp, create)
 		return err
@@ -80,9 +80,15 @@ func ensembleSpec(sp spec, peers *peerNet, i int, ports []*freeport.Port) spec {
 	sp.environ = append(append([]string(nil), sp.environ...),
 		"ZOO_MY_ID="+strconv.Itoa(i+1), "ZOO_SERVERS="+strings.Join(all, " "), "ZOO_INIT_LIMIT=8", "ZOO_SYNC_LIMIT=3",
 		"JVMFLAGS="+strings.Join(java, " "))
-	if i == Nodes-1 && len(sp.last) > 0 {
+	if i < Nodes-1 {
+		sp.last = nil
+	} else if len(sp.last) > 0 {
 		sp.environ = append(sp.environ, "ZOO_CFG_EXTRA="+strings.Join(slices.Concat(sp.settings, sp.last), " "))
 	}
+	// The same for a process.
+	sp.java = java[len(zooKeeperJava):]
+	sp.ensemble = append(all, "initLimit=8", "syncLimit=3")
+	sp.files = map[string][]byte{"myid": fmt.Appendln(nil, i+1)}
 	return sp
 }
 
