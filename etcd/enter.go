@@ -55,6 +55,9 @@ func (w *wish) looks() []clientv3.Op {
 // A waiter that has its place reads it, with the entries before it. What comparisons cannot express takes a second
 // transaction: how many permits are left, which keys are foreign, whether the request itself stands there already.
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
+	if err := e.history.exhausted(); err != nil && r.Fresh && !r.Again && r.Place == "" { // nothing was sent before
+		return engine.Position{}, err
+	}
 	p, err := e.enter(ctx, r)
 	e.note(r, p, err)
 	return p, err
@@ -266,6 +269,9 @@ func (e *service) before(
 // EnterSet is engine.Sets's: one transaction over all names. Waiting in several queues at once would keep one name
 // closed during the wait for another.
 func (e *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
+	if err := e.history.exhausted(); err != nil && rs[0].Fresh && !rs[0].Again {
+		return nil, err
+	}
 	all, err := e.enterSet(ctx, rs)
 	for i, p := range all {
 		e.note(rs[i], p, err)

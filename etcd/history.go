@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/fencing"
 )
 
 // history has the facts about the cluster in its answers: its id, the revision, the raft term of each member, and the
@@ -68,6 +69,20 @@ func (h *history) tokenSpace() space {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.space
+}
+
+// exhausted returns an error if the next revision is greater than every token that guards admit. No cluster gets there by
+// its writes, but an operator can restore one with such a --bump-revision.
+func (h *history) exhausted() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.revision < int64(fencing.MaxToken) {
+		return nil
+	}
+	return &backend.ConfigError{
+		Setting: "revision", Value: strconv.FormatInt(h.revision, 10), Want: "less than " + fencing.MaxToken.String(),
+		Why: "guards admit no greater token",
+	}
 }
 
 func (h *history) greatestTerm() uint64 {
