@@ -41,10 +41,17 @@ type survivor struct {
 	waiting <-chan outcome
 }
 
-func newSurvivor(t *testing.T, addr string) *survivor {
+func newSurvivor(t *testing.T, addrs ...string) *survivor {
 	t.Helper()
-	s := &survivor{d: newDriver(t, addr), lost: make(chan backend.Reason, 1)}
+	return newSurvivorFor(t, request("", false).TTL, addrs...)
+}
+
+// newSurvivorFor is newSurvivor with a TTL.
+func newSurvivorFor(t *testing.T, ttl time.Duration, addrs ...string) *survivor {
+	t.Helper()
+	s := &survivor{d: newDriver(t, addrs...), lost: make(chan backend.Reason, 1)}
 	r := request("held", false)
+	r.TTL = ttl
 	r.Lost = func(loss backend.Loss) { s.lost <- loss.Reason }
 	s.held = mustAcquire(t, s.d, r)
 	s.waiting = acquireLater(t, s.d, request("held", true))
