@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/adler32"
 	"math"
 	"strings"
@@ -22,7 +23,10 @@ import (
 
 // counted is a snapshot, in the servers' format, in which the nodes of some names have counted so many entries. They
 // are no containers, which a server would remove before the test uses them on a busy machine.
-func counted(counts map[string]int32) containers.Option {
+func counted(counts map[string]int32) containers.Option { return countedFrom(100, counts) }
+
+// countedFrom is counted, where the last transaction has a zxid.
+func countedFrom(zxid int64, counts map[string]int32) containers.Option {
 	var b bytes.Buffer
 	put := func(fields ...any) {
 		for _, f := range fields {
@@ -45,7 +49,7 @@ func counted(counts map[string]int32) containers.Option {
 	}
 	put(int32(1), []byte("/"))
 	put(int64(adler32.Checksum(b.Bytes())), int32(1), []byte("/"))
-	return containers.Files(map[string][]byte{"version-2/snapshot.64": b.Bytes()})
+	return containers.Files(map[string][]byte{fmt.Sprintf("version-2/snapshot.%x", zxid): b.Bytes()})
 }
 
 // TestCountNearItsEnd begins near the bounds of the number that the server gives to entries: where this driver stops
