@@ -21,14 +21,15 @@ import (
 // same flags.
 func sameCluster() containers.Option { return containers.Args("--initial-cluster-token", "same") }
 
-// someRevisions advances the revision of an otherwise idle server.
+// someRevisions advances the revision of an otherwise idle server by n at least.
 func someRevisions(t *testing.T, addr string, n int) {
 	t.Helper()
 	c := dial(t, addr)
 	for range n {
-		if _, err := c.Put(t.Context(), "unrelated", "x"); err != nil {
-			t.Fatal(err)
-		}
+		eventually(t, "a key is written", func() bool { // a leader may be elected meanwhile
+			_, err := c.Put(t.Context(), "unrelated", "x")
+			return err == nil
+		})
 	}
 }
 

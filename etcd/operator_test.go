@@ -233,7 +233,7 @@ func TestDiskOfOneMemberGoesBack(t *testing.T) {
 	}
 }
 
-// A member is copied, and both are started. No client can tell: both grant the same token of one space. The doctor
+// A member is copied, and both are started. No client can tell: both grant the same tokens of one space. The doctor
 // tells, and a client that gets from the original to an older copy.
 func TestCopiedMember(t *testing.T) {
 	t.Parallel()
@@ -247,7 +247,7 @@ func TestCopiedMember(t *testing.T) {
 	s := newSurvivorFor(t, time.Minute, addr)
 	there, here := newDriver(t, copied.Addr()), newDriver(t, original.Addr())
 	twin := mustAcquire(t, there, request("held", false))
-	if space := there.Describe().TokenSpace; space != s.space || twin.Token != s.held.Token {
+	if space := there.Describe().TokenSpace; space != s.space || twin.Token > s.held.Token {
 		t.Errorf("the copy grants token %v of %s, the original %v of %s: it is no copy", twin.Token, space, s.held.Token,
 			s.space)
 	}
