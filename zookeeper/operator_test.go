@@ -38,7 +38,7 @@ func TestTransactionsNearTheirEnd(t *testing.T) {
 	for last < end+few {
 		g := take(t, d, request("x", false))
 		if g.Token <= last || !g.Token.Exclusive() {
-			t.Errorf("token %v after %v", g.Token, last)
+			t.Fatalf("token %v after %v", g.Token, last)
 		}
 		last = g.Token
 		release(t, d, g)
