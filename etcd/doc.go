@@ -48,7 +48,8 @@
 // The token is the create revision of the hold's key. etcd counts revisions for the whole store, and no deletion
 // lowers the count. So the token increases strictly with every grant of a name, even across expiry, crash, leader
 // change, restart, and deletion of all keys, as long as the cluster keeps its history. A backup must be restored with
-// --bump-revision and --mark-compacted (etcd 3.5.10 and later).
+// --bump-revision and --mark-compacted (etcd 3.5.10 and later). Guards admit tokens up to 2⁶²: a cluster that was
+// restored beyond this revision grants nothing.
 //
 // TokenSpace is random: the first driver on a cluster without a token space below KeyPrefix writes one, and every grant
 // compares it. A new cluster gets a different token space, and so does a backup that is restored as another cluster. So

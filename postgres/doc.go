@@ -27,7 +27,9 @@
 // This needs one authority that promotes at most one standby of a timeline, as do Patroni, repmgr and the clouds'
 // services. Two standbys of one timeline that are promoted by hand are two databases whose tokens do not compare. A
 // server with a disk that was rolled back without recovery reissues tokens: a driver that was running returns
-// backend.ErrHistoryLost.
+// backend.ErrHistoryLost. Never start a copy of a server's files beside it: both grant, and their tokens do not compare.
+//
+// A server grants nothing from timeline 1,024 on, or beyond 512 TB of log: a token has no bits for them.
 //
 // The token space is the system identifier that initdb drew, with the database and the schema: replicas share it, and
 // a dump restored elsewhere has another token space.
@@ -87,7 +89,7 @@
 //	select fencelock.open();
 //
 // A point-in-time restore is a new timeline, and looks like a promotion: the server does not show that acknowledged
-// holds are missing. Before you admit clients, declare the restore, with the same effect as a restored dump:
+// holds are missing. The promotion of a standby that was started with earlier data is such a restore, too. Before you admit clients, declare the restore, with the same effect as a restored dump:
 //
 //	select fencelock.restored();
 //

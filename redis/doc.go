@@ -79,8 +79,8 @@
 //
 // The driver issues no fencing tokens, so do not use it to protect data that two writers would corrupt. Replication is
 // asynchronous: after a failover the new master may not know a lock that the old one granted, and there are two holders
-// for up to one TTL. The same happens after FLUSHALL, after a restart without append-only file, or when the server's
-// wall clock, by which Redis counts times to live, jumps forward. Any counter kept in Redis can go back for the same
+// for up to one TTL. The same happens after FLUSHALL, after a restart without append-only file or with an old dump, when
+// a copy takes the server's place, or when the server's wall clock, by which Redis counts times to live, jumps forward. Any counter kept in Redis can go back for the same
 // reasons. Replicas therefore add a risk; the driver accepts them because most servers have some.
 //
 // Measured, with eight workers of two clients on one name or four, on a busy machine:

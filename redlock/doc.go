@@ -17,8 +17,8 @@
 //
 //   - No server's wall clock jumps: Redis counts a time to live by it. Nor do the servers' clocks and this machine's
 //     run at rates that differ by more than 1 %.
-//   - No server that granted a lock forgets it before its end: by FLUSHALL, an administrator, eviction, or a restart
-//     without its memory.
+//   - No server that granted a lock forgets it before its end: by FLUSHALL, an administrator, eviction, a restart
+//     without its memory, or a start with earlier data or a copy of another server's data.
 //   - The holder's process notices the end of its lease: a frozen process continues afterwards without noticing.
 //
 // A minority of the servers may break the first two, but not always: a lock with three votes of five cannot lose any.
@@ -54,7 +54,8 @@
 // A restarted server may have forgotten its votes. The driver checks run_id and uptime on every new connection, and
 // refuses the connection (QuarantineError) until the server has been up for Options.MaxTTL, when all votes that it may
 // have forgotten have ended. This is the algorithm's delayed restart, enforced by the client. Servers with appendonly
-// yes and appendfsync always vote immediately. Since a first start looks like a restart, new servers do not vote for
+// yes and appendfsync always vote immediately: to start one with earlier data or without data, wait until it has been
+// stopped for MaxTTL. Since a first start looks like a restart, new servers do not vote for
 // MaxTTL either, unless Options.TrustFresh declares that they never granted a lock.
 //
 // # When to use something else
