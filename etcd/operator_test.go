@@ -233,8 +233,8 @@ func TestDiskOfOneMemberGoesBack(t *testing.T) {
 	}
 }
 
-// A member is copied, and both are started. No client can tell: both grant the same tokens of one space. The doctor
-// tells, and a client that gets from the original to an older copy.
+// A member is copied, and both are started. Clients of one of them cannot detect it: both grant the same tokens of one
+// space. The doctor reports it, and so does a client that moves from the original to an older copy.
 func TestCopiedMember(t *testing.T) {
 	t.Parallel()
 	original, copied := containers.Etcd(t, containers.AsProcess()), containers.Etcd(t, containers.AsProcess())
@@ -244,6 +244,7 @@ func TestCopiedMember(t *testing.T) {
 	must(t, original.Stop(ctx), copied.Stop(ctx))
 	replace(t, dataOf(t, copied.Server), dataOf(t, original.Server))
 	must(t, original.Start(ctx), copied.Start(ctx))
+	someRevisions(t, original.Addr(), 20)
 	s := newSurvivorFor(t, time.Minute, addr)
 	there, here := newDriver(t, copied.Addr()), newDriver(t, original.Addr())
 	twin := mustAcquire(t, there, request("held", false))
