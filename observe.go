@@ -421,7 +421,7 @@ func (c *Client) annotate(ctx context.Context, rs []backend.Request) {
 		return
 	}
 	all := joined(adds.Metadata(ctx), rs[0].Metadata) // requests of one call have the same
-	if len(all) == len(rs[0].Metadata) || invalidMetadata(all) != nil {
+	if len(all) == len(rs[0].Metadata) || backend.ValidateMetadata(all) != nil {
 		return
 	}
 	for i := range rs {

@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
@@ -415,7 +414,7 @@ func Reentrant() AcquireOption {
 }
 
 // MaxMetadataBytes bounds Metadata: keys and values together, in bytes of UTF-8.
-const MaxMetadataBytes = 4096
+const MaxMetadataBytes = backend.MaxMetadataBytes
 
 // Metadata stores key-value text beside the hold, for operators who inspect the lock. At most MaxMetadataBytes of
 // valid UTF-8 without NUL, in all options of one acquire together, ErrInvalidOption otherwise. It is for display
@@ -430,28 +429,12 @@ func Metadata(kv map[string]string) AcquireOption {
 			all = maps.Clone(o.metadata)
 			maps.Copy(all, kv)
 		}
-		if err := invalidMetadata(all); err != nil {
+		if err := backend.ValidateMetadata(all); err != nil {
 			return err
 		}
 		o.metadata = all
 		return nil
 	})
-}
-
-// invalidMetadata returns an error for invalid metadata.
-func invalidMetadata(all map[string]string) error {
-	size := 0
-	for k, v := range all {
-		if !utf8.ValidString(k) || !utf8.ValidString(v) || strings.ContainsRune(k, 0) || strings.ContainsRune(v, 0) {
-			return invalidOption("Metadata", fmt.Sprintf("key %q", k), "key or value is not UTF-8, or contains NUL")
-		}
-		size += len(k) + len(v)
-	}
-	if size > MaxMetadataBytes {
-		return invalidOption("Metadata", fmt.Sprintf("of %d bytes", size),
-			fmt.Sprintf("it is more than %d bytes", MaxMetadataBytes))
-	}
-	return nil
 }
 
 // kindNeeds are the capabilities that the kinds need.

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -36,6 +37,30 @@ func ValidateName(name string) error {
 // ErrInvalidOption.
 func ValidateOwner(owner string) error {
 	return validateText(ErrInvalidOption, "owner", owner, MaxOwnerBytes)
+}
+
+// MaxMetadataBytes bounds Request.Metadata: keys and values together, in bytes of UTF-8.
+const MaxMetadataBytes = 4096
+
+// ValidateMetadata accepts at most MaxMetadataBytes of valid UTF-8 without NUL. The error wraps ErrInvalidOption.
+func ValidateMetadata(kv map[string]string) error {
+	size := 0
+	for k, v := range kv {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) || strings.ContainsRune(k, 0) || strings.ContainsRune(v, 0) {
+			return &InvalidError{
+				Kind: ErrInvalidOption, What: "metadata", Value: fmt.Sprintf("key %.64q", k),
+				Why: "key or value is not UTF-8, or contains NUL",
+			}
+		}
+		size += len(k) + len(v)
+	}
+	if size > MaxMetadataBytes {
+		return &InvalidError{
+			Kind: ErrInvalidOption, What: "metadata", Value: fmt.Sprintf("of %d bytes", size),
+			Why: fmt.Sprintf("it is more than %d bytes", MaxMetadataBytes),
+		}
+	}
+	return nil
 }
 
 // validateText refuses control characters because names and owners end up in logs and terminals, and invalid UTF-8

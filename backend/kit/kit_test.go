@@ -227,6 +227,7 @@ func TestValidate(t *testing.T) {
 		"exclusive": r(func(*backend.Request) {}), "one permit": permits(1, 1), "all permits": permits(8, 8),
 		"shared": r(func(r *backend.Request) { r.Kind = backend.KindShared }),
 		"tree":   r(func(r *backend.Request) { r.Hierarchical = true }),
+		"text":   r(func(r *backend.Request) { r.Metadata = map[string]string{"a": "b"} }),
 	} {
 		if err := Validate(rich, request); err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -261,6 +262,14 @@ func TestValidate(t *testing.T) {
 		"owner": {r(func(r *backend.Request) { r.Owner = "a\n" }), backend.ErrInvalidOption},
 		"metadata": {
 			r(func(r *backend.Request) { r.Metadata = map[string]string{"a": "\xff"} }), backend.ErrInvalidOption,
+		},
+		"metadata with NUL": {
+			r(func(r *backend.Request) { r.Metadata = map[string]string{"a\x00": ""} }), backend.ErrInvalidOption,
+		},
+		"long metadata": {
+			r(func(r *backend.Request) {
+				r.Metadata = map[string]string{"a": strings.Repeat("b", backend.MaxMetadataBytes)}
+			}), backend.ErrInvalidOption,
 		},
 		"under": {r(func(r *backend.Request) { r.Under = []string{"x"} }), backend.ErrInvalidOption},
 		"under many": {
