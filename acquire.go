@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/cleanup"
 	"github.com/fencelock/fencelock/internal/history"
 )
 
@@ -225,33 +226,10 @@ func (c *Client) bind(h *hold, r *backend.Request, again bool) {
 // ambiguous.
 func (c *Client) refused(h *hold, err error) {
 	c.remember(err)
-	if ambiguous(err) {
+	if cleanup.Ambiguous(err) {
 		return
 	}
 	h.mu.Lock()
 	h.stage = stageUnasked
 	h.mu.Unlock()
-}
-
-// ambiguous reports whether a failed acquire may have left an entry in the service: if the driver says so, and for an
-// error outside of the contract. The latter costs a needless Release now and then; trusting an unknown error could
-// close a name for a TTL.
-//
-//	ErrUnknown, alone or with others      true
-//	one of the contract's other errors false: no entry was left
-//	the bare error of a context false: the driver marks sent requests
-//	io.EOF, a bug in a driver             true
-func ambiguous(err error) bool {
-	if errors.Is(err, ErrUnknown) {
-		return true
-	}
-	for _, definite := range []error{
-		ErrHeld, ErrQueueFull, ErrUnavailable, ErrUnsupported, ErrMisconfigured, ErrDenied, ErrDeadlock, ErrLimitMismatch,
-		ErrInvalidName, ErrInvalidTTL, ErrInvalidOption, ErrHistoryLost, ErrClosed, context.Canceled, context.DeadlineExceeded,
-	} {
-		if errors.Is(err, definite) {
-			return false
-		}
-	}
-	return true
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/cleanup"
 )
 
 // acquisition is one call that acquires one name or several: the only owner of its grants until the caller has the
@@ -138,11 +139,11 @@ func (a *acquisition) fail(bounded context.Context, err error) error {
 // For example, a process that was paused for a minute gets a grant that was over before it woke up. The service may
 // still have the entry, renewed by a session. A second request would stand behind it and wait until it has gone.
 func (a *acquisition) rollBack(ctx context.Context, leases Leases) {
-	var jobs []*cleanJob
+	var jobs []*cleanup.Job
 	for _, l := range leases {
 		if a.joined {
 			l.retract(ctx)
-		} else if job := l.of.retract(); job != nil && job.known == granted {
+		} else if job := l.of.retract(); job != nil && job.Known == cleanup.Granted {
 			jobs = append(jobs, job)
 		}
 	}
@@ -153,7 +154,7 @@ func (a *acquisition) rollBack(ctx context.Context, leases Leases) {
 	defer patience.Stop()
 	for _, job := range jobs {
 		select {
-		case <-job.done:
+		case <-job.Done:
 		case <-ctx.Done():
 			return
 		case <-patience.C:

@@ -261,12 +261,12 @@ func (c *Client) shutDown(ctx context.Context, idle <-chan struct{}) error {
 	}
 	// Holds that have not been released by now are left to the clean-up, then to the driver, and then to the TTL.
 	left := c.work.giveUp()
-	jobs := c.cleaner.close(most)
+	jobs := c.cleaner.Close(most)
 	c.heart.stop()
 	rounds := make(chan struct{})
 	go func() {
 		c.heart.rounds.Wait()
-		c.cleaner.running.Wait()
+		c.cleaner.Wait()
 		close(rounds)
 	}()
 	patience := time.NewTimer(lateGrace)

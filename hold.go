@@ -17,6 +17,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/cleanup"
 )
 
 // instant is a moment on the driver's clock.
@@ -97,7 +98,7 @@ type hold struct {
 	// bodies counts the functions of Do and Lead that run under the hold.
 	bodies int
 	// cleaning is the job that releases the hold in the background, or nil.
-	cleaning *cleanJob
+	cleaning *cleanup.Job
 	// release registers the release while it is in flight. It is a value here, so that a release does not allocate.
 	release flight
 
@@ -217,16 +218,16 @@ func (h *hold) hand(began instant, acquired Event) {
 
 // retract ends a hold with a lease that the caller never gets. It returns the job that releases a possible entry in
 // the service, or nil.
-func (h *hold) retract() *cleanJob {
+func (h *hold) retract() *cleanup.Job {
 	h.mu.Lock()
 	var gone ending
-	known := granted
+	known := cleanup.Granted
 	switch h.stage {
 	case stageUnasked:
 		h.mu.Unlock()
 		return nil
 	case stageAsked:
-		known = maybeInFlight
+		known = cleanup.InFlight
 	case stageBegun:
 		if h.cause.Load() == nil {
 			gone = h.end(ErrNotHeld)
@@ -448,7 +449,7 @@ func (h *hold) exit() {
 // returnIfClosed releases the hold if Close has ended it and no function runs under it. The caller holds mu.
 func (h *hold) returnIfClosed() {
 	if lost := (*LostError)(nil); h.bodies == 0 && errors.As(h.causeOrNil(), &lost) && lost.Reason == ReasonClosed {
-		h.clean(granted, 0)
+		h.clean(cleanup.Granted, 0)
 	}
 }
 
@@ -466,11 +467,11 @@ func (h *hold) returned() backend.Grant {
 
 // clean releases the hold in the background after a while; immediately if it waits for that already and after is not
 // positive. There is one job for a hold, however many reasons. The caller holds mu.
-func (h *hold) clean(known certainty, after time.Duration) *cleanJob {
+func (h *hold) clean(known cleanup.Certainty, after time.Duration) *cleanup.Job {
 	if h.cleaning == nil {
-		h.cleaning = h.client.cleaner.add(h.values, h.returned(), known, after)
+		h.cleaning = h.client.cleaner.Add(h.values, h.returned(), known, after)
 	} else if after <= 0 {
-		h.client.cleaner.hurry(h.cleaning)
+		h.client.cleaner.Hurry(h.cleaning)
 	}
 	return h.cleaning
 }

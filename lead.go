@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/cleanup"
 )
 
 // ErrResign is returned by the function of Lead to resign and stand again, behind the candidates that wait. It may be
@@ -99,7 +100,9 @@ func (c *Client) rule(
 
 // passes reports whether a failed acquire may succeed later. Unclassified errors count as temporary: a candidate that
 // retries every second is better than a candidate that stops.
-func passes(err error) bool { return !final(err) && !errors.Is(err, ErrDeadlock) }
+func passes(err error) bool {
+	return !cleanup.Final(err) && !errors.Is(err, ErrTier) && !errors.Is(err, ErrDeadlock)
+}
 
 // electionPause returns the pause before the n-th repetition: 50 ms, doubling to 1.6 s, and of that a random part
 // between a half and all, so that candidates do not all return at the same time after an outage.

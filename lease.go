@@ -14,6 +14,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/fencing"
+	"github.com/fencelock/fencelock/internal/cleanup"
 )
 
 // Lease is one hold of one lock. It ends by Release or by loss, and is dead then: never re-used, never revived. It is
@@ -282,7 +283,7 @@ func (l *Lease) release(ctx context.Context) error {
 	if err != nil {
 		if lost := (*LostError)(nil); errors.As(err, &lost) && lost.byTime() && l.over.Load() == nil {
 			// The service may still keep our entry. The holder has just released it, so clean it up.
-			h.clean(granted, 0)
+			h.clean(cleanup.Granted, 0)
 		}
 		l.letGo()
 		h.mu.Unlock()
@@ -357,7 +358,7 @@ func (h *hold) giveBack(ctx context.Context) error {
 		err = fmt.Errorf("%w, the release goes on in the background: %w: %w", ErrUnknown, endOf(ctx), again)
 	}
 	h.mu.Lock()
-	h.clean(granted, 0)
+	h.clean(cleanup.Granted, 0)
 	h.mu.Unlock()
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"reflect"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/cleanup"
 	"github.com/fencelock/fencelock/internal/history"
 	"github.com/fencelock/fencelock/internal/randsource"
 )
@@ -119,7 +120,7 @@ func New(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
 	c := &Client{driver: driver, tier: tier, set: set, closed: make(chan struct{})}
 	c.chance = randsource.Of(driver)
 	c.heart.init(c)
-	c.cleaner.init(c)
+	c.cleaner.Init(set.Clock, driver.Release, c.abandoned)
 	c.telling.to = set.Observer
 	c.telling.adds, _ = set.Observer.(MetadataObserver)
 	drivers.use(driver)
@@ -199,13 +200,13 @@ type Client struct {
 	tier   Tier
 	set    settings
 
-	heart   heart          // renews holds and declares them lost
-	cleaner cleaner        // releases in the background
-	telling telling        // events to the observer
-	waits   waits          // acquires that may have to be reported as waiting
-	repeats repeats        // holds by the request ids of callers
-	history history.Tokens // tokens that the service has acknowledged
-	work    work           // calls in progress
+	heart   heart           // renews holds and declares them lost
+	cleaner cleanup.Cleaner // releases in the background
+	telling telling         // events to the observer
+	waits   waits           // acquires that may have to be reported as waiting
+	repeats repeats         // holds by the request ids of callers
+	history history.Tokens  // tokens that the service has acknowledged
+	work    work            // calls in progress
 	chance  func() float64
 
 	// closed is closed when the first Close is done; closeErr is its result, valid from then on.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -440,6 +441,13 @@ func (c *Client) tell(ctx context.Context, e *Event) {
 	}
 	e.Time, e.Driver, e.Tier, e.Owner = time.Now(), c.driver.Describe().Name, c.tier, c.set.Owner
 	c.telling.put(context.WithoutCancel(ctx), e)
+}
+
+// abandoned reports a background release that the service refuses, or that is dropped, to the observer.
+func (c *Client) abandoned(ctx context.Context, g *backend.Grant, err error) {
+	c.tell(ctx, &Event{
+		Type: EventAbandoned, Name: strings.TrimPrefix(g.Name, c.set.prefix), Kind: g.Kind, HoldID: g.HoldID, Err: err,
+	})
 }
 
 // tell completes an event of the hold and queues it. The caller may hold mu; the hold has begun.

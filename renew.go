@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/internal/cleanup"
 )
 
 // heart renews the holds of a client and alone declares them lost by time.
@@ -276,7 +277,7 @@ func (b *heart) settleEnding(end *ending, now instant) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if lost.byTime() {
-		h.clean(granted, max(h.gone.Sub(now), time.Millisecond))
+		h.clean(cleanup.Granted, max(h.gone.Sub(now), time.Millisecond))
 	}
 	if h.settled = true; h.handed { // else hand notifies the observer
 		h.tellOfLoss(now)
@@ -412,7 +413,7 @@ func (b *heart) settle(h *hold, ttl time.Duration, r *backend.Renewal, round *ou
 	case errors.Is(r.Err, ErrNotHeld), errors.Is(r.Err, ErrHistoryLost):
 		tell = h.lose(reasonOf(r.Err), r.Err)
 	default:
-		if final(r.Err) { // the service refuses the new length
+		if cleanup.Final(r.Err) { // the service refuses the new length
 			h.answer(func(x *extension) bool { return x.ttl == ttl }, r.Err)
 		}
 		left := h.believedUntil().Sub(now)

@@ -186,7 +186,7 @@ func core(g graph, path, place string) (found []string) {
 	case ".":
 		allowed = []string{
 			module + "/backend", module + "/fencing", module + "/internal/randsource",
-			module + "/internal/history", module + "/internal/poll", "golang.org/x/sys",
+			module + "/internal/cleanup", module + "/internal/history", module + "/internal/poll", "golang.org/x/sys",
 		}
 	case "backend":
 		allowed = []string{module + "/fencing", "golang.org/x/sys"}

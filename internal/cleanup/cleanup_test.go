@@ -1,31 +1,30 @@
-package fencelock
+package cleanup
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/memory"
 )
 
-// Beyond maxCleanJobs the oldest release is dropped, and the latest is kept.
+// Beyond maxJobs the oldest release is dropped, and the latest is kept.
 func TestTheOldestReleaseIsDropped(t *testing.T) {
-	c, err := ForEfficiency(memory.New(nil), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close(endedContext())
-	var jobs []*cleanJob
-	for i := range maxCleanJobs + 2 {
+	var c Cleaner
+	c.Init(backend.SystemClock(), func(context.Context, backend.Grant) error { return nil },
+		func(context.Context, *backend.Grant, error) {})
+	defer c.Close(t.Context())
+	var jobs []*Job
+	for i := range maxJobs + 2 {
 		g := backend.Grant{Name: strconv.Itoa(i), RequestID: backend.NewRequestID(), TTL: time.Minute}
-		jobs = append(jobs, c.cleaner.add(t.Context(), g, maybeInFlight, time.Hour))
+		jobs = append(jobs, c.Add(t.Context(), g, InFlight, time.Hour))
 	}
 	for i, job := range jobs {
 		select {
-		case <-job.done:
-			if i >= 2 || !errors.Is(job.err, errTooManyCleans) {
+		case <-job.Done:
+			if i >= 2 || !errors.Is(job.err, errTooMany) {
 				t.Fatalf("release %d of %d has ended with %v, want the two oldest dropped", i, len(jobs), job.err)
 			}
 		default:
