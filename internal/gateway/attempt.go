@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
+	"github.com/fencelock/fencelock/internal/cleanup"
 	"github.com/fencelock/fencelock/internal/history"
 	"github.com/fencelock/fencelock/internal/principal"
 )
@@ -213,13 +213,13 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 			g.uncount(h)
 		}
 		for i := range grants {
-			g.giveBack(a.holds[i].key, grants[i], always)
+			g.giveBack(a.holds[i].key, grants[i])
 		}
 		// If replicas share requests, a possible hold expires within a TTL. The gateway must not release it: another replica
 		// may have delivered it to the same request in the meantime.
-		if errors.Is(err, backend.ErrUnknown) && !g.meets() {
+		if grants == nil && cleanup.Ambiguous(err) && !g.meets() {
 			for i, h := range a.holds {
-				g.giveBack(h.key, a.requests[i].Grant(), always)
+				g.giveBack(h.key, a.requests[i].Grant())
 			}
 		}
 		return
@@ -314,15 +314,15 @@ func (g *Gateway) watch(h *hold, until backend.Instant) {
 	}
 }
 
-// retryTime is the pause before the gateway retries a failed or refused operation.
-const retryTime = 100 * time.Millisecond
+// busyTime is the pause before the gateway ends a hold that is being renewed or released.
+const busyTime = 100 * time.Millisecond
 
 // overdue ends a hold that was not renewed.
 func (g *Gateway) overdue(h *hold) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if left := h.until.Sub(g.clock.Now()); !h.ended && (left > 0 || h.busy > 0) {
-		h.timer.Reset(max(left, retryTime))
+		h.timer.Reset(max(left, busyTime))
 		return
 	}
 	g.expire(h)
@@ -346,50 +346,40 @@ func (g *Gateway) expire(h *hold) {
 	if over && !g.keeps {
 		return
 	}
-	g.giveBack(h.key, h.grant, func() bool { return g.keeps || g.clock.Now() < h.until })
+	g.giveBack(h.key, h.grant)
 }
 
-// giveBack releases a grant, or a possible hold, in the background. It retries while needed returns true. Until it is
-// done, no attempt with the same key begins: the answer could be the hold that is being released. The caller holds
-// g.mu.
-func (g *Gateway) giveBack(k holdKey, grant backend.Grant, needed func() bool) {
-	done := make(chan struct{})
-	g.leaving[k] = done
-	g.work.Go(func() {
-		defer func() {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			if g.leaving[k] == done {
-				delete(g.leaving, k)
-			}
-			close(done)
-		}()
-		for {
-			ctx, cancel := context.WithTimeout(g.stopping, attemptTime)
-			err := g.drop(ctx, grant)
-			cancel()
-			if err == nil || errors.Is(err, backend.ErrNotHeld) || errors.Is(err, backend.ErrClosed) {
-				return
-			}
-			if !needed() || kit.Sleep(g.stopping, retryTime) != nil {
-				return
-			}
+// giveBack releases a grant, or a possible hold, in the background. Until that is done, no attempt with the same key
+// begins: the answer could be the hold that is being released. The caller holds g.mu.
+func (g *Gateway) giveBack(k holdKey, grant backend.Grant) {
+	job := g.cleaner.Add(context.Background(), grant, cleanup.Granted, 0)
+	g.leaving[k] = job
+	go func() {
+		<-job.Done
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.leaving[k] == job {
+			delete(g.leaving, k)
 		}
-	})
+	}()
 }
 
-func always() bool { return true }
+// unreleased logs a release that the service refuses.
+func (g *Gateway) unreleased(_ context.Context, grant *backend.Grant, err error) {
+	g.o.Log.Warn("a lock that no client holds any longer could not be released", "lock", grant.Name, "error", err)
+}
 
 // awaitLeaving waits until this replica has finished releasing a hold. Otherwise the release could follow a renewal.
 func (g *Gateway) awaitLeaving(ctx context.Context, k holdKey) error {
 	g.mu.Lock()
-	done := g.leaving[k]
+	job := g.leaving[k]
 	g.mu.Unlock()
-	if done == nil {
+	if job == nil {
 		return nil
 	}
+	g.cleaner.Hurry(job)
 	select {
-	case <-done:
+	case <-job.Done:
 		return nil
 	case <-ctx.Done():
 		return problem(codeUnknown, "the hold is still being released").retry(comeAgain)
@@ -400,8 +390,9 @@ func (g *Gateway) awaitLeaving(ctx context.Context, k holdKey) error {
 // The caller holds g.mu.
 func (g *Gateway) leftOf(rs []backend.Request) <-chan struct{} {
 	for i := range rs {
-		if done := g.leaving[keyOf(&rs[i])]; done != nil {
-			return done
+		if job := g.leaving[keyOf(&rs[i])]; job != nil {
+			g.cleaner.Hurry(job)
+			return job.Done
 		}
 	}
 	return nil

@@ -38,6 +38,7 @@ import (
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
+	"github.com/fencelock/fencelock/internal/cleanup"
 	"github.com/fencelock/fencelock/internal/history"
 )
 
@@ -129,16 +130,15 @@ type Gateway struct {
 	named    sync.Once      // guards the warning about Hosts
 	history  history.Tokens // the tokens that this replica got from the service
 
-	closing  context.Context // ends when Close begins: waits and watches
-	close    context.CancelFunc
-	stopping context.Context // ends with Close: releases
-	stop     context.CancelFunc
-	work     sync.WaitGroup
+	closing context.Context // ends when Close begins: waits and watches
+	close   context.CancelFunc
+	work    sync.WaitGroup
+	cleaner cleanup.Cleaner // releases holds of clients that are gone
 
 	mu       sync.Mutex // protects the following fields, and the fields of attempts and holds
 	attempts map[string]*attempt
-	holds    map[holdKey]*hold         // by the driver's key
-	leaving  map[holdKey]chan struct{} // holds that are being released; closed when the release is done
+	holds    map[holdKey]*hold        // by the driver's key
+	leaving  map[holdKey]*cleanup.Job // holds that are being released
 	owned    map[ownedKey]*hold
 	finished recent[struct{}]
 	losses   recent[backend.Loss] // the reasons why holds ended
@@ -174,7 +174,7 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds,
 		wanders: SharesHolds(o.Driver), clock: about.Clock,
-		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]chan struct{}{},
+		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]*cleanup.Job{},
 		owned: map[ownedKey]*hold{}, feeds: map[feedKey]*feed{}, rates: newRates(l), works: newWork(lateness()), sessions: sessions{most: l.ClientSessions},
 		waits: newShare("waits", l.Waits, l.ClientWaits), watches: newShare("watches", l.Watches, l.ClientWatches),
 		held: newShare("holds", l.Holds, l.ClientHolds),
@@ -185,7 +185,7 @@ func New(o Options) (*Gateway, error) {
 		g.clock = backend.SystemClock()
 	}
 	g.closing, g.close = context.WithCancel(context.Background())
-	g.stopping, g.stop = context.WithCancel(context.Background())
+	g.cleaner.Init(g.clock, g.drop, g.unreleased)
 	g.hosts = hosts{o.Certificate, x509.Certificate{DNSNames: o.Hosts}}
 	g.bodies.of = map[string]int64{}
 	g.handler = g.logged(g.guarded(g.routes()))
@@ -241,9 +241,9 @@ func (g *Gateway) Close(ctx context.Context) (held int) {
 	g.mu.Lock() // no feed begins after g.close
 	g.close()
 	g.mu.Unlock()
-	defer g.stop()
-	defer context.AfterFunc(ctx, g.stop)()
 	g.work.Wait()
+	g.cleaner.Close(ctx)
+	g.cleaner.Wait()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, h := range g.holds {
