@@ -10,11 +10,10 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/principal"
 )
 
@@ -64,58 +63,31 @@ var kindsIn = map[string]backend.Kind{
 	"permits": backend.KindPermits,
 }
 
-const maxMetadataBytes = 4096
-
-// requests converts a to the driver's requests. Like the core, it makes all checks that drivers rely on.
+// requests converts a to the driver's requests, and checks them.
 func (g *Gateway) requests(a *ask) (key string, rs []backend.Request, err error) {
-	about := g.driver.Describe()
-	if err := errors.Join(backend.ValidateOwner(a.owner), about.ValidateTTL(a.ttl)); err != nil {
-		return "", nil, err
-	}
-	var need backend.Capabilities
-	names := map[string]bool{}
+	key = g.requestKey(a.scope, a.owner, cmp.Or(a.requestID, rand.Text()), a.wishes...)
 	for _, w := range a.wishes {
-		if err := backend.ValidateName(w.Name); err != nil {
-			return "", nil, err
+		kind, known := kindsIn[w.Kind]
+		switch {
+		case !known:
+			return "", nil, problem(codeRequest, fmt.Sprintf("kind %q is not one of exclusive, shared and permits", w.Kind))
+		case kind == backend.KindPermits && w.Hierarchical:
+			return "", nil, problem(codeRequest, "a hierarchical name has no permits")
 		}
-		if names[w.Name] {
-			return "", nil, problem(codeRequest, fmt.Sprintf("%q is given twice", w.Name))
+		id := key
+		if len(a.wishes) > 1 {
+			id = g.sealer.requestID("one of several", w.Name, key)
 		}
-		names[w.Name] = true
-		more, err := w.needs()
-		if err != nil {
-			return "", nil, err
-		}
-		need |= more
 		rs = append(rs, backend.Request{
-			Name: w.Name, Owner: a.owner, TTL: a.ttl, Wait: a.wait, Kind: kindsIn[w.Kind], Permits: w.Permits,
-			Limit:        w.Limit,
+			Name: w.Name, Owner: a.owner, TTL: a.ttl, Wait: a.wait, Kind: kind, Permits: w.Permits, Limit: w.Limit,
 			Hierarchical: w.Hierarchical, Metadata: w.Metadata, MinHold: a.minHold, Fresh: a.fresh || a.requestID == "",
+			RequestID: id, HoldID: backend.HoldID(id),
 		})
 	}
-	if a.minHold > 0 {
-		need |= backend.CapMinHold
+	if len(rs) > 1 && !g.can(backend.CapMultiAcquire) {
+		return "", nil, g.lacks(backend.CapMultiAcquire)
 	}
-	if len(rs) > 1 {
-		need |= backend.CapMultiAcquire
-	}
-	if missing := about.Capabilities.Missing(need); missing != 0 {
-		return "", nil, fmt.Errorf("the %s driver lacks the capability %v: %w", about.Name, missing,
-			backend.ErrUnsupported)
-	}
-	id := a.requestID
-	if id == "" {
-		id = rand.Text()
-	}
-	key = g.requestKey(a.scope, a.owner, id, a.wishes...)
-	for i := range rs {
-		rs[i].RequestID = key
-		if len(rs) > 1 {
-			rs[i].RequestID = g.sealer.requestID("one of several", rs[i].Name, key)
-		}
-		rs[i].HoldID = backend.HoldID(rs[i].RequestID)
-	}
-	return key, rs, nil
+	return key, rs, cmp.Or(backend.ValidateOwner(a.owner), kit.ValidateSet(g.driver.Describe(), rs))
 }
 
 // same reports whether two requests want the same holds, as a retry must.
@@ -132,40 +104,6 @@ func (g *Gateway) requestKey(scope, owner, id string, wishes ...wish) string {
 		return g.sealer.requestID("several", scope, owner, id)
 	}
 	return g.sealer.requestID("hold", wishes[0].Name, scope, owner, id)
-}
-
-// needs checks a wish, and returns the capabilities that the driver must have.
-func (w *wish) needs() (need backend.Capabilities, err error) {
-	kind, known := kindsIn[w.Kind]
-	switch {
-	case !known:
-		return 0, problem(codeRequest, fmt.Sprintf("kind %q is not one of exclusive, shared and permits", w.Kind))
-	case kind == backend.KindPermits && (w.Permits < 1 || w.Limit < w.Permits || w.Limit > math.MaxInt32):
-		return 0, problem(codeRequest, "want 1 <= permits <= limit < 2^31")
-	case kind != backend.KindPermits && (w.Permits != 0 || w.Limit != 0):
-		return 0, problem(codeRequest, `permits and limit need "kind":"permits"`)
-	case kind == backend.KindPermits && w.Hierarchical:
-		return 0, problem(codeRequest, "a hierarchical name has no permits")
-	case kind == backend.KindShared:
-		need = backend.CapShared
-	case kind == backend.KindPermits:
-		need = backend.CapPermits
-	}
-	if w.Hierarchical {
-		need |= backend.CapHierarchy
-	}
-	size := 0
-	for k, v := range w.Metadata {
-		if !utf8.ValidString(k+v) || strings.ContainsRune(k+v, 0) {
-			return 0, problem(codeRequest, "metadata is not UTF-8, or contains NUL")
-		}
-		size += len(k) + len(v)
-		need |= backend.CapMetadata
-	}
-	if size > maxMetadataBytes {
-		return 0, problem(codeRequest, fmt.Sprintf("metadata of more than %d bytes", maxMetadataBytes))
-	}
-	return need, nil
 }
 
 // acquired is the result of an acquire: grants, or a place in the queue.
