@@ -336,11 +336,11 @@ func (g *Gateway) expire(h *hold) {
 	}
 	over := g.clock.Now() >= h.until
 	if over && g.keeps {
-		loss := backend.Loss{Reason: backend.ReasonExpired}
+		reason := backend.ReasonExpired
 		if h.last {
-			loss.Reason = backend.ReasonMaxHold
+			reason = backend.ReasonMaxHold
 		}
-		g.losses.add(g.memory(h, lossOf(&h.grant)), loss)
+		g.remember(h, ended{Loss: backend.Loss{Reason: reason}})
 	}
 	g.end(h)
 	if over && !g.keeps {
@@ -410,18 +410,12 @@ func (g *Gateway) drop(ctx context.Context, grant backend.Grant) error {
 func (g *Gateway) lost(h *hold, l backend.Loss) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.loss(h, l)
-	g.end(h)
-}
-
-// loss records why a hold ended, for its holder. The caller holds g.mu.
-func (g *Gateway) loss(h *hold, l backend.Loss) {
-	if h.ended || h.grant.Name == "" {
-		return
+	if !h.ended && h.grant.Name != "" {
+		h.over = l.Reason == backend.ReasonExpired || l.Reason == backend.ReasonSessionExpired ||
+			l.Reason == backend.ReasonForceReleased || l.Reason == backend.ReasonMaxHold
+		g.remember(h, ended{Loss: l})
 	}
-	h.over = l.Reason == backend.ReasonExpired || l.Reason == backend.ReasonSessionExpired ||
-		l.Reason == backend.ReasonForceReleased || l.Reason == backend.ReasonMaxHold
-	g.losses.add(g.memory(h, lossOf(&h.grant)), l)
+	g.end(h)
 }
 
 // memory returns the key, the principal and the expiry of a record about a hold.
@@ -429,26 +423,27 @@ func (g *Gateway) memory(h *hold, key string) remembered {
 	return remembered{key: key, principal: h.of, until: g.clock.Now().Add(max(2*h.grant.TTL, finishedTime))}
 }
 
-func lossOf(g *backend.Grant) string { return g.Name + "\x00" + g.RequestID }
-
-// why adds to an ErrNotHeld the reason why the hold ended, if this replica has recorded it.
-func (g *Gateway) why(grant *backend.Grant, err error) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.whyLocked(grant, err)
+// ended is how a hold ended: released through this replica, lost for a reason, or else unknown.
+type ended struct {
+	backend.Loss
+	released bool
 }
 
-// whyLocked is why for a caller that holds g.mu.
-func (g *Gateway) whyLocked(grant *backend.Grant, err error) error {
+func pastKey(g *backend.Grant) string { return g.Name + "\x00" + g.RequestID + "\x00" + g.Incarnation }
+
+// remember records how a hold ended. The caller holds g.mu.
+func (g *Gateway) remember(h *hold, e ended) { g.past.add(g.memory(h, pastKey(&h.grant)), e) }
+
+// why adds to an ErrNotHeld the reason why the hold ended, if this replica has recorded it. The caller holds g.mu.
+func (g *Gateway) why(grant *backend.Grant, err error) error {
 	var told *backend.NotHeldError
 	if !errors.Is(err, backend.ErrNotHeld) || errors.As(err, &told) && told.Reason != "" {
 		return err
 	}
-	l, ok := g.losses.get(lossOf(grant), g.clock.Now())
-	if !ok {
-		return err
+	if e, _ := g.past.get(pastKey(grant), g.clock.Now()); e.Reason != "" {
+		return e.NotHeld(grant.Name)
 	}
-	return &backend.NotHeldError{Name: grant.Name, Reason: l.Reason, Text: l.Text}
+	return err
 }
 
 // uncount removes a hold from the quota. Further calls have no effect. The caller holds g.mu.
@@ -466,8 +461,8 @@ func (g *Gateway) end(h *hold) {
 	}
 	h.ended = true
 	g.uncount(h)
-	if !g.wanders {
-		g.finished.add(g.memory(h, overOf(&h.grant)), struct{}{})
+	if !g.wanders && !g.past.has(pastKey(&h.grant), g.clock.Now()) {
+		g.remember(h, ended{})
 	}
 	if h.timer != nil {
 		h.timer.Stop()
@@ -496,6 +491,3 @@ func (g *Gateway) end(h *hold) {
 		}
 	}
 }
-
-// overOf returns the key under which a replica remembers that its hold has ended.
-func overOf(g *backend.Grant) string { return "over " + g.Name + "\x00" + g.RequestID }

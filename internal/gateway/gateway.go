@@ -140,8 +140,8 @@ type Gateway struct {
 	holds    map[holdKey]*hold        // by the driver's key
 	leaving  map[holdKey]*cleanup.Job // holds that are being released
 	owned    map[ownedKey]*hold
-	finished recent[struct{}]
-	losses   recent[backend.Loss] // the reasons why holds ended
+	finished recent[struct{}] // requests that are done, by attempt.key
+	past     recent[ended]    // holds that have ended, by pastKey
 	waits    share
 	watches  share
 	held     share // holds and attempts of this replica

@@ -324,10 +324,10 @@ func (g *Gateway) renew(
 	defer g.unbusy(h)
 	if h == nil && !g.wanders {
 		g.mu.Lock()
-		over := g.finished.has(overOf(&grant), g.clock.Now())
+		e, over := g.past.get(pastKey(&grant), g.clock.Now())
 		g.mu.Unlock()
 		if over {
-			return backend.Renewal{}, g.why(&grant, &backend.NotHeldError{Name: grant.Name})
+			return backend.Renewal{}, e.NotHeld(grant.Name)
 		}
 		return backend.Renewal{}, problem(codeElsewhere,
 			"the replica that was granted the lock renews it, and this one does not; try again").retry(comeAgain)
@@ -361,7 +361,7 @@ func (g *Gateway) renew(
 	default:
 		g.prolong(h, out)
 	}
-	return out, g.whyLocked(&grant, out.Err)
+	return out, g.why(&grant, out.Err)
 }
 
 // prolong records a renewal of a hold. The caller holds g.mu.
@@ -375,25 +375,22 @@ func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Du
 	h, grant := g.mine(grant, minHold)
 	defer g.unbusy(h)
 	err = g.driver.Release(ctx, grant)
-	done := "released " + grant.Name + "\x00" + grant.RequestID + "\x00" + grant.Incarnation
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case err == nil:
-		g.finished.add(g.memory(cmp.Or(h, &hold{grant: grant}), done), struct{}{})
-	case errors.Is(err, backend.ErrNotHeld):
-		again = g.finished.has(done, g.clock.Now())
-	default:
+		g.remember(cmp.Or(h, &hold{grant: grant}), ended{released: true})
+	case !errors.Is(err, backend.ErrNotHeld):
 		return false, err
 	}
 	if h != nil {
 		h.freed = h.freed || err == nil
 		g.end(h)
 	}
-	if again {
+	if e, _ := g.past.get(pastKey(&grant), g.clock.Now()); err != nil && e.released {
 		return true, nil
 	}
-	return false, g.whyLocked(&grant, err)
+	return false, g.why(&grant, err)
 }
 
 // mine returns this replica's hold of a grant, which does not expire until unbusy, and the grant with the details that
