@@ -150,11 +150,11 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 		most = timer.C
 		defer time.AfterFunc(grantTime, incomingOf(ctx).leaveWork).Stop()
 	}
-	within := pollWithin(a.ttl)
 	select {
 	case <-x.done:
+	case <-ctx.Done():
 	case <-most:
-		if a.keep || !a.last {
+		if within := pollWithin(a.ttl); a.keep || !a.last {
 			g.leave(x, within)
 			return &acquired{queued: within}, nil
 		}
@@ -163,33 +163,28 @@ func (g *Gateway) lock(ctx context.Context, a *ask) (*acquired, error) {
 			return nil, err
 		}
 		return nil, g.inTheWay(ctx, rs)
-	case <-ctx.Done():
-		keep := time.Duration(0)
-		if a.keep {
-			keep = within
-		}
-		g.leave(x, keep)
-		return nil, ctx.Err()
-	}
-	if x.err != nil {
-		g.leave(x, 0)
-		if g.isCancelled(x) {
-			return nil, problem(codeCancelled, "the wait was cancelled by DELETE")
-		}
-		if g.closing.Err() != nil {
-			return nil, problem(codeUnavailable, "the gateway is stopping").retry(comeAgain)
-		}
-		return nil, x.err
 	}
 	if ctx.Err() != nil { // the client has disconnected
-		keep := time.Duration(0)
 		if a.keep {
-			keep = within
+			g.leave(x, pollWithin(a.ttl))
+		} else {
+			g.leave(x, 0)
 		}
-		g.leave(x, keep)
 		return nil, ctx.Err()
 	}
-	return g.deliver(x, arrived)
+	if x.err == nil {
+		return g.deliver(x, arrived)
+	}
+	g.leave(x, 0)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case x.cancelled:
+		return nil, problem(codeCancelled, "the wait was cancelled by DELETE")
+	case g.closing.Err() != nil:
+		return nil, problem(codeUnavailable, "the gateway is stopping").retry(comeAgain)
+	}
+	return nil, x.err
 }
 
 // left waits until an abandoned attempt has neither a place in a queue nor a hold.
@@ -230,13 +225,6 @@ func (g *Gateway) inTheWay(ctx context.Context, rs []backend.Request) error {
 		break
 	}
 	return p
-}
-
-// isCancelled reports whether a DELETE removed the attempt from the queue.
-func (g *Gateway) isCancelled(x *attempt) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return x.cancelled
 }
 
 // ownHold refuses the wait of an owner that already holds the name by another request through this replica: the owner
