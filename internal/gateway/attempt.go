@@ -63,61 +63,57 @@ const (
 func (g *Gateway) join(ctx context.Context, key string, by *ask, rs []backend.Request) (
 	a *attempt, carryOut func(), err error,
 ) {
-	var bound <-chan time.Time
-	for {
-		var gone <-chan struct{}
-		g.mu.Lock()
-		a = g.attempts[key]
-		switch {
-		case g.closing.Err() != nil:
-			g.mu.Unlock()
-			return nil, nil, problem(codeUnavailable, "the gateway is stopping").retry(comeAgain)
-		case a == nil && g.finished.has(key, g.clock.Now()):
-			g.mu.Unlock()
-			return nil, nil, problem(codeDone, "acquire again with another requestId")
-		case a == nil && g.leftOf(rs) != nil:
-			gone = g.leftOf(rs)
-		case a == nil:
-			seen, lost := g.history.Now()
-			if err := cmp.Or(lost, g.mayGrant()); err != nil {
-				g.mu.Unlock()
-				return nil, nil, err
-			}
-			if p := g.take(by, len(rs)); p != nil {
-				g.mu.Unlock()
-				return nil, nil, p
-			}
-			a, carryOut = g.begin(key, by, rs, seen)
-			a.polls++
-			g.mu.Unlock()
-			return a, carryOut, nil
-		case !a.same(by):
-			g.mu.Unlock()
-			return nil, nil, problem(codeMismatch, "an earlier request with this requestId was different")
-		case !a.abandoned:
-			a.polls++
-			a.stopTimer()
-			g.mu.Unlock()
-			return a, nil, nil
-		default: // the gateway is still releasing its place
-			gone = a.done
-		}
-		g.mu.Unlock()
-		if bound == nil {
-			timer := time.NewTimer(attemptTime)
-			defer timer.Stop()
-			bound = timer.C
-		}
+	a, carryOut, gone, err := g.tryJoin(key, by, rs)
+	if gone == nil {
+		return a, carryOut, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, attemptTime)
+	defer cancel()
+	for gone != nil {
 		select {
 		case <-gone:
-		case <-ctx.Done():
-			return nil, nil, ctx.Err()
 		case <-g.closing.Done():
-		case <-bound:
+		case <-ctx.Done():
 			return nil, nil, problem(codeUnknown,
 				"the cleanup of an earlier request is still in progress").retry(comeAgain)
 		}
+		a, carryOut, gone, err = g.tryJoin(key, by, rs)
 	}
+	return a, carryOut, err
+}
+
+// tryJoin is join if no cleanup of an earlier request is in progress. Otherwise gone is closed when that has ended.
+func (g *Gateway) tryJoin(key string, by *ask, rs []backend.Request) (
+	a *attempt, carryOut func(), gone <-chan struct{}, err error,
+) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch a = g.attempts[key]; {
+	case g.closing.Err() != nil:
+		return nil, nil, nil, problem(codeUnavailable, "the gateway is stopping").retry(comeAgain)
+	case a != nil && !a.same(by):
+		return nil, nil, nil, problem(codeMismatch, "an earlier request with this requestId was different")
+	case a != nil && a.abandoned:
+		return nil, nil, a.done, nil
+	case a != nil:
+		a.polls++
+		a.stopTimer()
+		return a, nil, nil, nil
+	case g.finished.has(key, g.clock.Now()):
+		return nil, nil, nil, problem(codeDone, "acquire again with another requestId")
+	}
+	if gone := g.leftOf(rs); gone != nil {
+		return nil, nil, gone, nil
+	}
+	seen, lost := g.history.Now()
+	if err := cmp.Or(lost, g.mayGrant()); err != nil {
+		return nil, nil, nil, err
+	}
+	if p := g.take(by, len(rs)); p != nil {
+		return nil, nil, nil, p
+	}
+	a, carryOut = g.begin(key, by, rs, seen)
+	return a, carryOut, nil, nil
 }
 
 // take counts an attempt for n holds, or returns the exhausted quota. The caller holds g.mu.
@@ -140,7 +136,7 @@ func (g *Gateway) begin(key string, by *ask, rs []backend.Request,
 	}
 	ctx, cancel := context.WithTimeout(principal.For(g.closing, by.sentFor), bound)
 	a = &attempt{
-		ask: by, key: key, requests: rs, cancel: cancel, done: make(chan struct{}),
+		ask: by, key: key, requests: rs, cancel: cancel, done: make(chan struct{}), polls: 1,
 	}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
