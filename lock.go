@@ -120,12 +120,16 @@ func New(driver backend.Driver, tier Tier, o *Options) (*Client, error) {
 	c := &Client{driver: driver, tier: tier, set: set, closed: make(chan struct{})}
 	c.chance = randsource.Of(driver)
 	c.heart.init(c)
-	c.cleaner.Init(set.Clock, driver.Release, c.abandoned)
+	c.cleaner.Init(maxCleanups, set.Clock, driver.Release, c.abandoned)
 	c.telling.to = set.Observer
 	c.telling.adds, _ = set.Observer.(MetadataObserver)
 	drivers.use(driver)
 	return c, nil
 }
+
+// maxCleanups bounds the releases in the background. The oldest one beyond that is dropped and ends with its TTL: the
+// driver does not keep alive a hold after its Release.
+const maxCleanups = 1 << 17
 
 // checkTier looks for the promise on the driver itself and never through Unwrap: a wrapper must promise again. Go
 // promotes the method of an embedded driver, so the type alone is no proof; the method has to return the driver

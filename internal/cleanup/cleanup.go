@@ -33,6 +33,7 @@ import (
 //
 // release is called without mu, and report under it. No other mutex is locked under it.
 type Cleaner struct {
+	most    int // bounds the jobs
 	clock   backend.Clock
 	release func(context.Context, backend.Grant) error
 	report  func(ctx context.Context, g *backend.Grant, err error)
@@ -122,9 +123,6 @@ const (
 	leastPause = time.Second
 	maxPause   = 30 * time.Second
 	spacing    = time.Millisecond
-	// maxJobs bounds the jobs. One more drops the oldest, which ends with its TTL: the driver does not keep alive
-	// a hold after its Release.
-	maxJobs = 1 << 17
 	// reportEvery is the time between two reports of a release that is refused.
 	reportEvery = time.Minute
 	// afterlife bounds how long Close retries a job beyond its TTL.
@@ -132,12 +130,13 @@ const (
 )
 
 // Init prepares a Cleaner that calls release. It starts no goroutine. The cleaner calls report, under its mutex, for a
-// release that is refused or dropped: the name may be closed until the TTL.
+// release that is refused or dropped: the name may be closed until the TTL. It has at most so many jobs: one more drops
+// the oldest.
 func (c *Cleaner) Init(
-	clock backend.Clock, release func(context.Context, backend.Grant) error,
+	most int, clock backend.Clock, release func(context.Context, backend.Grant) error,
 	report func(ctx context.Context, g *backend.Grant, err error),
 ) {
-	c.clock, c.release, c.report = clock, release, report
+	c.most, c.clock, c.release, c.report = most, clock, release, report
 	c.ctx, c.stop = context.WithCancel(context.Background())
 }
 
@@ -153,7 +152,7 @@ func (c *Cleaner) Add(ctx context.Context, g backend.Grant, known Certainty, del
 		c.finish(job, backend.ErrClosed)
 		return job
 	}
-	if c.jobs.Len() >= maxJobs {
+	if c.jobs.Len() >= c.most {
 		c.abandon(c.jobs.Front().Value.(*Job), errTooMany)
 	}
 	job.place = c.jobs.PushBack(job)
@@ -165,7 +164,7 @@ func (c *Cleaner) Add(ctx context.Context, g backend.Grant, known Certainty, del
 	return job
 }
 
-// errTooMany is reported for the oldest job, when there are more than maxJobs.
+// errTooMany is reported for the oldest job, when there are more than Cleaner.most.
 var errTooMany = errors.New("dropped, since too many releases wait")
 
 // Hurry retries a waiting job now. If its timer has already fired, it is about to run anyway.

@@ -10,14 +10,15 @@ import (
 	"github.com/fencelock/fencelock/backend"
 )
 
-// Beyond maxJobs the oldest release is dropped, and the latest is kept.
+// Beyond its bound the oldest release is dropped, and the latest is kept.
 func TestTheOldestReleaseIsDropped(t *testing.T) {
 	var c Cleaner
-	c.Init(backend.SystemClock(), func(context.Context, backend.Grant) error { return nil },
+	const most = 1000
+	c.Init(most, backend.SystemClock(), func(context.Context, backend.Grant) error { return nil },
 		func(context.Context, *backend.Grant, error) {})
 	defer c.Close(t.Context())
 	var jobs []*Job
-	for i := range maxJobs + 2 {
+	for i := range most + 2 {
 		g := backend.Grant{Name: strconv.Itoa(i), RequestID: backend.NewRequestID(), TTL: time.Minute}
 		jobs = append(jobs, c.Add(t.Context(), g, InFlight, time.Hour))
 	}

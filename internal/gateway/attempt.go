@@ -360,9 +360,11 @@ func (g *Gateway) giveBack(k holdKey, grant backend.Grant) {
 	}()
 }
 
-// unreleased logs a release that the service refuses.
+// unreleased logs that the service refuses a release.
 func (g *Gateway) unreleased(_ context.Context, grant *backend.Grant, err error) {
-	g.o.Log.Warn("a lock that no client holds any longer could not be released", "lock", grant.Name, "error", err)
+	g.refused.Do(func() {
+		g.o.Log.Warn("locks that no client holds any longer cannot be released", "lock", grant.Name, "error", err)
+	})
 }
 
 // awaitLeaving waits until this replica has finished releasing a hold. Otherwise the release could follow a renewal.

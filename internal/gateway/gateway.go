@@ -29,12 +29,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/fencelock/fencelock/backend"
 	"github.com/fencelock/fencelock/internal/audit"
@@ -134,6 +137,7 @@ type Gateway struct {
 	close   context.CancelFunc
 	work    sync.WaitGroup
 	cleaner cleanup.Cleaner // releases holds of clients that are gone
+	refused rate.Sometimes  // guards the warning about refused releases
 
 	mu       sync.Mutex // protects the following fields, and the fields of attempts and holds
 	attempts map[string]*attempt
@@ -173,7 +177,7 @@ func New(o Options) (*Gateway, error) {
 	about := o.Driver.Describe()
 	g := &Gateway{
 		o: o, driver: o.Driver, sealer: sealer, keeps: about.KeepsHolds,
-		wanders: SharesHolds(o.Driver), clock: about.Clock,
+		wanders: SharesHolds(o.Driver), clock: about.Clock, refused: rate.Sometimes{Interval: time.Minute},
 		attempts: map[string]*attempt{}, holds: map[holdKey]*hold{}, leaving: map[holdKey]*cleanup.Job{},
 		owned: map[ownedKey]*hold{}, feeds: map[feedKey]*feed{}, rates: newRates(l), works: newWork(lateness()), sessions: sessions{most: l.ClientSessions},
 		waits: newShare("waits", l.Waits, l.ClientWaits), watches: newShare("watches", l.Watches, l.ClientWatches),
@@ -185,7 +189,8 @@ func New(o Options) (*Gateway, error) {
 		g.clock = backend.SystemClock()
 	}
 	g.closing, g.close = context.WithCancel(context.Background())
-	g.cleaner.Init(g.clock, g.drop, g.unreleased)
+	// Without a bound, since a driver may keep alive a hold that Expire was not called for.
+	g.cleaner.Init(math.MaxInt, g.clock, g.drop, g.unreleased)
 	g.hosts = hosts{o.Certificate, x509.Certificate{DNSNames: o.Hosts}}
 	g.bodies.of = map[string]int64{}
 	g.handler = g.logged(g.guarded(g.routes()))
