@@ -15,6 +15,9 @@
 //
 // In the latter two cases the replica ends a hold that its client has not renewed for one TTL.
 //
+// So a hold of the gateway is no lease of package fencelock, which ends with its process: see docs/decisions,
+// the-gateway-calls-drivers.
+//
 // A client may rely on validForMillis, which counts from the instant at which the client sent the request. The service
 // counts from a later instant. No decision uses a wall clock.
 package gateway

@@ -65,7 +65,11 @@ var kindsIn = map[string]backend.Kind{
 
 // requests converts a to the driver's requests, and checks them.
 func (g *Gateway) requests(a *ask) (key string, rs []backend.Request, err error) {
-	key = g.requestKey(a.scope, a.owner, cmp.Or(a.requestID, rand.Text()), a.wishes...)
+	id := a.requestID
+	if id == "" {
+		id = rand.Text()
+	}
+	key = g.requestKey(a.scope, a.owner, id, a.wishes...)
 	for _, w := range a.wishes {
 		kind, known := kindsIn[w.Kind]
 		switch {
@@ -74,7 +78,7 @@ func (g *Gateway) requests(a *ask) (key string, rs []backend.Request, err error)
 		case kind == backend.KindPermits && w.Hierarchical:
 			return "", nil, problem(codeRequest, "a hierarchical name has no permits")
 		}
-		id := key
+		id = key
 		if len(a.wishes) > 1 {
 			id = g.sealer.requestID("one of several", w.Name, key)
 		}
@@ -375,7 +379,10 @@ func (g *Gateway) free(ctx context.Context, grant backend.Grant, minHold time.Du
 		h.freed = h.freed || err == nil
 		g.end(h)
 	}
-	if e, _ := g.past.get(pastKey(&grant), g.clock.Now()); err != nil && e.released {
+	if err == nil {
+		return false, nil
+	}
+	if e, _ := g.past.get(pastKey(&grant), g.clock.Now()); e.released {
 		return true, nil
 	}
 	return false, g.why(&grant, err)
