@@ -45,12 +45,11 @@ type hold struct {
 	minHold time.Duration
 	until   backend.Instant // when the gateway ends it unless it is renewed
 	timer   *time.Timer
-	busy    int // renewals and releases in progress
-	ended   bool
+	busy    int  // renewals and releases in progress
+	ended   bool // it no longer counts in Gateway.held
 	freed   bool // it ended by a release
 	over    bool // the service ended it, so no other replica has it
 	last    bool // the service no longer extends it
-	counted bool // counts in Gateway.held
 }
 
 const (
@@ -109,21 +108,16 @@ func (g *Gateway) tryJoin(key string, by *ask, rs []backend.Request) (
 	if err := cmp.Or(lost, g.mayGrant()); err != nil {
 		return nil, nil, nil, err
 	}
-	if p := g.take(by, len(rs)); p != nil {
+	if g.keeps {
+		if p := g.sessions.use(by.principal, by.ttl, false, g.clock.Now()); p != nil {
+			return nil, nil, nil, p
+		}
+	}
+	if p := g.held.enter(by.principal, len(rs)); p != nil {
 		return nil, nil, nil, p
 	}
 	a, carryOut = g.begin(key, by, rs, seen)
 	return a, carryOut, nil, nil
-}
-
-// take counts an attempt for n holds, or returns the exhausted quota. The caller holds g.mu.
-func (g *Gateway) take(by *ask, n int) *Problem {
-	if g.keeps {
-		if p := g.sessions.use(by.principal, by.ttl, false, g.clock.Now()); p != nil {
-			return p
-		}
-	}
-	return g.held.enter(by.principal, n)
 }
 
 // begin makes an attempt. If the attempt may wait, begin carries it out in the background; otherwise the caller calls
@@ -140,7 +134,7 @@ func (g *Gateway) begin(key string, by *ask, rs []backend.Request,
 	}
 	a.holds = make([]*hold, len(rs))
 	for i := range rs {
-		h := &hold{a: a, of: by.principal, key: keyOf(&rs[i]), minHold: rs[i].MinHold, counted: true}
+		h := &hold{a: a, of: by.principal, key: keyOf(&rs[i]), minHold: rs[i].MinHold}
 		a.holds[i] = h
 		rs[i].Lost = func(l backend.Loss) { g.lost(h, l) }
 		if !g.meets() { // no other replica shares it, and a new id keeps a late grant from later requests
@@ -206,7 +200,10 @@ func (g *Gateway) answered(a *attempt, grants []backend.Grant, err error) {
 		a.over = true
 		delete(g.attempts, a.key) // a retry makes a new attempt
 		for _, h := range a.holds {
-			g.uncount(h)
+			if !h.ended {
+				h.ended = true
+				g.held.leave(h.of, 1)
+			}
 		}
 		for i := range grants {
 			g.giveBack(a.holds[i].key, grants[i])
@@ -444,21 +441,13 @@ func (g *Gateway) why(grant *backend.Grant, err error) error {
 	return err
 }
 
-// uncount removes a hold from the quota. Further calls have no effect. The caller holds g.mu.
-func (g *Gateway) uncount(h *hold) {
-	if h.counted {
-		h.counted = false
-		g.held.leave(h.of, 1)
-	}
-}
-
 // end forgets a hold, and an attempt without other holds. The caller holds g.mu.
 func (g *Gateway) end(h *hold) {
 	if h.ended {
 		return
 	}
 	h.ended = true
-	g.uncount(h)
+	g.held.leave(h.of, 1)
 	if !g.wanders && !g.past.has(pastKey(&h.grant), g.clock.Now()) {
 		g.remember(h, ended{})
 	}

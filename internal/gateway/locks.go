@@ -345,7 +345,7 @@ func (g *Gateway) renew(
 		}
 		key := holdKey{grant.Name, grant.RequestID}
 		if h = g.holds[key]; h == nil || h.ended || h.grant.Token != grant.Token || h.grant.Incarnation != grant.Incarnation {
-			h = &hold{key: key, of: principal, grant: grant, minHold: minHold, counted: true}
+			h = &hold{key: key, of: principal, grant: grant, minHold: minHold}
 			g.held.add(principal, 1) // a quota must not end a hold
 			g.holds[key] = h
 		} // otherwise another renewal was first
