@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,7 +18,7 @@ type failing struct {
 	*memory.Driver
 	err      error
 	refuses  time.Time // until then
-	releases int
+	releases atomic.Int32
 }
 
 func (f *failing) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {
@@ -28,7 +29,7 @@ func (f *failing) Acquire(ctx context.Context, r backend.Request) (backend.Grant
 }
 
 func (f *failing) Release(ctx context.Context, g backend.Grant) error {
-	f.releases++
+	f.releases.Add(1)
 	if time.Now().Before(f.refuses) {
 		return backend.ErrUnavailable
 	}
@@ -52,8 +53,8 @@ func TestLeftoverOfAnErrorIsReleased(t *testing.T) {
 			d.refuses(d.post(acquireX, `{"ownerId":"a","ttlMillis":600000}`), c.status, c.code)
 			time.Sleep(50 * time.Second)
 			synctest.Wait()
-			if got := d.get("/v1/locks/x"); got.status != http.StatusOK || f.releases > 15 {
-				t.Errorf("%d refused releases, and the lock is %s", f.releases, got.text)
+			if got := d.get("/v1/locks/x"); got.status != http.StatusOK || f.releases.Load() > 15 {
+				t.Errorf("%d refused releases, and the lock is %s", f.releases.Load(), got.text)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
