@@ -42,7 +42,7 @@ func TestLostAnswerIsAskedForAgain(t *testing.T) {
 		})
 		g := take(t, d, request("x"))
 		all := asked[*lockpb.Request_Acquire](f)
-		if len(all) != 2 || all[0].Sequence == 0 || all[0].Sequence != all[1].Sequence ||
+		if len(all) != 2 || string(all[0].Session) != string(all[1].Session) ||
 			all[0].GetAcquire().RequestId != all[1].GetAcquire().RequestId {
 			t.Errorf("the acquire was sent as %v, want the same one twice", all)
 		}
@@ -81,7 +81,7 @@ func TestLeaderIsFollowed(t *testing.T) {
 func TestLeaderThatIsNotInTheListIsFound(t *testing.T) {
 	t.Parallel()
 	runAll(t, []string{"a", "b"}, func(t *testing.T, all *fakes, d *Driver) {
-		d.addresses = []string{"b"}
+		d.service.addresses = []string{"b"}
 		all.members["b"].change(func(f *fake) { f.welcome.LeaderAddress = "a" })
 		take(t, d, request("x"))
 	})
@@ -173,9 +173,11 @@ func TestSilentLeaderIsLeft(t *testing.T) {
 		b.leads(g)
 		time.Sleep(ttl)
 		synctest.Wait()
-		s, _ := d.sessions.Find(ttl)
-		proved := s.provedAt()
-		if age := d.clock.Now().Sub(proved); age > ttl/2 {
+		proved := backend.Instant(0)
+		for _, own := range d.service.sessions {
+			proved = d.service.Proved(own)
+		}
+		if age := d.service.clock.Now().Sub(proved); age > ttl/2 {
 			t.Errorf("the session was proved last %v ago", age)
 		}
 		if len(asked[*lockpb.Request_Attach](b)) == 0 {
@@ -332,7 +334,7 @@ func TestGrantThatNobodyHeardOfIsFound(t *testing.T) {
 				if n := len(asked[*lockpb.Request_Attach](f)); n != 1 {
 					t.Errorf("the driver asked %d times what hangs on the session", n)
 				}
-				if left := o.grant.SentAt.Add(d.Describe().Validity(ttl)).Sub(d.clock.Now()); left < ttl/3 {
+				if left := o.grant.SentAt.Add(d.Describe().Validity(ttl)).Sub(d.service.clock.Now()); left < ttl/3 {
 					t.Errorf("the grant is valid for %v more", left)
 				}
 			})
@@ -357,8 +359,8 @@ func TestWaiterThatLeftLeavesNothing(t *testing.T) {
 			t.Errorf("acquire: %v, want context.Canceled alone", o.err)
 		}
 		all := asked[*lockpb.Request_Release](f)
-		if len(all) != 1 || all[0].GetRelease().Token != 0 ||
-			all[0].GetRelease().Target != asked[*lockpb.Request_Acquire](f)[0].Sequence {
+		if len(all) != 1 || all[0].GetRelease().Token != 0 || !all[0].GetRelease().Own ||
+			all[0].GetRelease().RequestId != asked[*lockpb.Request_Acquire](f)[0].GetAcquire().RequestId {
 			t.Errorf("the clean-up is %v", all)
 		}
 	})
@@ -379,7 +381,7 @@ func TestLeftoverIsReleasedByABusyServer(t *testing.T) {
 		leave()
 		time.Sleep(ttl / 2)
 		synctest.Wait()
-		if all := asked[*lockpb.Request_Release](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
+		if all := asked[*lockpb.Request_Release](f); len(all) != 2 || !proto.Equal(all[0].GetRelease(), all[1].GetRelease()) {
 			t.Errorf("releases %v, want the same one twice", all)
 		}
 	})
@@ -398,10 +400,10 @@ func TestLeftoverEndsWithItsSession(t *testing.T) {
 		}
 		time.Sleep(4 * ttl)
 		synctest.Wait()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if len(d.calls) != 0 || len(d.byID) != 0 {
-			t.Errorf("%d calls and %d sessions are left", len(d.calls), len(d.byID))
+		d.service.mu.Lock()
+		defer d.service.mu.Unlock()
+		if d.service.waiting != 0 || len(d.service.sessions) != 0 {
+			t.Errorf("%d steps and %d sessions are left", d.service.waiting, len(d.service.sessions))
 		}
 	})
 }
@@ -471,14 +473,14 @@ func TestBusyServerIsAskedAgain(t *testing.T) {
 			run(t, func(t *testing.T, f *fake, d *Driver) {
 				f.plays(once[*lockpb.Request_Acquire](errorReply(code)))
 				g := take(t, d, request("x"))
-				if all := asked[*lockpb.Request_Acquire](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
+				if all := asked[*lockpb.Request_Acquire](f); len(all) != 2 || all[0].GetAcquire().RequestId != all[1].GetAcquire().RequestId {
 					t.Errorf("acquires %v, want the same one twice", all)
 				}
 				f.plays(once[*lockpb.Request_Release](errorReply(code)))
 				if err := d.Release(t.Context(), g); err != nil {
 					t.Errorf("release: %v", err)
 				}
-				if all := asked[*lockpb.Request_Release](f); len(all) != 2 || all[0].Sequence != all[1].Sequence {
+				if all := asked[*lockpb.Request_Release](f); len(all) != 2 || !proto.Equal(all[0].GetRelease(), all[1].GetRelease()) {
 					t.Errorf("releases %v, want the same one twice", all)
 				}
 				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
@@ -487,7 +489,9 @@ func TestBusyServerIsAskedAgain(t *testing.T) {
 				want := map[lockpb.Code]error{
 					lockpb.Code_CODE_UNAVAILABLE: backend.ErrUnavailable, lockpb.Code_CODE_UNKNOWN: backend.ErrUnknown,
 				}[code]
-				if _, err := d.Acquire(t.Context(), request("y")); !errors.Is(err, want) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if _, err := d.Acquire(ctx, request("y")); !errors.Is(err, want) {
 					t.Errorf("acquire from a server that stays so: %v, want %v", err, want)
 				}
 			})
@@ -621,20 +625,6 @@ func TestPagesOfASession(t *testing.T) {
 			t.Errorf("notified of the loss of %v, want of b once", lost)
 		}
 	})
-}
-
-func TestAcknowledgedSequences(t *testing.T) {
-	t.Parallel()
-	s := &session{unsettled: map[uint64]struct{}{}}
-	one, two, three := s.number(), s.number(), s.number()
-	for _, step := range []struct{ settled, want uint64 }{{two, 0}, {one, 2}, {three, 3}} {
-		if s.settled(step.settled); s.acknowledged != step.want {
-			t.Errorf("after %d: acknowledged %d, want %d", step.settled, s.acknowledged, step.want)
-		}
-	}
-	if next := s.number(); next <= three || s.acknowledged >= next {
-		t.Errorf("sequence %d with %d acknowledged", next, s.acknowledged)
-	}
 }
 
 // A request that cannot be sent is refused before it breaks the shared connection.

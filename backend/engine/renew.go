@@ -96,7 +96,11 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 		for _, h := range r.holds {
 			shortest = min(shortest, h.TTL)
 		}
-		err := d.sessions.prove(ctx, s, shortest/6)
+		age := shortest / 6
+		if d.sessions.proofs != nil {
+			age = shortest // Extend proves it
+		}
+		err := d.sessions.prove(ctx, s, age)
 		if errors.Is(err, ErrOutgrown) {
 			next, joined := d.sessions.join(ctx, s.asked)
 			if joined != nil {
@@ -141,6 +145,9 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 		fail(err)
 		return
 	}
+	if d.sessions != nil && d.sessions.proofs != nil {
+		proved = sent
+	}
 	for n, i := range r.members {
 		h, ttl := r.holds[n], r.holds[n].TTL
 		if outcomes[n].Err != nil {
@@ -159,7 +166,16 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 			}
 			d.sessions.promise(h.Grant, sent.Add(ttl))
 		}
-		out[i] = backend.Renewal{SentAt: sent, TTL: ttl}
+		last := outcomes[n].Last
+		left := last.Sub(sent)
+		switch {
+		case last.IsZero() || left >= ttl:
+			out[i] = backend.Renewal{SentAt: sent, TTL: ttl}
+		case left > 0:
+			out[i] = backend.Renewal{SentAt: sent, TTL: left, Last: true}
+		default:
+			out[i].Err = d.notHeld(h.Grant, backend.Loss{Reason: backend.ReasonMaxHold})
+		}
 	}
 }
 
