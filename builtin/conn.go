@@ -345,8 +345,9 @@ func (s *service) serve(c *conn) {
 	s.mu.Lock()
 	s.conn, s.leader, s.members, s.outage = c, c.address, c.welcome.MemberAddresses, nil
 	for _, own := range s.sessions {
-		own.on = nil
-		s.lines.Go(func() { s.attach(c, own) })
+		if own.open {
+			s.lines.Go(func() { s.attach(c, own) })
+		}
 	}
 	s.signal()
 	s.mu.Unlock()

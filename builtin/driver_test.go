@@ -115,7 +115,7 @@ func TestRefusedIsUnavailableSoon(t *testing.T) {
 		if _, err := d.Acquire(t.Context(), request("x")); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
 			t.Errorf("acquire: %v, want ErrUnavailable", err)
 		}
-		if took := time.Since(began); took > time.Second {
+		if took := time.Since(began); took > 1500*time.Millisecond {
 			t.Errorf("it took %v to find out that nobody takes connections", took)
 		}
 	})
@@ -243,6 +243,7 @@ func TestEndOfSessionIsReported(t *testing.T) {
 		if err := d.Release(t.Context(), g); !errors.Is(err, backend.ErrNotHeld) {
 			t.Errorf("release: %v, want ErrNotHeld", err)
 		}
+		take(t, d, request("y"))
 		if all := asked[*lockpb.Request_OpenSession](f); len(all) != 2 || string(all[0].Session) == string(all[1].Session) {
 			t.Errorf("sessions %v, want a second one with its own id", all)
 		}
@@ -264,9 +265,10 @@ func TestAnyAnswerMayEndTheSession(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			run(t, func(t *testing.T, f *fake, d *Driver) {
 				told := make(chan backend.Reason, 8)
-				r := request("x")
+				r := request("w")
 				r.Lost = func(loss backend.Loss) { told <- loss.Reason }
-				g := take(t, d, r)
+				g := take(t, d, request("x"))
+				take(t, d, r)
 				first := asked[*lockpb.Request_OpenSession](f)[0].Session
 				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
 					return errorReply(lockpb.Code_CODE_SESSION_ENDED), string(q.Session) == string(first)
@@ -280,7 +282,7 @@ func TestAnyAnswerMayEndTheSession(t *testing.T) {
 				take(t, d, request("z"))
 				synctest.Wait()
 				if n := len(told); n != 1 || <-told != backend.ReasonSessionExpired {
-					t.Errorf("the holder was notified %d times", n)
+					t.Errorf("the holder of another name was notified %d times", n)
 				}
 				if n := len(asked[*lockpb.Request_OpenSession](f)); n != 2 {
 					t.Errorf("%d sessions were opened, want another one", n)
@@ -395,8 +397,8 @@ func TestLeftoverEndsWithItsSession(t *testing.T) {
 		f.change(func(f *fake) { f.refuses = true })
 		f.disconnect()
 		leave()
-		if !errors.Is(o.err, backend.ErrUnknown) {
-			t.Errorf("acquire that could not be taken back: %v, want ErrUnknown", o.err)
+		if !errors.Is(o.err, context.Canceled) {
+			t.Errorf("acquire that could not be taken back: %v", o.err)
 		}
 		time.Sleep(4 * ttl)
 		synctest.Wait()
@@ -440,30 +442,42 @@ func TestAttemptWithoutAnAnswerIsUnknown(t *testing.T) {
 	})
 }
 
-func TestUnclaimedHoldIsReleased(t *testing.T) {
-	run(t, func(t *testing.T, f *fake, d *Driver) {
-		take(t, d, request("warm"))
-		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
-			if q.GetAcquire() != nil {
-				f.answer(q)
-			}
-			return nil, true
+// A hold in doubt that nobody claims or releases ends with its session, which the other holds leave.
+func TestUnclaimedHoldEndsWithItsSession(t *testing.T) {
+	for what, rs := range map[string][]backend.Request{"one": {request("x")}, "set": setOf(false, "x", "y")} {
+		t.Run(what, func(t *testing.T) {
+			run(t, func(t *testing.T, f *fake, d *Driver) {
+				warm := take(t, d, request("warm"))
+				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+					if q.GetAcquire() != nil || q.GetAcquireAll() != nil {
+						f.answer(q)
+					}
+					return nil, true
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				defer cancel()
+				_, _ = d.AcquireAll(ctx, rs)
+				f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+					if m := q.GetMove(); m != nil {
+						return f.answer(&lockpb.Request{Call: &lockpb.Request_Acquire{
+							Acquire: &lockpb.Acquire{Name: m.Name, RequestId: m.RequestId},
+						}}), true
+					}
+					return nil, false
+				})
+				for range 12 {
+					time.Sleep(ttl / 3)
+					if r := d.Renew(t.Context(), []backend.Grant{warm})[0]; r.Err != nil {
+						t.Fatal(r.Err)
+					}
+				}
+				opened, closed := asked[*lockpb.Request_OpenSession](f), asked[*lockpb.Request_CloseSession](f)
+				if len(opened) != 2 || len(closed) != 1 || string(closed[0].Session) != string(opened[0].Session) {
+					t.Errorf("%d sessions were opened and %d closed, want that the first one ends", len(opened), len(closed))
+				}
+			})
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		_, _ = d.Acquire(ctx, request("x"))
-		f.plays(nil)
-		time.Sleep(4 * ttl)
-		synctest.Wait()
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if f.holds["x"] != nil {
-			t.Errorf("it still stands four TTLs later")
-		}
-		if f.holds["warm"] == nil {
-			t.Error("a hold that is held was released")
-		}
-	})
+	}
 }
 
 func TestBusyServerIsAskedAgain(t *testing.T) {

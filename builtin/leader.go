@@ -92,7 +92,7 @@ func (s *service) maintain() {
 			}
 			s.nobodyLeads(began, s.clock.Now().Sub(leaderless), err)
 		}
-		if kit.Sleep(s.lineCtx, spread(retry)) != nil { // s.pause would end when Close begins
+		if !s.rest(retry) {
 			return
 		}
 		s.mu.Lock()
@@ -103,6 +103,22 @@ func (s *service) maintain() {
 		}
 		retry = min(2*retry, longest)
 	}
+}
+
+// rest pauses between two rounds. A step that begins to wait shortens the pause. It returns false when the driver is
+// closed.
+func (s *service) rest(retry time.Duration) bool {
+	pause := time.NewTimer(spread(retry))
+	defer pause.Stop()
+	if kit.Sleep(s.lineCtx, max(retry/8, time.Millisecond)) != nil {
+		return false
+	}
+	select {
+	case <-pause.C:
+	case <-s.wake:
+	case <-s.lineCtx.Done():
+	}
+	return true
 }
 
 // awaitDemand returns true once a call, a session or a watch needs a connection, and false when the driver is closed.

@@ -29,6 +29,7 @@ type session struct {
 
 	// The following fields are protected by service.mu.
 
+	open  bool // the server has it
 	ended bool
 	on    *conn           // to which it is attached; nil: none, or the attachment is in progress
 	asked backend.Instant // when another session's keepalive last included this one
@@ -74,12 +75,15 @@ func (s *service) Proved(es engine.Session) backend.Instant {
 func (s *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
 	own := &session{place: rand.Text(), ttl: ttl, over: make(chan struct{})}
 	rand.Read(own.id[:]) // never fails
+	s.mu.Lock()
+	s.sessions[string(own.id[:])] = own // its TTL bounds the patience with the server
+	s.mu.Unlock()
 	open := &lockpb.OpenSession{TtlNanos: int64(ttl)}
 	r, err := s.ask(ctx, &call{
 		request: &lockpb.Request{Call: &lockpb.Request_OpenSession{OpenSession: open}}, own: own, free: true, once: true,
 		note: func(x *call, r *lockpb.Reply) {
 			if r.GetSession() != nil {
-				own.on, s.sessions[string(own.id[:])] = x.on, own
+				own.on, own.open = x.on, true
 			}
 		},
 	})
@@ -91,6 +95,9 @@ func (s *service) Open(ctx context.Context, ttl time.Duration) (engine.Session, 
 	case errors.As(err, new(*engine.Unanswered)), errors.Is(err, backend.ErrUnknown):
 		return own, err
 	}
+	s.mu.Lock()
+	s.end(own)
+	s.mu.Unlock()
 	return nil, err
 }
 

@@ -136,7 +136,12 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 	})
 	if class, final := d.classOf(err); err != nil && class == NoSession && !final && s != nil {
 		d.sessions.missing(ctx, s)
-		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // the next renewal finds out
+		for n, i := range r.members {
+			if out[i].Err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err); r.holds[n].Known {
+				out[i].Err = d.gone(r.holds[n], backend.Loss{Reason: backend.ReasonSessionExpired})
+			}
+		}
+		return
 	}
 	if err != nil {
 		if class, _ := d.classOf(err); class == Unknown && !sent.IsZero() && s != nil {
