@@ -184,13 +184,15 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 	}
 }
 
-// gone is the error for a hold that the service no longer has. Without a reason the service has lost it with its
-// session, unless that session is known to live.
+// gone is the error for a hold that the service no longer has. Without a reason, now or in a push, the service has lost
+// it with its session, unless that session is known to live.
 func (d *Driver) gone(h Holding, loss backend.Loss) error {
 	if loss.Reason == "" && d.sessions != nil {
 		loss.Reason = backend.ReasonSessionExpired
 		if known, ok := d.sessions.hold(h.Grant); ok && known.incarnation != "" {
-			loss.Reason = backend.ReasonEvicted
+			if loss.Reason = backend.ReasonEvicted; known.loss.Reason != "" {
+				loss = known.loss
+			}
 		}
 	}
 	return d.notHeld(h.Grant, loss)

@@ -45,6 +45,7 @@ type hold struct {
 	late        []string // attempts of which an Enter went unanswered
 	until       backend.Instant
 	ended       backend.Reason  // why it is over, if its session is
+	loss        backend.Loss    // that the service has reported
 	doubted     backend.Instant // when its attempt ended in doubt
 }
 
@@ -518,6 +519,18 @@ func (all *sessions) holdsAnother(g backend.Grant) bool {
 	defer all.mu.Unlock()
 	h := all.holds[g.RequestID]
 	return h != nil && h.incarnation != "" && h.incarnation != g.Incarnation
+}
+
+// lose notes a loss that the service has reported: a later answer may not have the reason any more.
+func (all *sessions) lose(g backend.Grant, loss backend.Loss) {
+	if all == nil {
+		return
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if h := all.holds[g.RequestID]; h != nil && (g.Incarnation == "" || h.incarnation == g.Incarnation) {
+		h.loss = loss
+	}
 }
 
 // stay keeps s for a TTL, since holds may have moved to it by a renewal without an answer: until they are renewed
