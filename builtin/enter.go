@@ -59,10 +59,12 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 			if err = s.takeOver(ctx, own, rs); err != nil {
 				return nil, err
 			}
-		case err == nil && all == nil:
+		case err != nil:
+			return nil, err
+		case all == nil:
 			return nil, fmt.Errorf("%w: an acquire was answered as something else", backend.ErrUnknown)
 		default:
-			return all, err
+			return all, nil
 		}
 	}
 }
@@ -191,6 +193,7 @@ type moved struct {
 // be repeated.
 func (s *service) moves(ctx context.Context, own *session, grants []backend.Grant) []moved {
 	out, calls, began := make([]moved, len(grants)), make([]*call, len(grants)), s.clock.Now()
+	noted := make([]*lockpb.Grant, len(grants)) // by the connection's goroutine
 	s.count(grants, 1)
 	defer s.count(grants, -1)
 	for i, g := range grants {
@@ -199,7 +202,7 @@ func (s *service) moves(ctx context.Context, own *session, grants []backend.Gran
 			request: &lockpb.Request{Call: &lockpb.Request_Move{Move: move}}, own: own, answer: make(chan *lockpb.Reply, 1),
 			note: func(x *call, r *lockpb.Reply) {
 				for _, g := range r.GetAcquired().GetGrants() {
-					out[i].grant = g
+					noted[i] = g
 					s.hold(own, x.on, g, x.sent)
 				}
 			},
@@ -216,8 +219,8 @@ func (s *service) moves(ctx context.Context, own *session, grants []backend.Gran
 		if e := r.GetError(); err == nil && e != nil {
 			err = replyError(e)
 		}
-		if err != nil {
-			out[i] = moved{err: err}
+		if out[i].err = err; err == nil {
+			out[i].grant = noted[i]
 		}
 	}
 	return out

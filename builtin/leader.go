@@ -110,7 +110,7 @@ func (s *service) maintain() {
 func (s *service) rest(retry time.Duration) bool {
 	pause := time.NewTimer(spread(retry))
 	defer pause.Stop()
-	if kit.Sleep(s.lineCtx, max(retry/8, time.Millisecond)) != nil {
+	if kit.Sleep(s.lineCtx, retry/4) != nil {
 		return false
 	}
 	select {

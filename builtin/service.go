@@ -75,8 +75,8 @@ func (s *service) Prompt() {}
 // OneEntry is engine.OneEntry's: a request has one hold or place, whichever of its attempts asks.
 func (s *service) OneEntry() {}
 
-// Patience is engine.Patient's: an exchange waits for an election.
-func (s *service) Patience() time.Duration { return electionTime + roundTime }
+// Patience is engine.Patient's: nobodyLeads and conn.watch bound the exchanges.
+func (s *service) Patience() time.Duration { return time.Hour }
 
 // Listen is engine.Pushes's.
 func (s *service) Listen(notify func(engine.Push)) { s.notify = notify }

@@ -287,6 +287,35 @@ var mutants = []mutant{
 		text: "\t\td.free.Put(a)\n", instead: "",
 	},
 	{
+		what: "only Prove proves a session", file: "session.go", test: "TestOtherExchangesProveASession",
+		text: "s.proved = max(s.proved, s.proofs.Proved(s.own))", instead: "_ = s.proofs.Proved",
+	},
+	{
+		what: "a renewal proves its session twice", file: "renew.go", test: "TestOtherExchangesProveASession",
+		text: "age = shortest // Extend proves it", instead: "age = 0",
+	},
+	{
+		what: "a grant outlasts its maximum", file: "acquire.go", test: "TestHoldWithAMaximum",
+		text: "if !pos.Last.IsZero() {", instead: "if false {",
+	},
+	{
+		what: "a renewal outlasts the maximum", file: "renew.go", test: "TestHoldWithAMaximum",
+		text: "case last.IsZero() || left >= ttl:", instead: "case last.IsZero() || left > 0:",
+	},
+	{
+		what: "a session that has ended in a renewal is told later", file: "renew.go",
+		test: "TestRenewalFindsTheEndOfTheSession",
+		text: "backend.ErrUnavailable, err); r.holds[n].Known {", instead: "backend.ErrUnavailable, err); false {",
+	},
+	{
+		what: "the reason of a pushed loss is forgotten", file: "session.go", test: "TestReasonOfAPushedLossIsKept",
+		text: "\t\th.loss = loss\n", instead: "\t\t_ = h\n",
+	},
+	{
+		what: "Close waits for cleanup as long as for an exchange", file: "driver.go", test: "TestCloseBoundsCleanup",
+		text: "func() { close(d.late) }", instead: "func() {}",
+	},
+	{
 		what: "a session is not proved immediately when its follower ends", file: "session.go",
 		test: "TestSessionIsFollowed",
 		text: "_ = all.prove(ctx, s, -1)", instead: "continue",
