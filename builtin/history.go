@@ -1,7 +1,5 @@
 package builtin
 
-// The service's history: whether the answering cluster still has the changes that it acknowledged to this driver.
-
 import (
 	"cmp"
 	"strconv"
@@ -13,20 +11,15 @@ import (
 	"github.com/fencelock/fencelock/internal/generation"
 )
 
-// past is the driver's record of a durable cluster, which the cluster must not contradict. Driver.mu protects it. It
+// past is the driver's record of a durable cluster, which the cluster must not contradict. service.mu protects it. It
 // is about the service and not about sessions: the end of a session is an ordinary loss, after which the next acquire
 // is safe. After a cluster has lost changes no acquire is safe, since a known token may be issued a second time.
 type past struct {
-	// cluster is its name, the token space; empty before the first connection to a durable leader.
-	cluster string
-	// restore is its generation in the server's form; empty if it was never restored.
-	restore string
-	// generation is its generation in the form of package fencing.
-	generation fencing.Generation
-	// seen is the greatest revision, token or ticket that it has acknowledged to this driver.
-	seen uint64
-
-	lost error // a *backend.HistoryError, once the service has lost its history; never reset
+	cluster    string             // its name, the token space; empty before the first connection to a durable leader
+	restore    string             // its generation in the server's form; empty if it was never restored
+	generation fencing.Generation // the same in the form of package fencing
+	seen       uint64             // the greatest revision, token or ticket that it has acknowledged to this driver
+	lost       error              // a *backend.HistoryError, once the service has lost its history; never reset
 }
 
 // learn records the leader's report about its cluster. It fails if that is another cluster than the last leader's, or
@@ -39,7 +32,7 @@ type past struct {
 //	never durable             no comparison; no token space, and no fencing
 func (s *service) learn(w *lockpb.Welcome) error {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.mu.Unlock()
 	p := &s.past
 	switch {
 	case p.lost != nil:
@@ -70,13 +63,9 @@ func (s *service) learn(w *lockpb.Welcome) error {
 	return nil
 }
 
-// forgotten ends all sessions, calls and watches: the service has lost acknowledged changes. This driver cannot
-// recover: its holds may be another client's, and a token that it saw may be issued a second time. By making a new
-// driver the user confirms that no earlier holder still runs. The caller holds s.mu, and unlocks it with
-// unlock.
-//
-// past.lost is set first: start then refuses repetitions for an ended call, session or watch. After Close this has no
-// effect, because all of them end anyway.
+// forgotten ends the connection and all sessions: the service has lost acknowledged changes. This driver cannot recover:
+// its holds may be another client's, and a token that it saw may be issued a second time. By making a new driver the
+// user confirms that no earlier holder still runs. The caller holds s.mu.
 func (s *service) forgotten(what, was, now string) {
 	if s.past.lost != nil || s.lineCtx.Err() != nil {
 		return
@@ -93,20 +82,17 @@ func (s *service) forgotten(what, was, now string) {
 	}
 }
 
-// saw notes a revision, token or ticket that the service has acknowledged. The caller holds s.mu.
-//
-// Revisions of a server that is not durable are not kept: they restart with its process.
+// saw notes a revision, token or ticket that the service has acknowledged. Those of a server that is not durable are not
+// kept: they restart with its process. The caller holds s.mu.
 func (s *service) saw(revision uint64) {
 	if s.past.cluster != "" {
 		s.past.seen = max(s.past.seen, revision)
 	}
 }
 
-// compare checks the service's revision in a reply to x. It must not be less than any revision that the service
-// acknowledged to any client before the request was sent. The caller holds s.mu, and unlocks it with unlock.
-//
-// Only answers about a session or a name have a comparable revision. Tokens of grants are only noted, since a
-// repeated answer may have an old grant.
+// compare checks the service's revision in a reply. It must not be less than any revision that the service acknowledged
+// to any client before the request was sent. Only answers about a session or a name have a comparable revision. Tokens
+// of grants are only noted, since a repeated answer may have an old grant. The caller holds s.mu.
 func (s *service) compare(seen uint64, r *lockpb.Reply) {
 	var revision uint64
 	switch answer := r.Answer.(type) {

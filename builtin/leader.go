@@ -1,9 +1,5 @@
 package builtin
 
-// The search for the leader. One goroutine, maintain, searches for the whole driver while a call needs a connection:
-// it asks all members, one shortly after the other, serves the connection to the leader until that ends, and repeats.
-// It ends with Close.
-
 import (
 	"cmp"
 	"context"
@@ -22,38 +18,30 @@ import (
 // protocol is the version of the protocol that this driver speaks: see Welcome in lock.proto.
 const protocol = 2
 
-// Looking for the leader.
 const (
 	// nextDial is the pause before the next member is asked in parallel to an unresponsive one.
 	nextDial = 100 * time.Millisecond
 	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the
-	// patience.
-	firstRetry = 25 * time.Millisecond
-	// While members report no leader, the pause is at most electionPause for usualElection, because the next grant of
-	// every client waits for it. After that time there probably is no election, or there are too few members for one.
+	// patience, and while members report no leader to electionPause: the next grant of every client waits for it. After
+	// usualElection there probably is no election, or there are too few members for one.
+	firstRetry    = 25 * time.Millisecond
 	electionPause = 100 * time.Millisecond
 	usualElection = 3 * time.Second
-	// lasting is the minimum duration of a connection that resets the pause.
-	lasting = time.Second
-	// roundTime bounds one round over all members.
+	// lasting is the minimum duration of a connection that resets the pause, and roundTime the maximum of a round.
+	lasting   = time.Second
 	roundTime = 2 * time.Second
-	// electionTime, silentTime and refusedTime bound a call's wait for an election, for a network without responses, and
-	// for members that refuse connections, which may be starting. Callers that wait for a lock keep waiting.
+	// electionTime, silentTime and refusedTime bound the wait for an election, for a network without responses, and for
+	// members that refuse connections, which may be starting.
 	electionTime = 10 * time.Second
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
-)
-
-// The bounds of the patience method.
-const (
+	// The bounds of the patience method.
 	leastPatience = 500 * time.Millisecond
 	mostPatience  = 3 * time.Second
 )
 
 // patience returns the maximum time without a response before another server is asked: a quarter of the shortest TTL
 // in use, so that a session outlives an unresponsive leader. The caller holds s.mu.
-//
-// Without a session it is mostPatience.
 func (s *service) patience() time.Duration {
 	shortest := 4 * mostPatience
 	for _, own := range s.sessions {
@@ -62,16 +50,8 @@ func (s *service) patience() time.Duration {
 	return max(shortest/4, leastPatience)
 }
 
-// maintain keeps a connection to the leader while a call needs one. It pauses between rounds, and longer each time, so
-// that a cluster that is down is not flooded; a connection that has lasted resets that.
-//
-//	a leader was found, and served for lasting       begin again immediately
-//	it was served for less                           pause; the next pause is twice as long
-//	nobody leads, but members answer                 the same, but electionPause at most for usualElection
-//	nobody answers                                   the same, up to a quarter of the patience
-//
-// A failed round ends only calls that waited through all of it (nobodyLeads). want starts maintain, as one of
-// Driver.lines, with the first call; it ends only with lineCtx.
+// maintain keeps a connection to the leader while a step needs one. It pauses between rounds, and longer each time, so
+// that a cluster that is down is not flooded. The first step starts it, and it ends only with lineCtx.
 func (s *service) maintain() {
 	retry := firstRetry
 	var leaderless backend.Instant // the beginning of the first of the failed rounds; zero: the last round succeeded
@@ -121,9 +101,7 @@ func (s *service) rest(retry time.Duration) bool {
 	return true
 }
 
-// awaitDemand returns true once a call, a session or a watch needs a connection, and false when the driver is closed.
-//
-// After the end of its last session, a driver keeps its connection, but opens another one only when it needs it.
+// awaitDemand returns true once a step or a session needs a connection, and false when the driver is closed.
 func (s *service) awaitDemand() bool {
 	for {
 		s.mu.Lock()
@@ -199,21 +177,16 @@ func (s *service) candidates() []string {
 	return all
 }
 
-// greeting is one member's answer: conn or err. findLeader receives it, and returns or cancels conn.
+// greeting is one member's answer: conn or err.
 type greeting struct {
 	conn *conn
 	err  error
 }
 
 // findLeader asks the members in turn, each after nextDial or an answer of an earlier one, and returns a connection to
-// the leader.
-//
-// Usually the first member leads, so concurrent requests would gain nothing, and every client would connect to every
-// member after each election. Strictly sequential requests would spend the round on a frozen member.
-//
-// It returns when no greeting is in progress. If two members claim to lead, it keeps the connection to the first that
-// answers, and closes the other. It joins the errors of all members, with errElecting if a member answered that does
-// not lead; a cluster that serves no clients yet is a *ClosedError alone.
+// the leader. Usually the first member leads, so concurrent requests would gain nothing; strictly sequential ones would
+// spend the round on a frozen member. It returns when no greeting is in progress. It joins the errors of all members,
+// with errElecting if a member answered that does not lead; a cluster that serves no clients yet is a *ClosedError alone.
 func (s *service) findLeader() (*conn, error) {
 	round, cancel := context.WithTimeoutCause(s.lineCtx, roundTime, errSilent)
 	defer cancel()
@@ -270,11 +243,8 @@ func (s *service) findLeader() (*conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// greet connects to one member and calls hello, bounded by round, which the connection outlives. findLeader receives
-// every greeting that it has begun, so no unused connection stays open.
-//
-// The context of the stream is not a child of round, because the connection would end with the round. Instead the end
-// of round cancels it during the greeting; unhook returns false if that has happened.
+// greet connects to one member and calls hello, bounded by round. The connection outlives round, so the context of the
+// stream is not its child: the end of round cancels it during the greeting, and unhook returns false if that has happened.
 func (s *service) greet(round context.Context, address string) greeting {
 	ctx, cancel := context.WithCancelCause(s.lineCtx)
 	unhook := context.AfterFunc(round, func() { cancel(context.Cause(round)) })
@@ -297,10 +267,7 @@ func (s *service) greet(round context.Context, address string) greeting {
 }
 
 // hello opens a stream and asks the member for its welcome. It refuses a server of another protocol, and a leader of
-// another cluster, before the driver sends any other request.
-//
-// Only a leader's report on the cluster counts (learn): other members may lack changes, or may never have joined the
-// cluster.
+// another cluster. Only a leader's report on the cluster counts: other members may lack changes.
 func (s *service) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
 	stream, err := s.dialer(ctx, address)
 	if err != nil {
