@@ -300,7 +300,7 @@ var mutants = []mutant{
 	},
 	{
 		what: "a renewal outlasts the maximum", file: "renew.go", test: "TestHoldWithAMaximum",
-		text: "case last.IsZero() || left >= ttl:", instead: "case last.IsZero() || left > 0:",
+		text: "!last.IsZero() && last.Sub(sent) < ttl {", instead: "false {",
 	},
 	{
 		what: "a session that has ended in a renewal is told later", file: "renew.go",

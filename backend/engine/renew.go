@@ -171,15 +171,11 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 			}
 			d.sessions.promise(h.Grant, sent.Add(ttl))
 		}
-		last := outcomes[n].Last
-		left := last.Sub(sent)
-		switch {
-		case last.IsZero() || left >= ttl:
-			out[i] = backend.Renewal{SentAt: sent, TTL: ttl}
-		case left > 0:
-			out[i] = backend.Renewal{SentAt: sent, TTL: left, Last: true}
-		default:
-			out[i].Err = d.notHeld(h.Grant, backend.Loss{Reason: backend.ReasonMaxHold})
+		out[i] = backend.Renewal{SentAt: sent, TTL: ttl}
+		if last := outcomes[n].Last; !last.IsZero() && last.Sub(sent) < ttl {
+			if out[i].TTL, out[i].Last = last.Sub(sent), true; out[i].TTL <= 0 {
+				out[i] = backend.Renewal{Err: d.notHeld(h.Grant, backend.Loss{Reason: backend.ReasonMaxHold})}
+			}
 		}
 	}
 }
