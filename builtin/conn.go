@@ -13,15 +13,8 @@ import (
 )
 
 // conn is one stream to one server, which welcomed the driver as the leader, with a goroutine that writes and one that
-// reads. The code that ends it calls cancel with the reason; the first one stays:
-//
-//	the stream ended            the stream's error, from read or write
-//	no answer for too long      errSilent, from watch
-//	NOT_LEADER                  errDeposed, from receive
-//	a push is missing           errPushLost
-//	Goodbye                     the server's reason, from pushed
-//	another cluster or past     a *backend.HistoryError, from forgotten
-//	Close                       the end of service.lineCtx
+// reads. cancel ends it, and the first reason stays: an error of the stream, errSilent, errDeposed, errPushLost, the
+// reason of a Goodbye, a *backend.HistoryError, or the end of service.lineCtx.
 type conn struct {
 	s       *service
 	stream  Stream
@@ -58,8 +51,7 @@ func (c *conn) push(x *call) {
 	c.wake.Notify()
 }
 
-// write sends the queued calls, in as few messages as take allows. It needs no timer: while it sends one message,
-// calls for the next one gather.
+// write sends the queued calls. While it sends one message, calls for the next one gather.
 func (c *conn) write() {
 	for {
 		select {
@@ -289,12 +281,8 @@ func (c *conn) keptAlive(all []kept, r *lockpb.Reply) {
 	}
 }
 
-// accept handles what a reply says about the service and the session. It is false if the answer does not count:
-//
-//  1. the revision: if the past is lost, no answer is valid any more
-//  2. the count of pushes: if a push is missing, it may have been a loss of what the reply seems to prove
-//  3. renewed: the session is proved, from the instant before the request was sent
-//  4. SESSION_ENDED: the session ends
+// accept handles what a reply says about the service and the session. It is false if the answer does not count: the
+// past is lost, or a push is missing, which may have been the loss of what the reply seems to prove.
 func (c *conn) accept(own *session, sent backend.Instant, seen uint64, r *lockpb.Reply) bool {
 	s := c.s
 	if s.compare(seen, r); s.past.lost != nil {

@@ -63,20 +63,8 @@ func closedError(nanos int64) error {
 	return &ClosedError{time.Now().Add(time.Duration(nanos))}
 }
 
-// replyError converts an error of the protocol to an error of the contract, or to one of the driver's own errors
-// above, which callers of ask handle. An unknown code becomes backend.ErrUnknown.
-//
-//	HELD                          *backend.HeldError
-//	NOT_HELD                      *backend.NotHeldError, with the reason where the server remembers it
-//	SESSION_ENDED, CONFLICT       engine.ErrNoSession, errConflict
-//	DEADLOCK                      *backend.DeadlockError
-//	LIMIT_MISMATCH                *backend.LimitError
-//	INVALID                       *backend.InvalidError
-//	COMPACTED, UNSUPPORTED        backend.ErrCompacted, backend.ErrUnsupported
-//	DENIED                        backend.ErrDenied
-//	EXHAUSTED                     *LimitError
-//	UNAVAILABLE, NOT_LEADER       backend.ErrUnavailable; CANCELLED and STALE, which answer sequences, too
-//	UNKNOWN, and all others       backend.ErrUnknown
+// replyError converts an error of the protocol to an error of the contract or the engine, or errConflict. An unknown code
+// leaves the outcome open. CANCELLED and STALE answer sequences, which this client does not send.
 func replyError(e *lockpb.Error) error {
 	switch e.Code {
 	case lockpb.Code_CODE_HELD:

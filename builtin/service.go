@@ -105,18 +105,14 @@ func (s *service) Close(context.Context) error {
 
 // call is one request on one connection.
 type call struct {
-	request *lockpb.Request            // without number and session; it never changes, because a connection may be writing it
+	request *lockpb.Request            // without number and session; it never changes: a connection may be writing it
 	own     *session                   // of the request, or nil
 	note    func(*call, *lockpb.Reply) // handles the answer under service.mu, in the order of the stream; or nil
-	// free: the request needs no attachment of its session.
-	free bool
-	// once: it is not sent again after it may have taken effect, or was refused for now.
-	once bool
-	// looks: it changes nothing, so that a lost answer is not an unknown outcome.
-	looks bool
-	doubt bool // an earlier sending may have taken effect
-
-	answer chan *lockpb.Reply // has room for one
+	free    bool                       // the request needs no attachment of its session
+	once    bool                       // it is not sent again after it may have taken effect, or was refused for now
+	looks   bool                       // it changes nothing, so that a lost answer is not an unknown outcome
+	doubt   bool                       // an earlier sending may have taken effect
+	answer  chan *lockpb.Reply         // has room for one
 
 	// The following fields are protected by service.mu.
 
