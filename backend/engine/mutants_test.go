@@ -312,6 +312,10 @@ var mutants = []mutant{
 		text: "\t\th.loss = loss\n", instead: "\t\t_ = h\n",
 	},
 	{
+		what: "a hold whose loss was pushed keeps its session", file: "session.go", test: "TestLostHoldLeavesItsSession",
+		text: "\t\t\tif !all.doubtLate(g) {\n", instead: "\t\t\tif false {\n",
+	},
+	{
 		what: "Close waits for cleanup as long as for an exchange", file: "driver.go", test: "TestCloseBoundsCleanup",
 		text: "func() { close(d.late) }", instead: "func() {}",
 	},

@@ -152,6 +152,27 @@ func TestReasonOfAPushedLossIsKept(t *testing.T) {
 	})
 }
 
+// A hold whose loss was pushed does not keep its session, although nobody releases it.
+func TestLostHoldLeavesItsSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &proving{}
+		d, r := engine.New(p), request("x")
+		g, err := d.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.notify(engine.Push{
+			What: engine.PushLost, RequestID: g.RequestID, Incarnation: g.Incarnation,
+			Loss: backend.Loss{Reason: backend.ReasonEvicted},
+		})
+		time.Sleep(4 * r.TTL)
+		if opened, ended := p.counts(); opened != 1 || ended != 1 {
+			t.Errorf("%d sessions were opened and %d ended", opened, ended)
+		}
+		closed(t, d)
+	})
+}
+
 // blocking is a patient binding whose Leave ends only with its context.
 type blocking struct{ patient }
 

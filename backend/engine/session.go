@@ -521,7 +521,8 @@ func (all *sessions) holdsAnother(g backend.Grant) bool {
 	return h != nil && h.incarnation != "" && h.incarnation != g.Incarnation
 }
 
-// lose notes a loss that the service has reported: a later answer may not have the reason any more.
+// lose notes a loss that the service has reported: a later answer may not have the reason any more. If nobody asks for a
+// TTL, the hold is forgotten.
 func (all *sessions) lose(g backend.Grant, loss backend.Loss) {
 	if all == nil {
 		return
@@ -530,6 +531,12 @@ func (all *sessions) lose(g backend.Grant, loss backend.Loss) {
 	defer all.mu.Unlock()
 	if h := all.holds[g.RequestID]; h != nil && (g.Incarnation == "" || h.incarnation == g.Incarnation) {
 		h.loss = loss
+		g.Incarnation = h.incarnation
+		time.AfterFunc(h.s.ttl, func() {
+			if !all.doubtLate(g) {
+				all.drop(g, false)
+			}
+		})
 	}
 }
 
