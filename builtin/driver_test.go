@@ -118,6 +118,14 @@ func TestRefusedIsUnavailableSoon(t *testing.T) {
 		if took := time.Since(began); took > 1500*time.Millisecond {
 			t.Errorf("it took %v to find out that nobody takes connections", took)
 		}
+		time.Sleep(time.Hour) // an outage of long ago is not this one
+		began = time.Now()
+		if err := d.Ping(t.Context()); !errors.Is(err, backend.ErrUnavailable) {
+			t.Errorf("ping: %v, want ErrUnavailable", err)
+		}
+		if took := time.Since(began); took < refusedTime || took > 1500*time.Millisecond {
+			t.Errorf("a server that may be starting was waited for for %v", took)
+		}
 	})
 }
 

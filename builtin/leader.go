@@ -55,8 +55,15 @@ func (s *service) patience() time.Duration {
 func (s *service) maintain() {
 	retry := firstRetry
 	var leaderless backend.Instant // the beginning of the first of the failed rounds; zero: the last round succeeded
-	for s.awaitDemand() {
+	for {
+		idle := s.clock.Now()
+		if !s.awaitDemand() {
+			return
+		}
 		began := s.clock.Now()
+		if began.Sub(idle) > roundTime { // longer than between two tries of a step
+			leaderless, retry = 0, firstRetry
+		}
 		c, err := s.findLeader()
 		if c != nil {
 			leaderless = 0

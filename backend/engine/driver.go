@@ -129,10 +129,9 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError(verbPing, "", err)
 }
 
-// Close ends waiters with backend.ErrClosed and waits until they have left, and cleanup has ended, which gets
-// exchangeTimeout, or ctx ends. Other
-// calls are refused from then on. It ends the driver's sessions, and takes exchangeTimeout for that when ctx has ended:
-// then in the background.
+// Close ends waiters with backend.ErrClosed and waits until they have left, and until cleanup has ended, which gets
+// exchangeTimeout, or ctx ends. Other calls are refused from then on. It ends the driver's sessions, and takes
+// exchangeTimeout for that when ctx has ended: then in the background.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	d.stopSettling()
