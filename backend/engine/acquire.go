@@ -565,7 +565,8 @@ func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string, 
 		}
 		_, final := d.classOf(err)
 		late := d.clock.Now().Sub(began) > g.TTL
-		answered := err == nil || final && kit.Classified(err) // a refusal may end
+		refused := errors.Is(err, backend.ErrDenied) || errors.Is(err, backend.ErrMisconfigured) // which may end
+		answered := err == nil || final && kit.Classified(err) && !refused
 		if answered || d.gate.Closed() || late {
 			d.sessions.drop(g, err != nil && late)
 			return

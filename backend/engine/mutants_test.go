@@ -316,6 +316,10 @@ var mutants = []mutant{
 		text: "\t\t\tif !all.doubtLate(g) {\n", instead: "\t\t\tif false {\n",
 	},
 	{
+		what: "a denied cleanup is not repeated", file: "acquire.go", test: "TestDeniedCleanupIsRepeated",
+		text: "kit.Classified(err) && !refused", instead: "(kit.Classified(err) || refused)",
+	},
+	{
 		what: "Close waits for cleanup as long as for an exchange", file: "driver.go", test: "TestCloseBoundsCleanup",
 		text: "func() { close(d.late) }", instead: "func() {}",
 	},

@@ -185,6 +185,43 @@ func (*blocking) Leave(ctx context.Context, _ engine.Leaving) (engine.Left, erro
 	return engine.Left{}, ctx.Err()
 }
 
+// denying is a binding that denies the first Leaves.
+type denying struct {
+	blocking
+	denied, left atomic.Int64
+}
+
+func (s *denying) Leave(context.Context, engine.Leaving) (engine.Left, error) {
+	if s.left.Add(1) <= s.denied.Load() {
+		return engine.Left{}, backend.ErrDenied
+	}
+	return engine.Left{Was: true}, nil
+}
+
+// The removal of a place that is denied is repeated: an operator may allow it.
+func TestDeniedCleanupIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &denying{}
+		s.denied.Store(3)
+		d, r := engine.New(s), request("x")
+		r.Wait = true
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			_, err := d.Acquire(ctx, r)
+			done <- err
+		}()
+		synctest.Wait()
+		cancel()
+		<-done
+		time.Sleep(r.TTL)
+		if n := s.left.Load(); n != 4 {
+			t.Errorf("%d tries, want one after the last refusal", n)
+		}
+		closed(t, d)
+	})
+}
+
 // Close does not wait for a cleanup as long as for an exchange.
 func TestCloseBoundsCleanup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
