@@ -3,6 +3,7 @@ package builtin_test
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"testing"
 	"time"
@@ -146,6 +147,12 @@ func TestAdminWithoutAnswer(t *testing.T) {
 	}
 	if err := admin.RemoveMember(ctx, "x"); !errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("remove: %v", err)
+	}
+	if err := admin.Backup(ctx, io.Discard); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("backup: %v", err)
+	}
+	if _, err := admin.StaleLook(ctx, "x"); !errors.Is(err, backend.ErrUnavailable) {
+		t.Errorf("stale look: %v", err)
 	}
 	if _, err := builtin.OpenAdmin("redis://127.0.0.1"); !errors.Is(err, backend.ErrInvalidOption) {
 		t.Errorf("another scheme: %v", err)

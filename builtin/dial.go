@@ -1,8 +1,5 @@
 package builtin
 
-// The transport between a driver and a server: a Stream, over gRPC or within the process. The other files do not
-// depend on the transport.
-
 import (
 	"cmp"
 	"context"
@@ -16,10 +13,9 @@ import (
 	"github.com/fencelock/fencelock/internal/grpctls"
 )
 
-// Stream is a client's end of one connection. Send and Recv may run concurrently, but neither concurrently with
-// itself. Both return an error once the context with which the stream was opened has ended; they have no time limits.
-//
-// A stream of gRPC is a Stream, and so is the stream of a server in this process, for Attach.
+// Stream is a client's end of one connection: a stream of gRPC, or of a server in this process, for Attach. Send and Recv
+// may run concurrently, but neither concurrently with itself. Both return an error once the context with which the
+// stream was opened has ended; they have no time limits.
 type Stream interface {
 	// Send takes ownership of the message and returns when there is room for the next one, which may be before it has
 	// arrived. io.EOF means that the stream has ended, and that Recv returns the reason.
@@ -42,10 +38,8 @@ const windowBytes = 4 << 20
 // maxReplyBytes bounds one message from the server, far above the messages that servers send.
 const maxReplyBytes = 64 << 20
 
-// dialOptions returns the options of every connection over TCP or TLS.
-//
-// They turn off gRPC's retries, proxies, and service configuration: the driver itself decides which request to send
-// twice, and which member to ask next.
+// dialOptions returns the options of every connection over TCP or TLS. They turn off gRPC's retries, proxies, and service
+// configuration: the driver itself decides which request to send twice, and which member to ask next.
 func dialOptions(o *Options) []grpc.DialOption {
 	o = cmp.Or(o, &Options{})
 	creds := insecure.NewCredentials()
@@ -83,11 +77,9 @@ func inProcess(connect func(context.Context) Stream) dialer {
 // errNoStream: the function passed to Attach returned nil.
 var errNoStream = errors.New("the server in this process opened no stream")
 
-// networkDialer speaks gRPC over TCP or TLS. Each stream has a separate connection: a connection that hangs is closed
-// together with its stream.
-//
-// Only the end of ctx closes the connection: the hook on ctx costs no goroutine until then. Options.Dial or the system
-// resolves the name each time, so that a member with a new address is found.
+// networkDialer speaks gRPC over TCP or TLS. Each stream has a separate connection, which ends with ctx: one that hangs is
+// closed together with its stream. Options.Dial or the system resolves the name each time, so that a member with a new
+// address is found.
 func networkDialer(o *Options) dialer {
 	options := dialOptions(o)
 	return func(ctx context.Context, address string) (Stream, error) {

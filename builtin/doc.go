@@ -13,15 +13,20 @@
 // all its traffic: concurrent requests of callers are sent together, answers come in any order, and the server pushes
 // grants to waiters, losses to holders and events to watchers. See package lockpb for the protocol.
 //
+// The driver is a binding of package engine, which repeats, waits, releases what abandoned requests have left, and
+// renews. Requests are idempotent by their id. The binding has goroutines for the connection: one finds the leader, one
+// writes, one reads, and at the beginning one attaches each session.
+//
 // Notifications are lost only with their connection. On the next connection, the driver compares its records with the
-// server's list: missing holds are lost, and missing waiters repeat their requests. If a bug of the server loses a
-// notification, the reply to the next keepalive shows this, and the driver closes the connection.
+// server's list, in pages of 5,000: missing holds are lost, and missing waiters repeat their requests. If a bug of the
+// server loses a notification, the reply to the next keepalive shows this, and the driver closes the connection.
 //
 // All locks of one client with one TTL belong to one session, which the driver renews while it is in use. That takes
-// one small request per third of the TTL, however many locks there are. Each other TTL needs another session, so an
-// application should use few different TTLs. A hold is valid for the TTL from the instant before the driver sent the
-// last request that renewed the session. The leader answers such a request only after most servers have confirmed that
-// it still led when the request arrived, so an overtaken leader confirms no renewal.
+// one small request per third of the TTL, however many locks and TTLs there are. Beyond eight TTLs, similar ones share
+// a session. A hold is valid for the TTL from the instant before the driver sent the last request that renewed the
+// session. The leader answers such a request only after most servers have confirmed that it still led when the request
+// arrived, so an overtaken leader confirms no renewal. A hold that can neither be claimed nor released ends with its
+// session, which the other holds leave.
 //
 // # Promises
 //
@@ -40,8 +45,8 @@
 // the same token. The server does not show the id; Look shows Request.HoldID. A renewal for less time than before
 // leaves the hold as it is until the longer time is over.
 //
-// A request is executed once, however often it arrives, and not at all after its caller has left and the request has
-// been cleaned up. Late messages of an abandoned connection have no effect.
+// A request has no effect after its caller has left and the request has been cleaned up: a session speaks through one
+// connection, in order, and late messages of an abandoned connection have no effect.
 //
 // # Kinds of holds
 //
@@ -81,8 +86,8 @@
 // servers' minimum TTL of 3 s by default (--min-ttl). If its session ends, a waiter takes a new place at the end of
 // the queue.
 //
-// Calls fail with backend.ErrUnavailable after half a second in which all servers refuse connections, after 10 s
-// without a leader, and after 5 s without any answer. Requests in a queue keep waiting.
+// Calls fail with backend.ErrUnavailable once all servers have refused connections for half a second, or there was no
+// leader for 10 s, or no answer for 5 s. An acquire tries three times. Requests in a queue keep waiting.
 //
 // # Limits
 //

@@ -1,13 +1,5 @@
 package builtin
 
-// The driver: its construction, its state, and its end. Read Driver's fields first: all other files work on that
-// state.
-//
-// One mutex, Driver.mu, protects all of it: sessions, calls, attempts, holds and the queue of the connection. An
-// answer concerns most of them together, and with a mutex for each, five mutexes would need an order. Driver.mu is
-// never held while a message is sent or awaited, nor while a caller's function runs: unlockAndTell notifies holders of
-// losses after it has unlocked the mutex.
-
 import (
 	"cmp"
 	"context"
@@ -15,15 +7,15 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net"
 	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/internal/notify"
 )
@@ -82,68 +74,19 @@ func checkUnder(under []string) error {
 	return nil
 }
 
-// Driver is a backend.FencingDriver on the bundled server. Make it with New, Open or Attach. All methods are safe for
+// Driver is a backend.FencingDriver on the bundled server. Make it with New, Open or Attach. It implements also
+// backend.Pinger, Inspector, Pager, Watcher, ForceReleaser, MultiAcquirer and Expirer. All methods are safe for
 // concurrent use.
 type Driver struct {
-	dialer    dialer
-	addresses []string
-	clock     backend.Clock
-	log       *slog.Logger
-	// unfit is the error in the constructor's arguments, or nil. Constructors return no error, so every call returns
-	// it.
-	unfit error
-	under []string // Options.Under
-	// forming reports that no member can lead yet, so that calls wait; nil: never. It is called without mu.
-	forming func() bool
-
-	// described is the result of Describe. It is atomic and not under mu, because the core may call Describe while it
-	// holds its own locks. learn replaces it, and never modifies it in place.
-	described atomic.Pointer[backend.Description]
-
-	// gate counts calls in flight, and goroutines that end with ctx.
-	gate *kit.Gate
-	// ctx ends when Close begins: calls, waiters and the sessions' goroutines end with it.
-	ctx context.Context
-	// sessions are the sessions that calls join, by TTL. Its mutex may be taken under mu, and mu never under it.
-	sessions *kit.Sessions[time.Duration, *session]
-
-	// lineCtx ends when Close has ended the sessions: connections outlive ctx, because Close ends the sessions on them.
-	lineCtx context.Context
-	hangUp  context.CancelFunc
-	// lines counts the goroutines that end with lineCtx: maintain, and greet for each member.
-	lines sync.WaitGroup
-	// wake rings when a connection is wanted.
-	wake notify.Signal
-
-	mu      sync.Mutex // protects the following fields, and the fields of sessions, calls and attempts
-	running bool       // maintain runs
-	// conn is the connection to the leader, or nil.
-	conn    *conn
-	leader  string   // the address to ask first for the leader; empty if unknown
-	members []string // addresses that servers reported
-	// calls are the unanswered calls, by number, with or without a connection.
-	calls map[uint64]*call
-	last  uint64 // the number of the last call
-	// byID are the sessions that may be open in the service, including those that are being opened.
-	byID map[string]*session
-	// holds are the granted holds, whose holders must be notified of a loss.
-	holds   map[key]*hold
-	watches map[*watch]struct{}
-	// followed has the watches by the number of the call that began them last.
-	followed map[uint64]*watch
-	// tell has the notifications of losses, in order: see unlockAndTell.
-	tell []func()
-	past past
+	*engine.Driver
+	service *service
 }
-
-// key identifies the hold or wait of one request for one name.
-type key struct{ name, requestID string }
 
 var (
 	_ backend.FencingDriver = (*Driver)(nil)
 	_ backend.Pinger        = (*Driver)(nil)
 	_ backend.Inspector     = (*Driver)(nil)
-	_ backend.Lister        = (*Driver)(nil)
+	_ backend.Pager         = (*Driver)(nil)
 	_ backend.Watcher       = (*Driver)(nil)
 	_ backend.ForceReleaser = (*Driver)(nil)
 	_ backend.MultiAcquirer = (*Driver)(nil)
@@ -157,9 +100,9 @@ func New(addrs []string, o *Options) *Driver {
 	d := newDriver(slices.Clone(addrs), networkDialer(o), o)
 	switch {
 	case len(addrs) == 0:
-		d.unfit = kit.InvalidOption("list of addresses", "of none", "want host:port of at least one member")
+		d.service.unfit = kit.InvalidOption("list of addresses", "of none", "want host:port of at least one member")
 	case slices.Contains(addrs, ""):
-		d.unfit = kit.InvalidOption("address", `""`, "want host:port")
+		d.service.unfit = kit.InvalidOption("address", `""`, "want host:port")
 	}
 	return d
 }
@@ -175,7 +118,7 @@ func New(addrs []string, o *Options) *Driver {
 func Attach(attach func(ctx context.Context) Stream, o *Options) *Driver {
 	d := newDriver([]string{"in-process"}, inProcess(attach), o)
 	if attach == nil {
-		d.unfit = kit.InvalidOption("attach", "nil", "want what connects to a server in this process")
+		d.service.unfit = kit.InvalidOption("attach", "nil", "want what connects to a server in this process")
 	}
 	return d
 }
@@ -202,32 +145,28 @@ func AttachMember(m Member, o *Options) *Driver {
 		}
 		return network(ctx, address)
 	}, o)
-	d.forming = m.Forming
+	d.service.forming = m.Forming
 	switch {
 	case m.Connect == nil:
-		d.unfit = kit.InvalidOption("Connect", "nil", "want what connects to a server in this process")
+		d.service.unfit = kit.InvalidOption("Connect", "nil", "want what connects to a server in this process")
 	case m.Address == "":
-		d.unfit = kit.InvalidOption("Address", `""`, "want that of the server in this process")
+		d.service.unfit = kit.InvalidOption("Address", `""`, "want that of the server in this process")
 	}
 	return d
 }
 
-// newDriver is the part that all constructors share. It does no I/O and starts no goroutine: maintain runs from the
-// first call on, so an unused driver need not be closed.
+// newDriver is the part that all constructors share. It does no I/O and starts no goroutine.
 func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 	o = cmp.Or(o, &Options{})
-	d := &Driver{
-		gate: kit.NewGate(), dialer: dial, addresses: addrs,
-		clock: cmp.Or(o.Clock, backend.SystemClock()), log: cmp.Or(o.Logger, slog.Default()),
-		wake:  notify.New(),
-		calls: map[uint64]*call{}, byID: map[string]*session{},
-		holds: map[key]*hold{}, watches: map[*watch]struct{}{}, followed: map[uint64]*watch{},
-		under: slices.Clone(o.Under), unfit: cmp.Or(checkUnder(o.Under), checkToken(o)),
+	s := &service{
+		dialer: dial, addresses: addrs, clock: cmp.Or(o.Clock, backend.SystemClock()),
+		log: cmp.Or(o.Logger, slog.Default()), under: slices.Clone(o.Under), unfit: cmp.Or(checkUnder(o.Under), checkToken(o)),
+		wake: notify.New(), changed: make(chan struct{}), sessions: map[string]*session{}, entries: map[key]*entry{},
+		moving: map[key]int{},
 	}
-	d.sessions = kit.NewSessions[time.Duration, *session](d.clock)
-	d.described.Store(&backend.Description{
+	s.described.Store(&backend.Description{
 		Name: driverName, Capabilities: capabilities | backend.CapFencing,
-		Clock: d.clock, Exclusion: backend.ExclusionDurableServer, KeepsHolds: true,
+		Clock: s.clock, Exclusion: backend.ExclusionDurableServer, KeepsHolds: true,
 		MinTTL: minTTL, MaxTTL: maxTTL, TTLGranularity: time.Nanosecond,
 		Shows: backend.Shows{
 			Look:       backend.StateFields{Since: true, ExpiresIn: true, Limit: true, Waiters: true, Queue: true, QueueSince: true},
@@ -235,9 +174,8 @@ func newDriver(addrs []string, dial dialer, o *Options) *Driver {
 			RetryAfter: true, ChangeTime: true, ChangeAuthor: true,
 		},
 	})
-	d.ctx = d.gate.Closing()
-	d.lineCtx, d.hangUp = context.WithCancel(context.Background())
-	return d
+	s.lineCtx, s.hangUp = context.WithCancel(context.Background())
+	return &Driver{Driver: engine.New(s), service: s}
 }
 
 // capabilities that every server has.
@@ -249,63 +187,13 @@ const capabilities = backend.CapFair | backend.CapShared | backend.CapPermits | 
 // omits CapFencing once the server has reported that it is not durable.
 func (d *Driver) IssuesFencingTokens() backend.Driver { return d }
 
-// Describe returns the driver's description with the present service, without asking it. Before the first connection
-// it has wide bounds of the TTL, no token space, and the exclusion of one durable server. The server itself reports
-// its kind: a majority of several members (backend.ExclusionQuorum), one durable server, or a volatile server
-// (backend.ExclusionVolatileServer). Describe may be called at any time, even after Close, and takes no lock. Its
-// result may change with the next connection, but a known token space does not, because a driver refuses another one.
-func (d *Driver) Describe() backend.Description { return *d.described.Load() }
-
-// fences reports whether the server's tokens fence, as far as is known: a server that is not durable restarts them.
-func (d *Driver) fences() bool { return d.Describe().Capabilities.Has(backend.CapFencing) }
-
-// begin counts a call in; every call except Close starts with it. It returns backend.ErrClosed after Close, the error
-// of an unfit driver or of a lost history, or ctx's own error, since nothing was sent. If it returns nil, the caller
-// has to call gate.Leave.
-func (d *Driver) begin(ctx context.Context) error {
-	if err := d.gate.Enter(); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	err := cmp.Or(d.unfit, d.past.lost, ctx.Err())
-	d.mu.Unlock()
-	if err != nil {
-		d.gate.Leave()
-	}
-	return err
+// Expire implements backend.Expirer. It ends only a hold that this driver knows: a hold that has moved to another
+// client is that client's.
+func (d *Driver) Expire(ctx context.Context, g backend.Grant) error {
+	return engine.Expire(ctx, d.Driver, g)
 }
 
-// background runs f, which ends with d.ctx. Close waits for it. Once Close has waited, background has no effect.
-func (d *Driver) background(f func()) { d.gate.Go(func(context.Context) { f() }) }
-
-// incarnation is the server's token in a grant, even if it does not fence; zero for Request.Grant.
-func incarnation(g *backend.Grant) uint64 {
-	token, err := strconv.ParseUint(g.Incarnation, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return token
-}
-
-// closeTime is the maximum time for which Close tries to end the sessions of an unresponsive service.
-const closeTime = 2 * time.Second
-
-// Close ends waiters with backend.ErrClosed and ends the driver's sessions in the service, with their holds and waits.
-// It takes at most two seconds if the service does not answer; the sessions then expire with their TTL, and the error
-// reports that. Close may be called repeatedly.
-//
-// Holders are not notified of a loss: the caller of Close has asked for the end. Calls in progress, and all later
-// calls, return backend.ErrClosed. When Close returns, the driver has no goroutines left. A second call returns nil
-// immediately, and does not wait for the first.
-func (d *Driver) Close(ctx context.Context) error {
-	if !d.gate.Close() {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, closeTime)
-	defer cancel()
-	err := d.closeSessions(ctx)
-	d.hangUp()
-	_ = d.gate.Wait(context.WithoutCancel(ctx))
-	d.lines.Wait()
-	return d.callError("close", "", err)
+// ListAfter implements backend.Pager.
+func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[backend.State, error] {
+	return engine.ListAfter(ctx, d.Driver, prefix, after)
 }

@@ -9,17 +9,12 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
-var (
-	// errSessionEnded: the session has ended, with all its holds and waits.
-	errSessionEnded = errors.New("the session has ended")
-	// errConflict: another session uses the request id.
-	errConflict = errors.New("another client uses this request id")
-	// errAgain: the attempt is over, and the request needs another attempt with another sequence.
-	errAgain = errors.New("the attempt is over")
-)
+// errConflict: another session uses the request id.
+var errConflict = errors.New("another client uses this request id")
 
 // LimitError names the server limit that is reached: see docs/SERVER.md. The call had no effect, and there may be room
 // later. It wraps backend.ErrQueueFull if the name has too many waiters, otherwise backend.ErrUnavailable.
@@ -68,21 +63,8 @@ func closedError(nanos int64) error {
 	return &ClosedError{time.Now().Add(time.Duration(nanos))}
 }
 
-// replyError converts an error of the protocol to an error of the contract, or to one of the driver's own errors
-// above, which callers of ask handle. An unknown code becomes backend.ErrUnknown.
-//
-//	HELD                          *backend.HeldError
-//	NOT_HELD                      *backend.NotHeldError, with the reason where the server remembers it
-//	SESSION_ENDED, CONFLICT       errSessionEnded, errConflict
-//	CANCELLED, STALE              errAgain
-//	DEADLOCK                      *backend.DeadlockError
-//	LIMIT_MISMATCH                *backend.LimitError
-//	INVALID                       *backend.InvalidError
-//	COMPACTED, UNSUPPORTED        backend.ErrCompacted, backend.ErrUnsupported
-//	DENIED                        backend.ErrDenied
-//	EXHAUSTED                     *LimitError
-//	UNAVAILABLE, NOT_LEADER       backend.ErrUnavailable
-//	UNKNOWN, and all others       backend.ErrUnknown
+// replyError converts an error of the protocol to an error of the contract or the engine, or errConflict. An unknown code
+// leaves the outcome open. CANCELLED and STALE answer sequences, which this client does not send.
 func replyError(e *lockpb.Error) error {
 	switch e.Code {
 	case lockpb.Code_CODE_HELD:
@@ -92,11 +74,9 @@ func replyError(e *lockpb.Error) error {
 	case lockpb.Code_CODE_NOT_HELD:
 		return &backend.NotHeldError{Reason: reasonOf(e.Reason)}
 	case lockpb.Code_CODE_SESSION_ENDED:
-		return errSessionEnded
+		return engine.ErrNoSession
 	case lockpb.Code_CODE_CONFLICT:
 		return errConflict
-	case lockpb.Code_CODE_CANCELLED, lockpb.Code_CODE_STALE:
-		return errAgain
 	case lockpb.Code_CODE_DEADLOCK:
 		return deadlockError(e)
 	case lockpb.Code_CODE_LIMIT_MISMATCH:
@@ -113,7 +93,7 @@ func replyError(e *lockpb.Error) error {
 		return fmt.Errorf("%w: %s", backend.ErrDenied, e.Message)
 	case lockpb.Code_CODE_EXHAUSTED:
 		return &LimitError{Limit: e.Field, Message: e.Message}
-	case lockpb.Code_CODE_UNAVAILABLE, lockpb.Code_CODE_NOT_LEADER:
+	case lockpb.Code_CODE_UNAVAILABLE, lockpb.Code_CODE_NOT_LEADER, lockpb.Code_CODE_CANCELLED, lockpb.Code_CODE_STALE:
 		return fmt.Errorf("%w: %s", backend.ErrUnavailable, e.Message)
 	}
 	return fmt.Errorf("%w: %v: %s", backend.ErrUnknown, e.Code, e.Message)
@@ -161,36 +141,4 @@ func reasonOf(r lockpb.Reason) backend.Reason {
 		return backend.ReasonMaxHold
 	}
 	return ""
-}
-
-// callError adds the call and the name to an error. It is the last step of every call of the contract: it turns the
-// unexported errors of this package into ErrUnavailable, since the caller may retry after each of them.
-//
-// For a call about a hold, the loss of acknowledged changes is also a *backend.NotHeldError: the core then ends the
-// lease immediately, and does not wait for its deadline.
-func (d *Driver) callError(call, name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, backend.ErrHistoryLost) && (call == "renew" || call == "release" || call == "expire") {
-		err = fmt.Errorf("%w: %w", &backend.NotHeldError{Reason: backend.ReasonHistoryLost}, err)
-	}
-	var held *backend.HeldError
-	if errors.As(err, &held) {
-		held.Name = cmp.Or(held.Name, name)
-	}
-	var gone *backend.NotHeldError
-	if errors.As(err, &gone) {
-		gone.Name = name
-	}
-	switch {
-	case errors.Is(err, errSessionEnded), errors.Is(err, errConflict), errors.Is(err, errAgain):
-		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
-	}
-	return &backend.CallError{Driver: driverName, Call: call, Name: name, Err: err}
-}
-
-// unavailable returns the error of a call that ended before anything was sent.
-func unavailable(err error) error {
-	return fmt.Errorf("%w: nothing was sent: %w", backend.ErrUnavailable, err)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
@@ -14,7 +15,7 @@ func TestEveryCodeHasAnError(t *testing.T) {
 		lockpb.Code_CODE_UNSPECIFIED:    backend.ErrUnknown,
 		lockpb.Code_CODE_HELD:           backend.ErrHeld,
 		lockpb.Code_CODE_NOT_HELD:       backend.ErrNotHeld,
-		lockpb.Code_CODE_SESSION_ENDED:  backend.ErrUnavailable,
+		lockpb.Code_CODE_SESSION_ENDED:  engine.ErrNoSession,
 		lockpb.Code_CODE_NOT_LEADER:     backend.ErrUnavailable,
 		lockpb.Code_CODE_UNAVAILABLE:    backend.ErrUnavailable,
 		lockpb.Code_CODE_UNKNOWN:        backend.ErrUnknown,
@@ -25,19 +26,18 @@ func TestEveryCodeHasAnError(t *testing.T) {
 		lockpb.Code_CODE_COMPACTED:      backend.ErrCompacted,
 		lockpb.Code_CODE_UNSUPPORTED:    backend.ErrUnsupported,
 		lockpb.Code_CODE_DENIED:         backend.ErrDenied,
-		lockpb.Code_CODE_CONFLICT:       backend.ErrUnavailable,
+		lockpb.Code_CODE_CONFLICT:       errConflict,
 		lockpb.Code_CODE_CANCELLED:      backend.ErrUnavailable,
 		lockpb.Code_CODE_STALE:          backend.ErrUnavailable,
 	}
-	d := &Driver{}
 	for number := range lockpb.Code_name {
 		code := lockpb.Code(number)
-		err := d.callError("acquire", "x", replyError(&lockpb.Error{Code: code}))
+		err := replyError(&lockpb.Error{Code: code})
 		n := 0
 		for _, class := range []error{
 			backend.ErrHeld, backend.ErrNotHeld, backend.ErrUnavailable, backend.ErrUnknown, backend.ErrDeadlock,
 			backend.ErrLimitMismatch, backend.ErrInvalidOption, backend.ErrCompacted, backend.ErrUnsupported,
-			backend.ErrMisconfigured, backend.ErrDenied,
+			backend.ErrMisconfigured, backend.ErrDenied, engine.ErrNoSession, errConflict,
 		} {
 			if errors.Is(err, class) {
 				n++
@@ -47,12 +47,11 @@ func TestEveryCodeHasAnError(t *testing.T) {
 			t.Errorf("%v becomes %v, want %v alone", code, err, want[code])
 		}
 	}
-	err := d.callError("acquire", "x", replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "holds"}))
+	err := replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "holds"})
 	if limit := (*LimitError)(nil); !errors.As(err, &limit) || limit.Limit != "holds" {
 		t.Errorf("an exceeded limit becomes %v", err)
 	}
-	err = d.callError("acquire", "x",
-		replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "waiters-per-name"}))
+	err = replyError(&lockpb.Error{Code: lockpb.Code_CODE_EXHAUSTED, Field: "waiters-per-name"})
 	if !errors.Is(err, backend.ErrQueueFull) || errors.Is(err, backend.ErrUnavailable) {
 		t.Errorf("a full queue becomes %v", err)
 	}

@@ -1,7 +1,5 @@
 package builtin
 
-// The service's history: whether the answering cluster still has the changes that it acknowledged to this driver.
-
 import (
 	"cmp"
 	"strconv"
@@ -13,20 +11,15 @@ import (
 	"github.com/fencelock/fencelock/internal/generation"
 )
 
-// past is the driver's record of a durable cluster, which the cluster must not contradict. Driver.mu protects it. It
+// past is the driver's record of a durable cluster, which the cluster must not contradict. service.mu protects it. It
 // is about the service and not about sessions: the end of a session is an ordinary loss, after which the next acquire
 // is safe. After a cluster has lost changes no acquire is safe, since a known token may be issued a second time.
 type past struct {
-	// cluster is its name, the token space; empty before the first connection to a durable leader.
-	cluster string
-	// restore is its generation in the server's form; empty if it was never restored.
-	restore string
-	// generation is its generation in the form of package fencing.
-	generation fencing.Generation
-	// seen is the greatest revision, token or ticket that it has acknowledged to this driver.
-	seen uint64
-
-	lost error // a *backend.HistoryError, once the service has lost its history; never reset
+	cluster    string             // its name, the token space; empty before the first connection to a durable leader
+	restore    string             // its generation in the server's form; empty if it was never restored
+	generation fencing.Generation // the same in the form of package fencing
+	seen       uint64             // the greatest revision, token or ticket that it has acknowledged to this driver
+	lost       error              // a *backend.HistoryError, once the service has lost its history; never reset
 }
 
 // learn records the leader's report about its cluster. It fails if that is another cluster than the last leader's, or
@@ -37,22 +30,22 @@ type past struct {
 //	another cluster id        lost: wiped, or replaced
 //	another restore           lost: the changes after the backup are forgotten
 //	never durable             no comparison; no token space, and no fencing
-func (d *Driver) learn(w *lockpb.Welcome) error {
-	d.mu.Lock()
-	defer d.unlockAndTell()
-	p := &d.past
+func (s *service) learn(w *lockpb.Welcome) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &s.past
 	switch {
 	case p.lost != nil:
 	case p.cluster == "":
 	case p.cluster != w.ClusterId:
-		d.forgotten("cluster id", p.cluster, w.ClusterId)
+		s.forgotten("cluster id", p.cluster, w.ClusterId)
 	case p.restore != w.History:
-		d.forgotten("restore of a backup", cmp.Or(p.restore, "none"), cmp.Or(w.History, "none"))
+		s.forgotten("restore of a backup", cmp.Or(p.restore, "none"), cmp.Or(w.History, "none"))
 	}
 	if p.lost != nil {
 		return p.lost
 	}
-	now := *d.described.Load()
+	now := *s.described.Load()
 	now.MinTTL, now.MaxTTL = time.Duration(w.MinTtlNanos), time.Duration(w.MaxTtlNanos)
 	switch {
 	case !w.Durable:
@@ -66,60 +59,41 @@ func (d *Driver) learn(w *lockpb.Welcome) error {
 			now.Exclusion = backend.ExclusionQuorum
 		}
 	}
-	d.described.Store(&now)
+	s.described.Store(&now)
 	return nil
 }
 
-// generation returns the cluster's generation.
-func (d *Driver) generation() fencing.Generation {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.past.generation
-}
-
-// forgotten ends all sessions, calls and watches: the service has lost acknowledged changes. This driver cannot
-// recover: its holds may be another client's, and a token that it saw may be issued a second time. By making a new
-// driver the user confirms that no earlier holder still runs. The caller holds d.mu, and unlocks it with
-// unlockAndTell.
-//
-// past.lost is set first: start then refuses repetitions for an ended call, session or watch. After Close this has no
-// effect, because all of them end anyway.
-func (d *Driver) forgotten(what, was, now string) {
-	if d.past.lost != nil || d.ctx.Err() != nil {
+// forgotten ends the connection and all sessions: the service has lost acknowledged changes. This driver cannot recover:
+// its holds may be another client's, and a token that it saw may be issued a second time. By making a new driver the
+// user confirms that no earlier holder still runs. The caller holds s.mu.
+func (s *service) forgotten(what, was, now string) {
+	if s.past.lost != nil || s.lineCtx.Err() != nil {
 		return
 	}
 	lost := &backend.HistoryError{What: what, Was: was, Now: now}
-	d.past.lost = lost
-	d.log.Error("fencelock: "+lost.Error(), "driver", driverName)
-	for _, x := range d.inOrder() {
-		d.finish(x, nil, lost)
+	s.past.lost = lost
+	s.log.Error("fencelock: "+lost.Error(), "driver", driverName)
+	for _, own := range s.sessions {
+		s.end(own) // the engine asks why
 	}
-	for _, s := range d.byID {
-		s.end(backend.ReasonHistoryLost)
-	}
-	for w := range d.watches {
-		w.end(lost)
-	}
-	if d.conn != nil {
-		d.conn.cancel(lost)
+	s.signal()
+	if s.conn != nil {
+		s.cut(s.conn, lost)
 	}
 }
 
-// saw notes a revision, token or ticket that the service has acknowledged. The caller holds d.mu.
-//
-// Revisions of a server that is not durable are not kept: they restart with its process.
-func (d *Driver) saw(revision uint64) {
-	if d.past.cluster != "" {
-		d.past.seen = max(d.past.seen, revision)
+// saw notes a revision, token or ticket that the service has acknowledged. Those of a server that is not durable are not
+// kept: they restart with its process. The caller holds s.mu.
+func (s *service) saw(revision uint64) {
+	if s.past.cluster != "" {
+		s.past.seen = max(s.past.seen, revision)
 	}
 }
 
-// compare checks the service's revision in a reply to x. It must not be less than any revision that the service
-// acknowledged to any client before the request was sent. The caller holds d.mu, and unlocks it with unlockAndTell.
-//
-// Only answers about a session or a name have a comparable revision. Tokens of grants are only noted, since a
-// repeated answer may have an old grant.
-func (d *Driver) compare(seen uint64, r *lockpb.Reply) {
+// compare checks the service's revision in a reply. It must not be less than any revision that the service acknowledged
+// to any client before the request was sent. Only answers about a session or a name have a comparable revision. Tokens
+// of grants are only noted, since a repeated answer may have an old grant. The caller holds s.mu.
+func (s *service) compare(seen uint64, r *lockpb.Reply) {
 	var revision uint64
 	switch answer := r.Answer.(type) {
 	case *lockpb.Reply_Session:
@@ -129,22 +103,22 @@ func (d *Driver) compare(seen uint64, r *lockpb.Reply) {
 	case *lockpb.Reply_Name:
 		revision = answer.Name.Revision
 	case *lockpb.Reply_Acquired:
-		d.saw(answer.Acquired.Ticket)
-		d.sawGrants(answer.Acquired.Grants)
+		s.saw(answer.Acquired.Ticket)
+		s.sawGrants(answer.Acquired.Grants)
 	}
 	if revision == 0 {
 		return
 	}
-	if d.past.cluster != "" && revision < seen {
-		d.forgotten("revision", strconv.FormatUint(seen, 10), strconv.FormatUint(revision, 10))
+	if s.past.cluster != "" && revision < seen {
+		s.forgotten("revision", strconv.FormatUint(seen, 10), strconv.FormatUint(revision, 10))
 		return
 	}
-	d.saw(revision)
+	s.saw(revision)
 }
 
-// sawGrants notes the tokens of grants, without the mark of tokens that do not fence. The caller holds d.mu.
-func (d *Driver) sawGrants(grants []*lockpb.Grant) {
+// sawGrants notes the tokens of grants, without the mark of tokens that do not fence. The caller holds s.mu.
+func (s *service) sawGrants(grants []*lockpb.Grant) {
 	for _, g := range grants {
-		d.saw(fencing.Token(g.Token).Order())
+		s.saw(fencing.Token(g.Token).Order())
 	}
 }

@@ -73,7 +73,7 @@ func TestHistoryLost(t *testing.T) {
 					t.Errorf("%d more requests were sent", after-before)
 				}
 				// A new driver accepts the cluster as it is.
-				fresh := newDriver([]string{"a"}, d.dialer, &Options{Clock: backend.GoClock()})
+				fresh := newDriver([]string{"a"}, d.service.dialer, &Options{Clock: backend.GoClock()})
 				defer fresh.Close(context.Background())
 				f.plays(nil)
 				take(t, fresh, request("x"))

@@ -1,70 +1,52 @@
 package builtin
 
-// Ping, Look, List and ForceRelease. They use no session and run concurrently with all other calls.
-
 import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
-	"github.com/fencelock/fencelock/backend/kit"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/fencing"
 )
 
-// Ping checks that a leader answers, and that most members follow it; otherwise it returns backend.ErrUnavailable.
-//
-// It looks up a name that need not be held, because the reply needs the majority and writes no log entry. A leader
-// that denies the client that name has answered, too. Other errors are ErrMisconfigured (another protocol), ErrDenied
-// (the token is not valid), ErrHistoryLost and ErrClosed, or wrap ctx's error. Unless ctx ends sooner, it takes up to
-// 10 seconds while there is no leader.
-func (d *Driver) Ping(ctx context.Context) error {
-	_, err := d.nameState(ctx, driverName)
+// Ping is engine.Service's. It looks up a name that need not be held, because the reply needs the majority and writes no
+// log entry. A leader that denies the client that name has answered, too.
+func (s *service) Ping(ctx context.Context) error {
+	_, err := s.nameState(ctx, driverName)
 	if errors.Is(err, backend.ErrDenied) && !errors.Is(err, errToken) {
 		return nil
 	}
-	return d.callError("ping", "", err)
+	return err
 }
 
 // nameState asks for the holders of a name.
-func (d *Driver) nameState(ctx context.Context, name string) (*lockpb.NameState, error) {
+func (s *service) nameState(ctx context.Context, name string) (*lockpb.NameState, error) {
 	if err := backend.ValidateName(name); err != nil {
 		return nil, err
 	}
-	reply, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{
-		GetHolder: &lockpb.GetHolder{Name: name},
-	}})
-	if err == nil && reply.GetName() == nil {
+	r, err := s.look(ctx, &lockpb.Request{Call: &lockpb.Request_GetHolder{GetHolder: &lockpb.GetHolder{Name: name}}})
+	if err == nil && r.GetName() == nil {
 		err = errNoAnswer
 	}
-	return reply.GetName(), err
+	return r.GetName(), err
 }
 
-// look sends a request that changes nothing, so it may be repeated, and without an answer no change is in doubt. It
-// enters and leaves the gate.
-func (d *Driver) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
-	if err := d.begin(ctx); err != nil {
-		return nil, err
-	}
-	defer d.gate.Leave()
-	return d.ask(ctx, call{request: onBehalf(ctx, r), looks: true})
+// look sends a request that changes nothing.
+func (s *service) look(ctx context.Context, r *lockpb.Request) (*lockpb.Reply, error) {
+	return s.ask(ctx, &call{request: onBehalf(ctx, r), looks: true})
 }
 
-// Look returns the holders of a name and the number of its waiters, as the leader knows them after a majority has
-// confirmed that it leads.
-//
-// A name without a holder is no error. Holder.ExpiresIn is the time after which the holder's session expires without
-// a renewal; Holder.Since is by the leader's wall clock and is for people. Errors wrap backend.ErrInvalidName,
-// ErrUnavailable, ErrHistoryLost, ErrClosed, or ctx's.
-func (d *Driver) Look(ctx context.Context, name string) (backend.State, error) {
-	n, err := d.nameState(ctx, name)
+// Look is engine.Inspector's: as the leader knows the name after a majority has confirmed that it leads.
+// Holder.ExpiresIn is the time after which the holder's session expires without a renewal; Holder.Since is by the
+// leader's wall clock and is for people.
+func (s *service) Look(ctx context.Context, name string) (backend.State, error) {
+	n, err := s.nameState(ctx, name)
 	if err != nil {
-		return backend.State{}, d.callError("holder", name, err)
+		return backend.State{}, err
 	}
-	state := stateOf(n, d.fences())
+	state := stateOf(n, s.fences())
 	state.Name = name
 	return state, nil
 }
@@ -116,84 +98,45 @@ func kindOf(k lockpb.Kind) backend.Kind {
 	return backend.KindExclusive
 }
 
-// listPage bounds the names in one page of List: while the leader, or this client, works on a page, all other calls
-// wait.
+// listPage bounds the names in one page: while the leader, or this client, works on a page, all other calls wait.
 const listPage = 100
 
-// List yields the names that begin with prefix and are held, in the order of their bytes, page by page. Each page
-// shows the state at one moment, the pages together do not.
-//
-// Names that are acquired or released while pages are read may be missing or shown, but no name comes twice. An error
-// is the last element. The loop may end early, and its body may call the driver:
-//
-//	for state, err := range d.List(ctx, "orders/") {
-//		if err != nil {
-//			return err
-//		}
-//		fmt.Println(state.Name, state.Holders[0].Owner)
-//	}
-func (d *Driver) List(ctx context.Context, prefix string) iter.Seq2[backend.State, error] {
-	return d.ListAfter(ctx, prefix, "")
+// Names is engine.Inspector's. Each page shows the state at one moment, the pages together do not.
+func (s *service) Names(ctx context.Context, prefix, after string) (page []backend.State, next string, err error) {
+	if err := backend.ValidateName(prefix); prefix != "" && err != nil {
+		return nil, "", err
+	}
+	r, err := s.look(ctx, &lockpb.Request{Call: &lockpb.Request_List{
+		List: &lockpb.List{Prefix: prefix, After: after, Limit: listPage},
+	}})
+	if err == nil && r.GetNames() == nil {
+		err = errNoAnswer
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	for _, n := range r.GetNames().Names {
+		page = append(page, stateOf(n, s.fences()))
+	}
+	return page, r.GetNames().NextAfter, nil
 }
 
-// ListAfter implements backend.Pager.
-func (d *Driver) ListAfter(ctx context.Context, prefix, after string) iter.Seq2[backend.State, error] {
-	return func(yield func(backend.State, error) bool) {
-		after := after // each loop over the sequence begins at the same name
-		if err := backend.ValidateName(prefix); prefix != "" && err != nil {
-			yield(backend.State{}, d.callError("list", prefix, err))
-			return
-		}
-		for {
-			reply, err := d.look(ctx, &lockpb.Request{Call: &lockpb.Request_List{
-				List: &lockpb.List{Prefix: prefix, After: after, Limit: listPage},
-			}})
-			if err == nil && reply.GetNames() == nil {
-				err = errNoAnswer
-			}
-			if err != nil {
-				yield(backend.State{}, d.callError("list", prefix, err))
-				return
-			}
-			page := reply.GetNames()
-			for _, n := range page.Names {
-				if len(n.Holders) > 0 && !yield(stateOf(n, d.fences()), nil) {
-					return
-				}
-			}
-			if after = page.NextAfter; after == "" {
-				return
-			}
-		}
-	}
-}
-
-// ForceRelease ends the holds that r names, even during their minimum hold. Their holders are notified immediately,
-// with backend.ReasonForceReleased. A name without a holder, or without a matching hold, is backend.ErrNotHeld. The
-// server knows the principal itself; r's is not sent.
-//
-// r.Reason is text for people, and is shown to watchers of the name. The first waiters are granted in the same step.
-// After backend.ErrUnknown, look at the holder before you call ForceRelease again: the name may have another holder by
-// now.
-func (d *Driver) ForceRelease(ctx context.Context, r backend.ForceRequest) error {
-	return d.callError("force-release", r.Name, d.forceRelease(ctx, &r))
-}
-
-// forceRelease is ForceRelease without the error's frame.
-func (d *Driver) forceRelease(ctx context.Context, r *backend.ForceRequest) error {
-	if err := kit.ValidateForce(d.Describe(), r); err != nil {
-		return err
-	}
-	if err := d.begin(ctx); err != nil {
-		return err
-	}
-	defer d.gate.Leave()
+// Force is engine.Forcer's. The server knows the principal itself; r's is not sent. A request without a nonce is not
+// repeated after a lost answer, because it could end the next hold.
+func (s *service) Force(ctx context.Context, r backend.ForceRequest) (int, error) {
 	force := &lockpb.ForceRelease{Name: r.Name, Reason: r.Reason, By: r.By, Token: uint64(r.Token)}
 	if r.Nonce != (fencing.Nonce{}) {
 		force.Nonce = r.Nonce[:]
 	}
-	// A call without a nonce is not repeated after a lost answer, because it could end the next hold.
-	request := onBehalf(ctx, &lockpb.Request{Call: &lockpb.Request_ForceRelease{ForceRelease: force}})
-	_, err := d.ask(ctx, call{once: r.Nonce == (fencing.Nonce{}), request: request})
-	return err
+	_, err := s.ask(ctx, &call{
+		request: onBehalf(ctx, &lockpb.Request{Call: &lockpb.Request_ForceRelease{ForceRelease: force}}),
+		once:    force.Nonce == nil,
+	})
+	switch {
+	case errors.Is(err, backend.ErrNotHeld):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	return 1, nil
 }

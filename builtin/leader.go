@@ -1,9 +1,5 @@
 package builtin
 
-// The search for the leader. One goroutine, maintain, searches for the whole driver while a call needs a connection:
-// it asks all members, one shortly after the other, serves the connection to the leader until that ends, and repeats.
-// It ends with Close.
-
 import (
 	"cmp"
 	"context"
@@ -22,103 +18,108 @@ import (
 // protocol is the version of the protocol that this driver speaks: see Welcome in lock.proto.
 const protocol = 2
 
-// Looking for the leader.
 const (
 	// nextDial is the pause before the next member is asked in parallel to an unresponsive one.
 	nextDial = 100 * time.Millisecond
 	// firstRetry is the pause between two rounds over all members. It doubles each time, up to a quarter of the
-	// patience.
-	firstRetry = 25 * time.Millisecond
-	// While members report no leader, the pause is at most electionPause for usualElection, because the next grant of
-	// every client waits for it. After that time there probably is no election, or there are too few members for one.
+	// patience, and while members report no leader to electionPause: the next grant of every client waits for it. After
+	// usualElection there probably is no election, or there are too few members for one.
+	firstRetry    = 25 * time.Millisecond
 	electionPause = 100 * time.Millisecond
 	usualElection = 3 * time.Second
-	// lasting is the minimum duration of a connection that resets the pause.
-	lasting = time.Second
-	// roundTime bounds one round over all members.
+	// lasting is the minimum duration of a connection that resets the pause, and roundTime the maximum of a round.
+	lasting   = time.Second
 	roundTime = 2 * time.Second
-	// electionTime, silentTime and refusedTime bound a call's wait for an election, for a network without responses, and
-	// for members that refuse connections, which may be starting. Callers that wait for a lock keep waiting.
+	// electionTime, silentTime and refusedTime bound the wait for an election, for a network without responses, and for
+	// members that refuse connections, which may be starting.
 	electionTime = 10 * time.Second
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
-)
-
-// The bounds of the patience method.
-const (
+	// The bounds of the patience method.
 	leastPatience = 500 * time.Millisecond
 	mostPatience  = 3 * time.Second
 )
 
 // patience returns the maximum time without a response before another server is asked: a quarter of the shortest TTL
-// in use, so that a session outlives an unresponsive leader. The caller holds d.mu.
-//
-// Without a session it is mostPatience.
-func (d *Driver) patience() time.Duration {
+// in use, so that a session outlives an unresponsive leader. The caller holds s.mu.
+func (s *service) patience() time.Duration {
 	shortest := 4 * mostPatience
-	for _, s := range d.byID {
-		shortest = min(shortest, s.ttl)
+	for _, own := range s.sessions {
+		shortest = min(shortest, own.ttl)
 	}
 	return max(shortest/4, leastPatience)
 }
 
-// maintain keeps a connection to the leader while a call needs one. It pauses between rounds, and longer each time, so
-// that a cluster that is down is not flooded; a connection that has lasted resets that.
-//
-//	a leader was found, and served for lasting       begin again immediately
-//	it was served for less                           pause; the next pause is twice as long
-//	nobody leads, but members answer                 the same, but electionPause at most for usualElection
-//	nobody answers                                   the same, up to a quarter of the patience
-//
-// A failed round ends only calls that waited through all of it (nobodyLeads). want starts maintain, as one of
-// Driver.lines, with the first call; it ends only with lineCtx.
-func (d *Driver) maintain() {
+// maintain keeps a connection to the leader while a step needs one. It pauses between rounds, and longer each time, so
+// that a cluster that is down is not flooded. The first step starts it, and it ends only with lineCtx.
+func (s *service) maintain() {
 	retry := firstRetry
 	var leaderless backend.Instant // the beginning of the first of the failed rounds; zero: the last round succeeded
-	for d.awaitDemand() {
-		began := d.clock.Now()
-		c, err := d.findLeader()
+	for {
+		idle := s.clock.Now()
+		if !s.awaitDemand() {
+			return
+		}
+		began := s.clock.Now()
+		if began.Sub(idle) > roundTime { // longer than between two tries of a step
+			leaderless, retry = 0, firstRetry
+		}
+		c, err := s.findLeader()
 		if c != nil {
 			leaderless = 0
-			began = d.clock.Now()
-			d.serve(c)
-			if d.clock.Now().Sub(began) > lasting {
+			began = s.clock.Now()
+			s.serve(c)
+			if s.clock.Now().Sub(began) > lasting {
 				retry = firstRetry
 				continue
 			}
 		} else {
-			d.nobodyLeads(began, err)
 			if leaderless == 0 {
 				leaderless = began
 			}
+			s.nobodyLeads(began, s.clock.Now().Sub(leaderless), err)
 		}
-		if kit.Sleep(d.lineCtx, spread(retry)) != nil { // d.pause would end when Close begins
+		if !s.rest(retry) {
 			return
 		}
-		d.mu.Lock()
-		longest := d.patience() / 4
-		d.mu.Unlock()
-		if errors.Is(err, errElecting) && d.clock.Now().Sub(leaderless) < usualElection {
+		s.mu.Lock()
+		longest := s.patience() / 4
+		s.mu.Unlock()
+		if errors.Is(err, errElecting) && s.clock.Now().Sub(leaderless) < usualElection {
 			longest = min(longest, electionPause)
 		}
 		retry = min(2*retry, longest)
 	}
 }
 
-// awaitDemand returns true once a call, a session or a watch needs a connection, and false when the driver is closed.
-//
-// After the end of its last session, a driver keeps its connection, but opens another one only when it needs it.
-func (d *Driver) awaitDemand() bool {
+// rest pauses between two rounds. A step that begins to wait shortens the pause. It returns false when the driver is
+// closed.
+func (s *service) rest(retry time.Duration) bool {
+	pause := time.NewTimer(spread(retry))
+	defer pause.Stop()
+	if kit.Sleep(s.lineCtx, retry/4) != nil {
+		return false
+	}
+	select {
+	case <-pause.C:
+	case <-s.wake:
+	case <-s.lineCtx.Done():
+	}
+	return true
+}
+
+// awaitDemand returns true once a step or a session needs a connection, and false when the driver is closed.
+func (s *service) awaitDemand() bool {
 	for {
-		d.mu.Lock()
-		wanted := len(d.calls) > 0 || len(d.byID) > 0 || len(d.watches) > 0
-		d.mu.Unlock()
-		if d.lineCtx.Err() != nil || wanted {
-			return d.lineCtx.Err() == nil
+		s.mu.Lock()
+		wanted := s.waiting > 0 || len(s.sessions) > 0
+		s.mu.Unlock()
+		if s.lineCtx.Err() != nil || wanted {
+			return s.lineCtx.Err() == nil
 		}
 		select {
-		case <-d.wake:
-		case <-d.lineCtx.Done():
+		case <-s.wake:
+		case <-s.lineCtx.Done():
 		}
 	}
 }
@@ -126,22 +127,24 @@ func (d *Driver) awaitDemand() bool {
 // errElecting: members answer, but no member is the leader.
 var errElecting = errors.New("the members have no leader at present")
 
-// nobodyLeads handles the failure of a round that began at the instant began. It ends calls that waited through all of
-// the round, once they have waited for as long as such a failure may last in a healthy cluster:
+// nobodyLeads handles the failure of a round that began at the instant began, and the present search so long ago. It
+// ends the wait of steps that waited through all of the round, once the search lasts as long as such a failure may last
+// in a healthy cluster; the engine repeats the steps of waiters:
 //
 //	a member answered, and nobody leads   electionTime
 //	a member did not answer               silentTime
 //	all refused                           refusedTime
 //	one serves nobody for longer (closed) not at all
 //
-// It does not end the calls of waiters in a queue (patient), since they would lose their places because of an outage;
-// their contexts end these calls. An invalid token is no outage, and ends them, too.
-func (d *Driver) nobodyLeads(began backend.Instant, err error) {
-	if d.forming != nil && d.forming() {
+// An invalid token or setting is no outage, and ends waiters, too: but a member with an older file of principals may
+// refuse a token that the next leader accepts.
+func (s *service) nobodyLeads(began backend.Instant, search time.Duration, err error) {
+	if s.forming != nil && s.forming() {
 		return
 	}
 	hope := refusedTime
 	var closed *ClosedError
+	passing := true
 	switch {
 	case errors.As(err, &closed) && time.Until(closed.Until) > electionTime:
 		hope = 0
@@ -149,26 +152,31 @@ func (d *Driver) nobodyLeads(began backend.Instant, err error) {
 		hope = electionTime
 	case errors.Is(err, errSilent):
 		hope = silentTime
+	default:
+		passing = !errors.Is(err, errToken) && !errors.Is(err, backend.ErrMisconfigured)
 	}
-	// A member with an older file of principals may refuse a token that the next leader accepts.
-	invalid := errors.Is(err, errToken) && !errors.Is(err, errElecting) && !errors.Is(err, errSilent) && closed == nil
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, x := range d.inOrder() {
-		if x.started > began || x.patient && !invalid || d.clock.Now().Sub(x.started) < hope {
-			continue
-		}
-		d.finish(x, nil, x.unanswered(err))
+	if search < hope {
+		return
 	}
+	switch {
+	case passing && errors.Is(err, errToken):
+		err = fmt.Errorf("%w: %v", backend.ErrUnavailable, err)
+	case passing:
+		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.outage, s.outageAt = err, began
+	s.signal()
 }
 
 // candidates returns the addresses to ask, without duplicates: the last leader or the leader that a member named, then
 // the user's addresses, then the addresses that members reported.
-func (d *Driver) candidates() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (s *service) candidates() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var all []string
-	for _, a := range slices.Concat([]string{d.leader}, d.addresses, d.members) {
+	for _, a := range slices.Concat([]string{s.leader}, s.addresses, s.members) {
 		if a != "" && !slices.Contains(all, a) {
 			all = append(all, a)
 		}
@@ -176,25 +184,20 @@ func (d *Driver) candidates() []string {
 	return all
 }
 
-// greeting is one member's answer: conn or err. findLeader receives it, and returns or cancels conn.
+// greeting is one member's answer: conn or err.
 type greeting struct {
 	conn *conn
 	err  error
 }
 
 // findLeader asks the members in turn, each after nextDial or an answer of an earlier one, and returns a connection to
-// the leader.
-//
-// Usually the first member leads, so concurrent requests would gain nothing, and every client would connect to every
-// member after each election. Strictly sequential requests would spend the round on a frozen member.
-//
-// It returns when no greeting is in progress. If two members claim to lead, it keeps the connection to the first that
-// answers, and closes the other. It joins the errors of all members, with errElecting if a member answered that does
-// not lead; a cluster that serves no clients yet is a *ClosedError alone.
-func (d *Driver) findLeader() (*conn, error) {
-	round, cancel := context.WithTimeoutCause(d.lineCtx, roundTime, errSilent)
+// the leader. Usually the first member leads, so concurrent requests would gain nothing; strictly sequential ones would
+// spend the round on a frozen member. It returns when no greeting is in progress. It joins the errors of all members,
+// with errElecting if a member answered that does not lead; a cluster that serves no clients yet is a *ClosedError alone.
+func (s *service) findLeader() (*conn, error) {
+	round, cancel := context.WithTimeoutCause(s.lineCtx, roundTime, errSilent)
 	defer cancel()
-	pending := d.candidates()
+	pending := s.candidates()
 	asked := slices.Clone(pending)
 	greetings := make(chan greeting)
 	running := 0
@@ -214,7 +217,7 @@ func (d *Driver) findLeader() (*conn, error) {
 			address := pending[0]
 			pending = pending[1:]
 			running++
-			d.lines.Go(func() { greetings <- d.greet(round, address) })
+			s.lines.Go(func() { greetings <- s.greet(round, address) })
 			next.Reset(nextDial)
 		case g := <-greetings:
 			running--
@@ -247,15 +250,12 @@ func (d *Driver) findLeader() (*conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// greet connects to one member and calls hello, bounded by round, which the connection outlives. findLeader receives
-// every greeting that it has begun, so no unused connection stays open.
-//
-// The context of the stream is not a child of round, because the connection would end with the round. Instead the end
-// of round cancels it during the greeting; unhook returns false if that has happened.
-func (d *Driver) greet(round context.Context, address string) greeting {
-	ctx, cancel := context.WithCancelCause(d.lineCtx)
+// greet connects to one member and calls hello, bounded by round. The connection outlives round, so the context of the
+// stream is not its child: the end of round cancels it during the greeting, and unhook returns false if that has happened.
+func (s *service) greet(round context.Context, address string) greeting {
+	ctx, cancel := context.WithCancelCause(s.lineCtx)
 	unhook := context.AfterFunc(round, func() { cancel(context.Cause(round)) })
-	welcome, stream, err := d.hello(ctx, address)
+	welcome, stream, err := s.hello(ctx, address)
 	if !unhook() && err == nil {
 		err = context.Cause(round)
 	}
@@ -267,18 +267,16 @@ func (d *Driver) greet(round context.Context, address string) greeting {
 		return greeting{err: fmt.Errorf("%s: %w", address, err)}
 	}
 	return greeting{conn: &conn{
-		d: d, stream: stream, address: address, welcome: welcome,
-		ctx: ctx, cancel: cancel, wake: notify.New(),
+		s: s, stream: stream, address: address, welcome: welcome,
+		ctx: ctx, cancel: cancel, wake: notify.New(), gone: make(chan struct{}), last: 1,
+		calls: map[uint64]*call{}, kept: map[uint64][]kept{}, watches: map[uint64]*feed{},
 	}}
 }
 
 // hello opens a stream and asks the member for its welcome. It refuses a server of another protocol, and a leader of
-// another cluster, before the driver sends any other request.
-//
-// Only a leader's report on the cluster counts (learn): other members may lack changes, or may never have joined the
-// cluster.
-func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
-	stream, err := d.dialer(ctx, address)
+// another cluster. Only a leader's report on the cluster counts: other members may lack changes.
+func (s *service) hello(ctx context.Context, address string) (*lockpb.Welcome, Stream, error) {
+	stream, err := s.dialer(ctx, address)
 	if err != nil {
 		return nil, nil, deniedToken(err)
 	}
@@ -304,7 +302,7 @@ func (d *Driver) hello(ctx context.Context, address string) (*lockpb.Welcome, St
 			Why: "client and server do not understand each other",
 		}
 	case w.Leader:
-		err = d.learn(w)
+		err = s.learn(w)
 	}
 	return w, stream, err
 }

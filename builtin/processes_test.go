@@ -229,7 +229,7 @@ func (p *processes) lead(ctx context.Context, after uint64) (int, uint64, error)
 		node, term, news := p.leader, p.term, p.news
 		p.mu.Unlock()
 		if term > after {
-			if w, err := p.hello(ctx, node); err == nil && w.Leader {
+			if w, err := p.hello(ctx, node); err == nil && w.GetLeader() {
 				return node, term, nil
 			}
 		}

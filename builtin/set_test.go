@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
+	"github.com/fencelock/fencelock/backend/engine"
 	"github.com/fencelock/fencelock/builtin/lockpb"
 )
 
@@ -78,7 +79,8 @@ func TestSetWhoseAnswerIsLostIsAskedForAgain(t *testing.T) {
 		if err != nil || tokensOf(grants) != "y:1 x:2" {
 			t.Errorf("granted %s, %v; want the holds of the first time", tokensOf(grants), err)
 		}
-		if all := asked[*lockpb.Request_AcquireAll](f); len(all) != 2 || all[0].Sequence == 0 || all[0].Sequence != all[1].Sequence {
+		if all := asked[*lockpb.Request_AcquireAll](f); len(all) != 2 ||
+			all[0].GetAcquireAll().Requests[0].RequestId != all[1].GetAcquireAll().Requests[0].RequestId {
 			t.Errorf("asked as %v, want the same one twice", all)
 		}
 		for _, r := range d.Renew(t.Context(), grants) {
@@ -164,6 +166,7 @@ func TestRestOfABrokenSetIsReleased(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		rs := setOf(false, "x", "y")
 		told := make(chan backend.Reason, 8)
+		rs[0].Lost = func(backend.Loss) {}
 		rs[1].Lost = func(loss backend.Loss) { told <- loss.Reason }
 		if _, err := d.AcquireAll(t.Context(), rs); err != nil {
 			t.Fatal(err)
@@ -183,7 +186,7 @@ func TestRestOfABrokenSetIsReleased(t *testing.T) {
 			return nil, false
 		})
 		again := append([]backend.Request(nil), rs...)
-		again[1].Lost = nil
+		again[0].Lost, again[1].Lost = nil, nil
 		grants, err := d.AcquireAll(t.Context(), again)
 		if err != nil || tokensOf(grants) != "x:3 y:4" {
 			t.Errorf("granted %s, %v; want a set of new holds", tokensOf(grants), err)
@@ -243,7 +246,7 @@ func TestAbandonedSetLeavesNothing(t *testing.T) {
 			t.Errorf("left over: %v", f.holds)
 		}
 		for _, q := range asked[*lockpb.Request_Release](f) {
-			if r := q.GetRelease(); r.Token != 0 || r.Target != asked[*lockpb.Request_AcquireAll](f)[0].Sequence {
+			if r := q.GetRelease(); r.Token != 0 || !r.Own {
 				t.Errorf("the clean-up is %v", r)
 			}
 		}
@@ -251,23 +254,38 @@ func TestAbandonedSetLeavesNothing(t *testing.T) {
 }
 
 // An attempt that has taken over the request's holds from another session, and is abandoned before its acquire is
-// sent, cleans up.
+// answered, cleans up.
 func TestAbandonedTakeoverLeavesNothing(t *testing.T) {
 	run(t, func(t *testing.T, f *fake, d *Driver) {
 		take(t, d, request("warm"))
-		s, _ := d.sessions.Find(ttl)
-		f.change(func(f *fake) { f.refuses = true })
-		f.disconnect()
+		conflict := once[*lockpb.Request_AcquireAll](errorReply(lockpb.Code_CODE_CONFLICT))
+		f.plays(func(p *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
+			if m := q.GetMove(); m != nil {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return f.grant(&lockpb.Acquire{Name: m.Name, RequestId: m.RequestId}), true
+			}
+			if reply, answered := conflict(p, q); answered || q.GetAcquireAll() == nil {
+				return reply, answered
+			}
+			return nil, true
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		rs := setOf(true, "x", "y")
+		o := acquireAll(ctx, d, rs)
 		synctest.Wait()
-		a := s.begin(t.Context(), setOf(true, "x", "y"), false, true)
-		if err := s.giveUp(a, context.Canceled); !errors.Is(err, backend.ErrUnknown) || !errors.Is(err, context.Canceled) {
-			t.Errorf("abandoned with %v, want ErrUnknown", err)
+		cancel()
+		<-o.done
+		if !errors.Is(o.err, backend.ErrUnknown) || !errors.Is(o.err, context.Canceled) {
+			t.Errorf("abandoned with %v, want ErrUnknown", o.err)
 		}
-		f.change(func(f *fake) { f.refuses = false })
-		time.Sleep(ttl / 2)
-		synctest.Wait()
-		if all := asked[*lockpb.Request_Release](f); len(all) != 2 {
-			t.Errorf("cleaned up by %v, want x and y", all)
+		for _, r := range rs {
+			if err := d.Release(t.Context(), r.Grant()); err != nil { // as the core does
+				t.Errorf("release of %s: %v", r.Name, err)
+			}
+		}
+		if len(f.holds) != 1 {
+			t.Errorf("left over: %v", f.holds)
 		}
 	})
 }
@@ -302,29 +320,6 @@ func TestAttemptForASetWithoutAnAnswerIsUnknown(t *testing.T) {
 			if err := d.Release(t.Context(), r.Grant()); err != nil {
 				t.Errorf("release of %s: %v", r.Name, err)
 			}
-		}
-	})
-}
-
-func TestUnclaimedSetIsReleased(t *testing.T) {
-	run(t, func(t *testing.T, f *fake, d *Driver) {
-		take(t, d, request("warm"))
-		f.plays(func(_ *peer, q *lockpb.Request) (*lockpb.Reply, bool) {
-			if q.GetAcquireAll() != nil {
-				f.answer(q)
-			}
-			return nil, true
-		})
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		_, _ = d.AcquireAll(ctx, setOf(false, "x", "y"))
-		f.plays(nil)
-		time.Sleep(4 * ttl)
-		synctest.Wait()
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if len(f.holds) != 1 || f.holds["warm"] == nil {
-			t.Errorf("four TTLs later stand %v, want what is held and nothing else", f.holds)
 		}
 	})
 }
@@ -392,20 +387,20 @@ func TestKindsOnTheWire(t *testing.T) {
 	r := request("a/b")
 	r.HoldID, r.Under = "shown", []string{"0123456789abcdef"}
 	r.Kind, r.Permits, r.Limit = backend.KindPermits, 2, 8
-	got := (&Driver{}).acquireOf([]backend.Request{r}).GetAcquire()
+	got := (&service{}).acquireOf([]engine.Entering{{Request: r}}).GetAcquire()
 	if got.Kind != lockpb.Kind_KIND_PERMITS || got.Permits != 2 || got.Limit != 8 || got.Hierarchical || got.Wait {
 		t.Errorf("permits are sent as %v", got)
 	}
 	if got.HoldId != "shown" || !slices.Equal(got.Under, r.Under) {
 		t.Errorf("hold id %q under %q", got.HoldId, got.Under)
 	}
-	set := (&Driver{}).acquireOf([]backend.Request{r, r}).GetAcquireAll()
+	set := (&service{}).acquireOf([]engine.Entering{{Request: r}, {Request: r}}).GetAcquireAll()
 	if !slices.Equal(set.Under, r.Under) || set.Requests[0].Under != nil {
 		t.Errorf("a set is sent as %v", set)
 	}
 	r = waiting("a/b")
 	r.Kind, r.Hierarchical = backend.KindShared, true
-	got = (&Driver{}).acquireOf([]backend.Request{r}).GetAcquire()
+	got = (&service{}).acquireOf([]engine.Entering{{Request: r}}).GetAcquire()
 	if got.Kind != lockpb.Kind_KIND_SHARED || !got.Hierarchical || !got.Wait {
 		t.Errorf("a shared hold is sent as %v", got)
 	}

@@ -49,10 +49,11 @@ func TestEventsFindTheirWatch(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if len(d.watches) > 0 || len(d.followed) > 0 {
-			t.Errorf("%d watches and %d numbers are left", len(d.watches), len(d.followed))
+		s := d.service
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.waiting > 0 || len(s.conn.watches) > 0 {
+			t.Errorf("%d watches are left, and %d wait", len(s.conn.watches), s.waiting)
 		}
 	})
 }

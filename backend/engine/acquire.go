@@ -286,13 +286,18 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 	for i, pos := range all {
 		g := a.rs[i].Grant()
 		g.Token, g.Nonce, g.Incarnation, g.SentAt = pos.Token, pos.Nonce, pos.Incarnation, sent
-		g.MinHoldUntil, g.Queued = pos.MinHoldUntil, a.queued || pos.Queued
+		g.MinHoldUntil, g.Queued, g.Generation = pos.MinHoldUntil, a.queued || pos.Queued, pos.Generation
 		if a.s != nil {
 			g.TTL = min(g.TTL, a.s.ttl)
+		}
+		if !pos.Last.IsZero() { // SentAt + TTL is not after the end of the hold
+			g.SentAt = max(1, min(sent, pos.Last.Add(-g.TTL)))
+		}
+		if a.s != nil {
 			if !a.d.sessions.keepHold(g.RequestID, a.s, g.Incarnation, "") {
 				return nil, Position{}, ErrNoSession
 			}
-			a.d.sessions.promise(g, sent.Add(g.TTL))
+			a.d.sessions.promise(g, g.SentAt.Add(g.TTL))
 		}
 		grants[i] = g
 	}
@@ -567,7 +572,8 @@ func (d *Driver) cleanup(ctx context.Context, r *backend.Request, place string, 
 		}
 		_, final := d.classOf(err)
 		late := d.clock.Now().Sub(began) > g.TTL
-		answered := err == nil || final && kit.Classified(err) // a refusal may end
+		refused := errors.Is(err, backend.ErrDenied) || errors.Is(err, backend.ErrMisconfigured) // which may end
+		answered := err == nil || final && kit.Classified(err) && !refused
 		if answered || d.gate.Closed() || late {
 			d.sessions.drop(g, err != nil && late)
 			return

@@ -49,6 +49,7 @@ type Driver struct {
 	free     sync.Pool     // attempts that were granted
 	timers   sync.Pool     // of Await: they have stopped, so that their channels are empty
 	checkNow chan struct{} // has room for one wake of the loop of the checks
+	late     chan struct{} // closed exchangeTimeout after the beginning of Close
 
 	mu        sync.Mutex // protects the following fields
 	probed    bool       // no more probes are needed
@@ -84,6 +85,7 @@ func New(s Service) *Driver {
 		service: s, clock: s.Describe().Clock, gate: kit.NewGate(), chance: randsource.Of(s),
 		flights: map[string]flight{}, waiters: map[string]*waiter{}, losses: map[string]*loss{},
 		probing: make(chan struct{}, 1), queues: map[string]*queue{}, checkNow: make(chan struct{}, 1),
+		late:     make(chan struct{}),
 		settling: map[string]*time.Timer{},
 	}
 	d.timeout = exchangeTimeout
@@ -127,12 +129,15 @@ func (d *Driver) Ping(ctx context.Context) error {
 	return d.callError(verbPing, "", err)
 }
 
-// Close ends waiters with backend.ErrClosed and waits until they have left, and cleanup has ended, or ctx ends. Other
-// calls are refused from then on. It ends the driver's sessions, and takes exchangeTimeout for that when ctx has ended:
-// then in the background.
+// Close ends waiters with backend.ErrClosed and waits until they have left, and until cleanup has ended, which gets
+// exchangeTimeout, or ctx ends. Other calls are refused from then on. It ends the driver's sessions, and takes
+// exchangeTimeout for that when ctx has ended: then in the background.
 func (d *Driver) Close(ctx context.Context) error {
 	first := d.gate.Close()
 	d.stopSettling()
+	if first {
+		time.AfterFunc(exchangeTimeout, func() { close(d.late) })
+	}
 	err := d.gate.Wait(ctx)
 	switch {
 	case first && d.sessions == nil:

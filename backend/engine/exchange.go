@@ -87,7 +87,7 @@ func Abandoned(ctx context.Context) error {
 // closingOf returns the channel that ends an exchange for ctx when the driver closes.
 func (d *Driver) closingOf(ctx context.Context) <-chan struct{} {
 	if ctx == d.gate.Work() {
-		return nil // cleanup, which Close waits for
+		return d.late // cleanup, which Close waits for
 	}
 	return d.gate.Closing().Done()
 }

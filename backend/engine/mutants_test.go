@@ -295,6 +295,43 @@ var mutants = []mutant{
 		text: " && a.waiter.watching == nil {", instead: " {",
 	},
 	{
+		what: "only Prove proves a session", file: "session.go", test: "TestOtherExchangesProveASession",
+		text: "s.proved = max(s.proved, s.proofs.Proved(s.own))", instead: "_ = s.proofs.Proved",
+	},
+	{
+		what: "a renewal proves its session twice", file: "renew.go", test: "TestOtherExchangesProveASession",
+		text: "age = shortest // Extend proves it", instead: "age = 0",
+	},
+	{
+		what: "a grant outlasts its maximum", file: "acquire.go", test: "TestHoldWithAMaximum",
+		text: "if !pos.Last.IsZero() {", instead: "if false {",
+	},
+	{
+		what: "a renewal outlasts the maximum", file: "renew.go", test: "TestHoldWithAMaximum",
+		text: "!last.IsZero() && last.Sub(sent) < ttl {", instead: "false {",
+	},
+	{
+		what: "a session that has ended in a renewal is told later", file: "renew.go",
+		test: "TestRenewalFindsTheEndOfTheSession",
+		text: "backend.ErrUnavailable, err); r.holds[n].Known {", instead: "backend.ErrUnavailable, err); false {",
+	},
+	{
+		what: "the reason of a pushed loss is forgotten", file: "session.go", test: "TestReasonOfAPushedLossIsKept",
+		text: "\t\th.loss = loss\n", instead: "\t\t_ = h\n",
+	},
+	{
+		what: "a hold whose loss was pushed keeps its session", file: "session.go", test: "TestLostHoldLeavesItsSession",
+		text: "\t\t\tif !all.doubtLate(g) {\n", instead: "\t\t\tif false {\n",
+	},
+	{
+		what: "a denied cleanup is not repeated", file: "acquire.go", test: "TestDeniedCleanupIsRepeated",
+		text: "kit.Classified(err) && !refused", instead: "(kit.Classified(err) || refused)",
+	},
+	{
+		what: "Close waits for cleanup as long as for an exchange", file: "driver.go", test: "TestCloseBoundsCleanup",
+		text: "func() { close(d.late) }", instead: "func() {}",
+	},
+	{
 		what: "a session is not proved immediately when its follower ends", file: "session.go",
 		test: "TestSessionIsFollowed",
 		text: "_ = all.prove(ctx, s, -1)", instead: "continue",

@@ -96,7 +96,11 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 		for _, h := range r.holds {
 			shortest = min(shortest, h.TTL)
 		}
-		err := d.sessions.prove(ctx, s, shortest/6)
+		age := shortest / 6
+		if d.sessions.proofs != nil {
+			age = shortest // Extend proves it
+		}
+		err := d.sessions.prove(ctx, s, age)
 		if errors.Is(err, ErrOutgrown) {
 			next, joined := d.sessions.join(ctx, s.asked)
 			if joined != nil {
@@ -132,7 +136,12 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 	})
 	if class, final := d.classOf(err); err != nil && class == NoSession && !final && s != nil {
 		d.sessions.missing(ctx, s)
-		err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err) // the next renewal finds out
+		for n, i := range r.members {
+			if out[i].Err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err); r.holds[n].Known {
+				out[i].Err = d.gone(r.holds[n], backend.Loss{Reason: backend.ReasonSessionExpired})
+			}
+		}
+		return
 	}
 	if err != nil {
 		if class, _ := d.classOf(err); class == Unknown && !sent.IsZero() && s != nil {
@@ -140,6 +149,9 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 		}
 		fail(err)
 		return
+	}
+	if d.sessions != nil && d.sessions.proofs != nil {
+		proved = sent
 	}
 	for n, i := range r.members {
 		h, ttl := r.holds[n], r.holds[n].TTL
@@ -160,16 +172,23 @@ func (d *Driver) renewOn(ctx context.Context, r *renewing, out []backend.Renewal
 			d.sessions.promise(h.Grant, sent.Add(ttl))
 		}
 		out[i] = backend.Renewal{SentAt: sent, TTL: ttl}
+		if last := outcomes[n].Last; !last.IsZero() && last.Sub(sent) < ttl {
+			if out[i].TTL, out[i].Last = last.Sub(sent), true; out[i].TTL <= 0 {
+				out[i] = backend.Renewal{Err: d.notHeld(h.Grant, backend.Loss{Reason: backend.ReasonMaxHold})}
+			}
+		}
 	}
 }
 
-// gone is the error for a hold that the service no longer has. Without a reason the service has lost it with its
-// session, unless that session is known to live.
+// gone is the error for a hold that the service no longer has. Without a reason, now or in a push, the service has lost
+// it with its session, unless that session is known to live.
 func (d *Driver) gone(h Holding, loss backend.Loss) error {
 	if loss.Reason == "" && d.sessions != nil {
 		loss.Reason = backend.ReasonSessionExpired
 		if known, ok := d.sessions.hold(h.Grant); ok && known.incarnation != "" {
-			loss.Reason = backend.ReasonEvicted
+			if loss.Reason = backend.ReasonEvicted; known.loss.Reason != "" {
+				loss = known.loss
+			}
 		}
 	}
 	return d.notHeld(h.Grant, loss)

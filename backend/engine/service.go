@@ -123,6 +123,10 @@ type Position struct {
 	Nonce        fencing.Nonce
 	Incarnation  string
 	MinHoldUntil backend.Instant
+	// Generation of the service that issued Token: see backend.Grant.
+	Generation fencing.Generation
+	// Last is the instant until which the hold lasts at most, however often it is renewed; 0 without a maximum.
+	Last backend.Instant
 	// Queued: the request waited before it was granted, as far as the service knows.
 	Queued bool
 	// Placed: the service has a hold or a place in the queue for the request.
@@ -161,6 +165,8 @@ type Outcome struct {
 	// Gone: the service does not have the hold any more. Loss is the reason, if the service reports it.
 	Gone bool
 	Loss backend.Loss
+	// Last is Position.Last.
+	Last backend.Instant
 	// Err is a failure for this hold alone; the hold may still exist.
 	Err error
 }
@@ -190,6 +196,13 @@ type Sessions interface {
 	Prove(ctx context.Context, s Session) error
 	// End ends s with all its holds and waiters. If it has ended before, that is no error.
 	End(ctx context.Context, s Session) error
+}
+
+// Proofs is for services on which other exchanges prove a session, too.
+type Proofs interface {
+	// Proved returns the latest instant from which s is known to live for its TTL. An answered Extend has proved its
+	// session since it was called.
+	Proved(s Session) backend.Instant
 }
 
 // The answers of Prove about a session.

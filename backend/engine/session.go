@@ -22,9 +22,10 @@ const maxExact = 8
 // session is one session of the service.
 type session struct {
 	kit.Session
-	asked time.Duration // the requested TTL
-	own   Session       // the binding's, of TTL ttl; set before others see it
-	ttl   time.Duration
+	asked  time.Duration // the requested TTL
+	own    Session       // the binding's, of TTL ttl; set before others see it
+	ttl    time.Duration
+	proofs Proofs // nil: only Prove proves it
 
 	outgrown  chan struct{} // closed when another session replaces it
 	outgrowOn sync.Once
@@ -44,14 +45,16 @@ type hold struct {
 	late        []string // attempts of which an Enter went unanswered
 	until       backend.Instant
 	ended       backend.Reason  // why it is over, if its session is
+	loss        backend.Loss    // that the service has reported
 	doubted     backend.Instant // when its attempt ended in doubt
 }
 
 // sessions are the sessions of a driver.
 type sessions struct {
-	d     *Driver
-	with  Sessions
-	table *kit.Sessions[time.Duration, *session]
+	d      *Driver
+	with   Sessions
+	proofs Proofs // nil: only Prove proves a session
+	table  *kit.Sessions[time.Duration, *session]
 
 	mu       sync.Mutex           // protects the following fields
 	holds    map[string]*hold     // by request id; each is one user of its session
@@ -62,8 +65,9 @@ type sessions struct {
 type adoption struct{ _ byte }
 
 func newSessions(d *Driver, with Sessions) *sessions {
+	proofs, _ := d.service.(Proofs)
 	return &sessions{
-		d: d, with: with, table: kit.NewSessions[time.Duration, *session](d.clock), holds: map[string]*hold{},
+		d: d, with: with, proofs: proofs, table: kit.NewSessions[time.Duration, *session](d.clock), holds: map[string]*hold{},
 		adopting: map[string]*adoption{},
 	}
 }
@@ -79,7 +83,15 @@ func (s *session) binding() Session {
 func (s *session) provedAt() backend.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.learn()
 	return s.proved
+}
+
+// learn takes over the proofs of other exchanges. session.mu is held.
+func (s *session) learn() {
+	if s.proofs != nil {
+		s.proved = max(s.proved, s.proofs.Proved(s.own))
+	}
 }
 
 func (s *session) isOutgrown() bool {
@@ -98,7 +110,7 @@ func (s *session) outgrow() { s.outgrowOn.Do(func() { close(s.outgrown) }) }
 func (all *sessions) join(ctx context.Context, ttl time.Duration) (*session, error) {
 	ttl = all.length(ttl)
 	s, err := all.table.Join(ctx, ttl, func() *session {
-		return &session{Session: all.table.New(), asked: ttl, outgrown: make(chan struct{}), doubted: make(chan struct{}, 1)}
+		return &session{Session: all.table.New(), asked: ttl, proofs: all.proofs, outgrown: make(chan struct{}), doubted: make(chan struct{}, 1)}
 	}, func(s *session) {
 		if err := all.d.lost(); err != nil {
 			all.table.Opened(s, err)
@@ -270,6 +282,7 @@ func (all *sessions) keep(ctx context.Context, s *session) error {
 // during the call: on a slow network that may be older. All callers that need a proof share one exchange.
 func (all *sessions) prove(ctx context.Context, s *session, age time.Duration) error {
 	s.mu.Lock()
+	s.learn()
 	switch {
 	case s.Ended():
 		s.mu.Unlock()
@@ -506,6 +519,25 @@ func (all *sessions) holdsAnother(g backend.Grant) bool {
 	defer all.mu.Unlock()
 	h := all.holds[g.RequestID]
 	return h != nil && h.incarnation != "" && h.incarnation != g.Incarnation
+}
+
+// lose notes a loss that the service has reported: a later answer may not have the reason any more. If nobody asks for a
+// TTL, the hold is forgotten.
+func (all *sessions) lose(g backend.Grant, loss backend.Loss) {
+	if all == nil {
+		return
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if h := all.holds[g.RequestID]; h != nil && (g.Incarnation == "" || h.incarnation == g.Incarnation) {
+		h.loss = loss
+		g.Incarnation = h.incarnation
+		time.AfterFunc(h.s.ttl, func() {
+			if !all.doubtLate(g) {
+				all.drop(g, false)
+			}
+		})
+	}
 }
 
 // stay keeps s for a TTL, since holds may have moved to it by a renewal without an answer: until they are renewed

@@ -171,6 +171,9 @@ func (d *Driver) notify(p Push) {
 	if p.What == PushLost && p.Incarnation != "" && d.sessions.holdsAnother(of) {
 		return
 	}
+	if p.What == PushLost {
+		d.sessions.lose(of, p.Loss)
+	}
 	d.mu.Lock()
 	var lost func(backend.Loss)
 	switch p.What {
