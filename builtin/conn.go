@@ -142,10 +142,10 @@ func (c *conn) keep(keep *lockpb.Request, k kept) {
 	c.kept[keep.Number] = append(c.kept[keep.Number], k)
 }
 
-// mostLooked bounds the sessions that are checked for inclusion, and lookEvery is the time between two checks.
+// maxLooked bounds the sessions that are checked for inclusion, and lookEvery is the time between two checks.
 const (
-	mostLooked = 64
-	lookEvery  = minTTL / 6
+	maxLooked = 64
+	lookEvery = minTTL / 6
 )
 
 // keepOthers adds the sessions for which at least half of the time between their own keepalives has passed. The caller
@@ -157,7 +157,7 @@ func (c *conn) keepOthers(keep *lockpb.Request, now backend.Instant) {
 	c.looked = now
 	looked := 0
 	for _, own := range c.s.sessions {
-		if looked++; looked > mostLooked {
+		if looked++; looked > maxLooked {
 			return
 		}
 		if own.on == c && now.Sub(max(backend.Instant(own.proved.Load()), own.asked)) >= own.ttl/6 {

@@ -27,9 +27,9 @@ func (s *service) Enter(ctx context.Context, r engine.Entering) (engine.Position
 	return all[0], nil
 }
 
-// mostConflicts is the maximum number of times that an Enter takes over its request ids from other sessions. More
-// conflicts mean that another client takes them back each time.
-const mostConflicts = 3
+// maxConflicts bounds the times that an Enter takes over its request ids from other sessions. More conflicts mean that
+// another client takes them back each time.
+const maxConflicts = 3
 
 // EnterSet is engine.Sets's: one log entry grants all names, and a waiter has one place in all of their queues. A waiter
 // whose grant was pushed needs no exchange.
@@ -52,7 +52,7 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 		switch {
 		case errors.As(err, &held):
 			return []engine.Position{{Holder: held}}, nil
-		case errors.Is(err, errConflict) && conflicts == mostConflicts:
+		case errors.Is(err, errConflict) && conflicts == maxConflicts:
 			return nil, kit.InvalidOption("request id", strconv.Quote(rs[0].RequestID),
 				"it is in use, together with other names or by another client")
 		case errors.Is(err, errConflict):

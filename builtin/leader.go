@@ -36,18 +36,18 @@ const (
 	silentTime   = 5 * time.Second
 	refusedTime  = 500 * time.Millisecond
 	// The bounds of the patience method.
-	leastPatience = 500 * time.Millisecond
-	mostPatience  = 3 * time.Second
+	minPatience = 500 * time.Millisecond
+	maxPatience = 3 * time.Second
 )
 
 // patience returns the maximum time without a response before another server is asked: a quarter of the shortest TTL
-// in use, so that a session outlives an unresponsive leader. The caller holds s.mu.
+// in use, so that a session outlives a leader that does not answer. The caller holds s.mu.
 func (s *service) patience() time.Duration {
-	shortest := 4 * mostPatience
+	shortest := 4 * maxPatience
 	for _, own := range s.sessions {
 		shortest = min(shortest, own.ttl)
 	}
-	return max(shortest/4, leastPatience)
+	return max(shortest/4, minPatience)
 }
 
 // maintain keeps a connection to the leader while a step needs one. It pauses between rounds, and longer each time, so

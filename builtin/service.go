@@ -124,9 +124,9 @@ type call struct {
 	withdrawn bool            // it must not be sent any more
 }
 
-// mostBytes bounds one request. The server's bound is lower, and its error is more precise; this bound keeps one
+// maxBytes bounds one request. The server's bound is lower, and its error is more precise; this bound keeps one
 // request from breaking the shared connection.
-const mostBytes = 256 << 10
+const maxBytes = 256 << 10
 
 // errNotSent: the connection ended before the request was sent.
 var errNotSent = errors.New("it was not sent")
@@ -135,7 +135,7 @@ var errNotSent = errors.New("it was not sent")
 // before the call did does not count.
 func (s *service) start(ctx context.Context, x *call, began backend.Instant) error {
 	if x.request != keepAlive { // the most frequent request
-		if x.size = proto.Size(x.request); x.size > mostBytes {
+		if x.size = proto.Size(x.request); x.size > maxBytes {
 			return tooLarge(x)
 		}
 	}
@@ -311,7 +311,7 @@ func spread(t time.Duration) time.Duration { return t/2 + rand.N(t) }
 // tooLarge returns the error for a request that no server takes.
 func tooLarge(x *call) error {
 	err := kit.InvalidOption("request", fmt.Sprintf("of %d bytes", x.size),
-		fmt.Sprintf("the server takes no more than %d", mostBytes))
+		fmt.Sprintf("the server takes no more than %d", maxBytes))
 	if x.request.GetAcquireAll() != nil {
 		return fmt.Errorf("%w: in one step: %v", backend.ErrUnsupported, err) // but one after the other
 	}

@@ -219,7 +219,7 @@ func TestRequestIDOfAnotherSetIsRefused(t *testing.T) {
 		if !errors.As(err, &invalid) || !strings.Contains(invalid.Value, r.RequestID) {
 			t.Errorf("acquire: %v, want that the request id is in use", err)
 		}
-		if n := len(asked[*lockpb.Request_Acquire](f)); n != mostConflicts+1 {
+		if n := len(asked[*lockpb.Request_Acquire](f)); n != maxConflicts+1 {
 			t.Errorf("asked %d times", n)
 		}
 	})

@@ -23,12 +23,12 @@ type feed struct {
 	on     *conn // on which it began, with number; nil: it has not begun, or was ended
 	number uint64
 	since  uint64           // the revision from which it continues; 0: from now on, until the server has said the present one
-	events []backend.Change // that the caller has not taken; at most mostEvents and one push
+	events []backend.Change // that the caller has not taken; at most maxEvents and one push
 	err    error            // why the server has ended it
 }
 
-// mostEvents bounds the events that wait for a slow caller. The server keeps later events, within its own limit.
-const mostEvents = 4096
+// maxEvents bounds the events that wait for a slow caller. The server keeps later events, within its own limit.
+const maxEvents = 4096
 
 // Changes is engine.Changes's. A change of leader, a restart of the servers and a slow caller neither lose nor repeat an
 // event, as long as the server keeps events. It runs on the caller's goroutine: a slow caller delays only its own events.
@@ -111,7 +111,7 @@ func (f *feed) happened(m *lockpb.Events) {
 	case m.Error != nil && m.Error.Code != lockpb.Code_CODE_COMPACTED:
 		f.err = replyError(m.Error)
 		fallthrough
-	case m.Error != nil, len(f.events) > mostEvents:
+	case m.Error != nil, len(f.events) > maxEvents:
 		f.unwatch()
 	}
 	f.wake.Notify()
