@@ -367,8 +367,12 @@ func TestUnfitKindsAndSets(t *testing.T) {
 				t.Errorf("a set that does not agree (%s): %v, want ErrInvalidOption", what, err)
 			}
 		}
-		large := setOf(false, "x", "y")
-		large[1].Metadata = map[string]string{"much": strings.Repeat("x", 1<<20)}
+		var large []backend.Request
+		for n := range 100 {
+			r := request(fmt.Sprint("name ", n))
+			r.Metadata = map[string]string{"much": strings.Repeat("x", 4000)}
+			large = append(large, r)
+		}
 		if _, err := d.AcquireAll(t.Context(), large); !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("a set that is too large: %v, want ErrUnsupported", err)
 		}
