@@ -167,7 +167,7 @@ func TestAServiceThatForgotIsNoticed(t *testing.T) {
 		_, err = c.Acquire(t.Context(), "elsewhere")
 		wantErr(t, err, fencelock.ErrHistoryLost)
 		if b.store.Names() > 1 {
-			t.Error("what was refused was not given back")
+			t.Error("the refused grant was not released")
 		}
 	})
 }
@@ -262,7 +262,7 @@ func TestUnfitExclusionIsRefusedAtTheGrant(t *testing.T) {
 				}
 			}
 			if !accept && b.store.Names() != 0 {
-				t.Error("what was refused was not given back")
+				t.Error("the refused grant was not released")
 			}
 		}
 	})

@@ -382,14 +382,14 @@ func TestLossIsReportedBeforeTheRivalHolds(t *testing.T) {
 	}()
 	mustAcquire(t, rival, request("x", true))
 	heldAt = time.Now()
-	await("the holder is told", toldDone)
+	await("the holder is notified", toldDone)
 	if !told.Before(heldAt) {
 		t.Errorf("the holder was told %v after the rival held the lock", told.Sub(heldAt))
 	}
 	t.Logf("the holder was told %v before the rival held the lock", heldAt.Sub(told))
 	// Do not restore the link earlier: a recipe lease that has not expired yet would continue, and its rival would never
 	// hold.
-	await("the holder by etcd's recipe is told, and its rival holds", recipeDone)
+	await("the holder by etcd's recipe is notified, and its rival holds", recipeDone)
 	link.Pass()
 	if lost := (*fencelock.LostError)(nil); !errors.As(context.Cause(lease.Context()), &lost) {
 		t.Errorf("cause %v", context.Cause(lease.Context()))

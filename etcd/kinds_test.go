@@ -175,7 +175,7 @@ func sharedHolds(t *testing.T, server *containers.EtcdServer) {
 		wantHolders(t, two, name, 0, held, mustGet(t, readers[0]), mustGet(t, readers[1]))
 	})
 
-	t.Run("a reader's crash is told to those who watch", func(t *testing.T) {
+	t.Run("watchers are notified of a reader's crash", func(t *testing.T) {
 		const name = "watched"
 		start, err := one.Look(t.Context(), name)
 		if err != nil {
@@ -305,7 +305,7 @@ func permits(t *testing.T, server *containers.EtcdServer) {
 	})
 
 	for _, limit := range []int{1, 3, 12} {
-		t.Run(fmt.Sprintf("waiters for one of %d are told, and need not look", limit), func(t *testing.T) {
+		t.Run(fmt.Sprintf("waiters for one of %d are notified, and need not look", limit), func(t *testing.T) {
 			name := fmt.Sprint("told/", limit)
 			var held []backend.Grant
 			for range limit {

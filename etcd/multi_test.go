@@ -103,7 +103,7 @@ func TestAcquireAll(t *testing.T) {
 		wantFree(t, "all/a")
 	})
 
-	t.Run("a set of which one is gone is made whole, or given up", func(t *testing.T) {
+	t.Run("a set that has lost one hold is completed or released", func(t *testing.T) {
 		rs := []backend.Request{exclusively().asks("part/a", false), sharing().asks("part/b", false)}
 		first := mustAcquireAll(t, d, rs)
 		rs[0].Fresh, rs[1].Fresh = false, false

@@ -31,15 +31,8 @@ func soon(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// dataOf returns the data directory of a server that runs as a process.
-func dataOf(t testing.TB, s *containers.Server) string {
-	t.Helper()
-	folder, err := s.Folder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(folder, "data")
-}
+// dataDir is the directory with an etcd server's data, in its folder.
+const dataDir = "data"
 
 // replace puts a copy of the directory from in the place of to.
 func replace(t testing.TB, to, from string) {
@@ -80,7 +73,7 @@ func TestRevisionNearItsEnd(t *testing.T) {
 	server := containers.Etcd(t, containers.AsProcess())
 	before := mustAcquire(t, newDriver(t, server.Addr()), request("before", false))
 	must(t, server.Stop(soon(t, time.Minute)))
-	atRevision(t, dataOf(t, server.Server), int64(fencing.MaxToken)-60)
+	atRevision(t, filepath.Join(server.Folder(t), dataDir), int64(fencing.MaxToken)-60)
 	must(t, server.Start(soon(t, time.Minute)))
 	d := newDriver(t, server.Addr())
 	r := request("held", false)
@@ -195,16 +188,16 @@ func TestAuthenticationIsTurnedOn(t *testing.T) {
 	mustRelease(t, d, held)
 }
 
-// The disk of one member of three goes back, and it makes a majority with a member that was down: both lack what the
-// third one knows. A client that was running is told, and gives the cluster another token space.
-func TestDiskOfOneMemberGoesBack(t *testing.T) {
+// The disk of one member reverts to an earlier state. With a member that was down it makes a majority of three: both lack
+// changes that the third member has. A running client detects the loss and gives the cluster another token space.
+func TestDiskOfOneMemberReverts(t *testing.T) {
 	t.Parallel()
 	const reverted, behind, knows = 0, 1, 2
 	cluster := containers.EtcdCluster(t, containers.AsProcess())
 	all := cluster.Endpoints()
 	early := mustAcquire(t, newDriver(t, all...), request("before", false))
 	ctx := soon(t, 2*time.Minute)
-	data, backup := dataOf(t, cluster.Node(reverted)), filepath.Join(t.TempDir(), "backup")
+	data, backup := filepath.Join(cluster.Node(reverted).Folder(t), dataDir), filepath.Join(t.TempDir(), "backup")
 	must(t, cluster.Node(reverted).Stop(ctx))
 	must(t, os.CopyFS(backup, os.DirFS(data)), cluster.Node(reverted).Start(ctx))
 	must(t, cluster.Node(behind).Stop(ctx))
@@ -242,7 +235,7 @@ func TestCopiedMember(t *testing.T) {
 	mustAcquire(t, newDriver(t, addr), request("before", false))
 	ctx := soon(t, time.Minute)
 	must(t, original.Stop(ctx), copied.Stop(ctx))
-	replace(t, dataOf(t, copied.Server), dataOf(t, original.Server))
+	replace(t, filepath.Join(copied.Folder(t), dataDir), filepath.Join(original.Folder(t), dataDir))
 	must(t, original.Start(ctx), copied.Start(ctx))
 	someRevisions(t, original.Addr(), 20)
 	s := newSurvivorFor(t, time.Minute, addr)

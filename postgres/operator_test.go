@@ -133,8 +133,8 @@ func (w *worn) logEnds(t *testing.T) {
 	if !errors.Is(err, backend.ErrMisconfigured) || !strings.Contains(err.Error(), "pg_current_wal_insert_lsn") {
 		t.Errorf("a new client: %v, want ErrMisconfigured that names the position", err)
 	}
-	var told *backend.NotHeldError
-	if err := renewed(t, w.d, w.held); err != nil && (!errors.As(err, &told) || told.Reason != backend.ReasonHistoryLost) {
+	var gone *backend.NotHeldError
+	if err := renewed(t, w.d, w.held); err != nil && (!errors.As(err, &gone) || gone.Reason != backend.ReasonHistoryLost) {
 		t.Errorf("the hold of before: %v", err)
 	}
 }
@@ -195,8 +195,8 @@ func (w *worn) transactionsWrap(t *testing.T) {
 	}
 }
 
-// A server's files are copied, and both servers run. No client can tell: both grant tokens of one space. The doctor tells,
-// and a client that gets from the original to the older copy.
+// A server's files are copied, and both servers run. No client of one of them can detect it: both grant tokens of one
+// space. The doctor reports it, and so does a client that moves from the original to the older copy.
 func TestCopiedServer(t *testing.T) {
 	t.Parallel()
 	original := one(t)
@@ -235,11 +235,11 @@ func TestCopiedServer(t *testing.T) {
 	}
 	moves.SetUpstream(copied.Addr())
 	moves.Reset()
-	toldOfLostHistory(t, here, held, lost)
+	losesHistory(t, here, held, lost)
 }
 
-// toldOfLostHistory waits until a driver reports the loss of history, as the reason of its hold's loss, too.
-func toldOfLostHistory(t *testing.T, d *postgres.Driver, held backend.Grant, lost <-chan backend.Reason) {
+// losesHistory waits until a driver reports the loss of history, as the reason of its hold's loss, too.
+func losesHistory(t *testing.T, d *postgres.Driver, held backend.Grant, lost <-chan backend.Reason) {
 	t.Helper()
 	for ctx, err := soon(t, 30*time.Second), error(nil); !errors.Is(err, backend.ErrHistoryLost); sleepFor(ctx, 10*time.Millisecond) {
 		if err = d.Renew(ctx, []backend.Grant{held})[0].Err; ctx.Err() != nil {
@@ -255,14 +255,14 @@ func toldOfLostHistory(t *testing.T, d *postgres.Driver, held backend.Grant, los
 			t.Errorf("the reason is %q", why)
 		}
 	case <-soon(t, 20*time.Second).Done():
-		t.Error("the holder was not told")
+		t.Error("the holder was not notified")
 	}
 }
 
-// The disk of the synchronous standby goes back, and the standby is promoted: it lacks what the quorum had acknowledged.
-// That looks like any promotion, so that a rival may be granted a lock beside its holder, which is told at its next
-// renewal. Tokens rise.
-func TestStandbyThatWentBackIsPromoted(t *testing.T) {
+// The disk of the synchronous standby reverts to an earlier state, and the standby is promoted: it lacks changes that the
+// quorum had acknowledged. That looks like any promotion, so a rival may be granted a lock beside its holder, whose next
+// renewal fails. Tokens rise.
+func TestRevertedStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	primary, standby := pair(t, true)
 	n := standby.service.(*local)
@@ -295,8 +295,8 @@ func TestStandbyThatWentBackIsPromoted(t *testing.T) {
 	if a, b := d.Describe().TokenSpace, rival.Describe().TokenSpace; a != b {
 		t.Errorf("the token spaces are %s and %s", a, b)
 	}
-	var told *backend.NotHeldError
-	if err := renewed(t, d, held); !errors.As(err, &told) || told.Reason != backend.ReasonEvicted {
+	var gone *backend.NotHeldError
+	if err := renewed(t, d, held); !errors.As(err, &gone) || gone.Reason != backend.ReasonEvicted {
 		t.Errorf("renewing what the standby forgot: %v, want a NotHeldError with %q", err, backend.ReasonEvicted)
 	}
 }

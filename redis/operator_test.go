@@ -26,8 +26,8 @@ func (s *testServer) dumped(t testing.TB) (file string) {
 	return filepath.Join(folder["dir"], "dump.rdb")
 }
 
-// An old dump takes the place of a server's data, or a copy of the server takes its place. Its clients cannot tell: the
-// holder is told at its next renewal. A hold that had been released comes back for its TTL at most.
+// An old dump takes the place of a server's data, or a copy of the server takes its place. Its clients cannot
+// detect that: the holder is notified by its next renewal. A released hold returns for its TTL at most.
 func TestOldDataIsServed(t *testing.T) {
 	t.Parallel()
 	for name, replace := range map[string]func(*testing.T, *testServer, *fault.Proxy, string){
@@ -71,12 +71,12 @@ func TestOldDataIsServed(t *testing.T) {
 			replace(t, s, p, old)
 
 			mustAcquire(t, rival, request("forgotten", time.Minute, true)) // beside the holder
-			var told *backend.NotHeldError
-			eventually(t, "the holder is told", func() bool {
-				return errors.As(d.Renew(within(t, 30*time.Second), []backend.Grant{held})[0].Err, &told)
+			var gone *backend.NotHeldError
+			eventually(t, "the holder is notified", func() bool {
+				return errors.As(d.Renew(within(t, 30*time.Second), []backend.Grant{held})[0].Err, &gone)
 			})
-			if told.Reason != backend.ReasonEvicted {
-				t.Errorf("the reason is %q, want %q", told.Reason, backend.ReasonEvicted)
+			if gone.Reason != backend.ReasonEvicted {
+				t.Errorf("the reason is %q, want %q", gone.Reason, backend.ReasonEvicted)
 			}
 			if _, err := rival.Acquire(within(t, 30*time.Second), request("released", ttl, false)); err == nil &&
 				time.Since(saved) < ttl {
@@ -94,7 +94,7 @@ func TestOldDataIsServed(t *testing.T) {
 
 // An operator changes a server under a client with a hold: to another password, or into a replica of a server that does
 // not know the hold. Until the server is as before, no renewal is confirmed and nothing is granted, and the calls name the
-// setting. Then the hold is renewed, or its holder is told that it is gone.
+// setting. Then the hold is renewed, or its holder is notified that it is gone.
 func TestServerChangesUnderAHold(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -40,7 +40,7 @@ func TestShowsNoKeys(t *testing.T) {
 		_, err = other.Acquire(within(t, 30*time.Second), rival)
 		var refused *backend.HeldError
 		if !errors.As(err, &refused) || refused.HoldID != r.HoldID || refused.Holder != r.Owner {
-			t.Errorf("%s: a rival is told %+v", name, refused)
+			t.Errorf("%s: a rival gets %+v", name, refused)
 		}
 		if text := fmt.Sprintf("%+v %v %#v", state, err, refused); strings.Contains(text, r.RequestID) {
 			t.Errorf("%s: the key is shown: %s", name, text)

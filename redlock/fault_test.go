@@ -228,7 +228,7 @@ func clockJump(t *testing.T, s servers) {
 	if _, err := b.Acquire(within(t, 30*time.Second), request(t.Name())); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("acquire by a rival = %v, want ErrHeld", err)
 	}
-	eventually(t, "the rival's vote is given back", func() bool { return s.votes(t, t.Name()) == 4 })
+	eventually(t, "the rival's vote is released", func() bool { return s.votes(t, t.Name()) == 4 })
 	eventually(t, "renewal refills", func() bool {
 		if err := a.Renew(within(t, 30*time.Second), []backend.Grant{g})[0].Err; err != nil {
 			t.Fatalf("renew = %v", err)
@@ -278,7 +278,7 @@ func shown(t *testing.T, s servers) {
 	_, err = other.Acquire(within(t, 30*time.Second), request(r.Name))
 	var refused *backend.HeldError
 	if !errors.As(err, &refused) || refused.HoldID != r.HoldID {
-		t.Errorf("a rival is told %+v", refused)
+		t.Errorf("a rival gets %+v", refused)
 	}
 	if text := fmt.Sprintf("%+v %v %#v", state, err, refused); strings.Contains(text, r.RequestID) {
 		t.Errorf("the key is shown: %s", text)

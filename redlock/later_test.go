@@ -71,7 +71,7 @@ func TestVotesFollow(t *testing.T) {
 	); !errors.Is(err, backend.ErrHeld) {
 		t.Errorf("a rival of a hold with 3 votes = %v, want ErrHeld", err)
 	}
-	eventually(t, "what the rival got is given back", func() bool { return s.votes(t, "renewed") == 3 })
+	eventually(t, "the rival's votes are released", func() bool { return s.votes(t, "renewed") == 3 })
 	if err := d.Renew(within(t, 30*time.Second), []backend.Grant{g})[0].Err; err != nil {
 		t.Error(err)
 	}

@@ -21,20 +21,11 @@ func startDurable(t *testing.T, n int) (s servers) {
 	return s
 }
 
-func (s servers) folder(t *testing.T, i int) string {
-	t.Helper()
-	folder, err := s[i].Folder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return folder
-}
-
 // replace restarts server i with the files in from.
 func (s servers) replace(t *testing.T, i int, from string) {
 	t.Helper()
 	s.stop(t, i)
-	folder := s.folder(t, i)
+	folder := s[i].Folder(t)
 	if err := errors.Join(os.RemoveAll(folder), os.CopyFS(folder, os.DirFS(from))); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +46,7 @@ func TestOldDataOfOneServer(t *testing.T) {
 			take(t, rival, request(name+" before"))
 			old := t.TempDir()
 			s.stop(t, of)
-			if err := os.CopyFS(old, os.DirFS(s.folder(t, of))); err != nil {
+			if err := os.CopyFS(old, os.DirFS(s[of].Folder(t))); err != nil {
 				t.Fatal(err)
 			}
 			s.startAgain(t, of)

@@ -73,7 +73,7 @@ func TestEvictionPolicies(t *testing.T) {
 		t.Errorf("a hold is not renewed: %v", err)
 	}
 	if err := d.Release(within(t, 30*time.Second), g); err != nil {
-		t.Errorf("a hold is not given back: %v", err)
+		t.Errorf("a hold is not released: %v", err)
 	}
 	set("noeviction", 0)
 	acquires(nil) // a minority does not matter

@@ -57,16 +57,6 @@ func TestTransactionsNearTheirEnd(t *testing.T) {
 	}
 }
 
-// folderOf returns the folder of a server that runs as a process.
-func folderOf(t testing.TB, s *containers.Server) string {
-	t.Helper()
-	folder, err := s.Folder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return folder
-}
-
 // copyLog copies the snapshots and logs of a stopped server.
 func copyLog(t testing.TB, to, from string) {
 	t.Helper()
@@ -86,13 +76,14 @@ func lostHistory(t *testing.T, lost <-chan backend.Reason) {
 			t.Errorf("the hold was lost with the reason %q", reason)
 		}
 	case <-soon(t, 30*time.Second).Done():
-		t.Fatal("the holder was not told")
+		t.Fatal("the holder was not notified")
 	}
 }
 
-// TestDiskOfOneServerGoesBack puts the disk of one server of three back, which makes a majority with a server that was
-// down: both lack what the third one knows. A client that was running is told, and gives the ensemble another token space.
-func TestDiskOfOneServerGoesBack(t *testing.T) {
+// TestDiskOfOneServerReverts restores an earlier state of one server's disk. With a server that was down it makes a
+// majority of three: both lack changes that the third server has. A running client detects the loss and gives the ensemble
+// another token space.
+func TestDiskOfOneServerReverts(t *testing.T) {
 	t.Parallel()
 	ensemble := containers.ZooKeeperCluster(t, containers.AsProcess())
 	all := ensemble.Endpoints()
@@ -119,12 +110,12 @@ func TestDiskOfOneServerGoesBack(t *testing.T) {
 	}
 	stop := func(s *containers.Server) error { return s.Stop(ctx) }
 	start := func(s *containers.Server) error { return s.Start(ctx) }
-	folder, backup := folderOf(t, ensemble.Node(reverted)), t.TempDir()
+	folder, backup := ensemble.Node(reverted).Folder(t), t.TempDir()
 	act(stop, reverted)
 	copyLog(t, backup, folder)
 	act(stop, behind)
-	// There are many elections until the disk goes back: otherwise the epochs of the next ones may be greater than what was
-	// lost, and so may tokens.
+	// A high epoch stands for many elections before the disk reverts: otherwise the epochs of the next ones, and so tokens,
+	// may exceed the lost ones.
 	epoch := filepath.Join(folder, "version-2", "acceptedEpoch")
 	if err := os.WriteFile(epoch, []byte("9"), 0o600); err != nil {
 		t.Fatal(err)
@@ -160,8 +151,8 @@ func TestDiskOfOneServerGoesBack(t *testing.T) {
 	}
 }
 
-// TestCopiedServer copies a server's files, and runs both. No client can tell: both grant the same tokens of one space. The
-// doctor tells, and a client that gets from the original to the older copy.
+// TestCopiedServer copies a server's files, and runs both. No client of one of them can detect it: both grant the same
+// tokens of one space. The doctor reports it, and so does a client that moves from the original to the older copy.
 func TestCopiedServer(t *testing.T) {
 	t.Parallel()
 	original := containers.ZooKeeper(t, containers.AsProcess())
@@ -174,7 +165,7 @@ func TestCopiedServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	copyLog(t, folderOf(t, copied.Server), folderOf(t, original.Server))
+	copyLog(t, copied.Folder(t), original.Folder(t))
 	for _, s := range []*containers.ZooKeeperServer{original, copied} {
 		if err := s.Start(ctx); err != nil {
 			t.Fatal(err)

@@ -261,7 +261,7 @@ func TestHoldGrantedAgainHasANewValidity(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
 	a, b := driver(t, server.Addr()), driver(t, server.Addr())
-	r := request("again", false) // proved seldom
+	r := request("again", false) // its session is proved every third of the TTL
 	for _, d := range []*zookeeper.Driver{a, b} {
 		other := r
 		other.Name, other.RequestID = "before", backend.NewRequestID()

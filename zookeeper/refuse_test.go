@@ -14,9 +14,8 @@ import (
 	"github.com/fencelock/fencelock/zookeeper"
 )
 
-// attemptsThatMeet lets a request arrive behind entries of which one is about to go: that of an attempt, or of a
-// request that is refused. It is not refused for one that goes before it asks whether that stays, and it is for one
-// that stays.
+// attemptsThatMeet lets a request arrive behind an entry that is about to leave: an attempt's, or that of a request that
+// is refused. If the entry leaves before the request looks again, the request is not refused. If the entry stays, it is.
 func attemptsThatMeet(t *testing.T, server *containers.ZooKeeperServer) {
 	admin := newAdmin(t, server.Addr())
 	const attempt, waiter = `{"fencelock":1,"try":true}`, `{"fencelock":1}`

@@ -123,7 +123,7 @@ var scenes = []scene{
 			}
 			giveUp()
 			if err := <-waits; !errors.Is(err, context.Canceled) {
-				return fmt.Errorf("the wait that was given up = %w", err)
+				return fmt.Errorf("the abandoned wait = %w", err)
 			}
 			if err := p.rival.Release(soon(p.t, 20*time.Second), g); err != nil {
 				return fmt.Errorf("release by the rival: %w", err)

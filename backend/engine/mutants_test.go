@@ -311,7 +311,7 @@ var mutants = []mutant{
 		text: "!last.IsZero() && last.Sub(sent) < ttl {", instead: "false {",
 	},
 	{
-		what: "a session that has ended in a renewal is told later", file: "renew.go",
+		what: "a renewal that finds the end of its session does not report it", file: "renew.go",
 		test: "TestRenewalFindsTheEndOfTheSession",
 		text: "backend.ErrUnavailable, err); r.holds[n].Known {", instead: "backend.ErrUnavailable, err); false {",
 	},

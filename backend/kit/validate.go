@@ -83,8 +83,8 @@ func ValidateText(what, text string) error {
 	return InvalidOption(what, strconv.QuoteToASCII(text[:min(len(text), 64)]), "it is not valid UTF-8")
 }
 
-// validateKind checks kind, permits and hierarchy, and the capabilities that the request needs. A missing capability is reported before
-// invalid values.
+// validateKind checks kind, permits and hierarchy, and the capabilities that the request needs. It reports a missing
+// capability before invalid values.
 func validateKind(can backend.Capabilities, r backend.Request) error {
 	need := backend.Capabilities(0)
 	switch r.Kind {

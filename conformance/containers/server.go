@@ -436,15 +436,16 @@ func (s *Server) RestartWith(ctx context.Context, args ...string) error {
 }
 
 // Folder returns the folder with the files of a server that was started with AsProcess. A test may replace them while
-// the server is stopped.
-func (s *Server) Folder() (string, error) {
+// the server is stopped. It fails the test t for another server.
+func (s *Server) Folder(t testing.TB) string {
+	t.Helper()
 	s.control.Lock()
 	defer s.control.Unlock()
 	p, ok := s.node.(*process)
 	if !ok {
-		return "", fmt.Errorf("%s: the server does not run as a process", s)
+		t.Fatalf("%s: the server does not run as a process", s)
 	}
-	return p.dir, nil
+	return p.dir
 }
 
 // Logs returns the server's log.

@@ -92,6 +92,6 @@ func (s *session) end(ctx context.Context) {
 		s.conn.Raw(func(any) error { return driver.ErrBadConn }) //nolint:errcheck // it returns this very error
 	}
 	if s.g.pool != nil {
-		s.conn.Close() //nolint:errcheck // it goes back to the pool, or is closed already
+		s.conn.Close() //nolint:errcheck // it returns to the pool, or is closed already
 	}
 }

@@ -45,7 +45,7 @@ func (c *cluster) keepBack(i int) (back func()) {
 
 // A member with a reverted disk begins as a new one, if a member that knows better is up: a follower's, of which
 // the leader knows, and the leader's, of which the followers know.
-func TestDiskThatWentBackIsANewMember(t *testing.T) {
+func TestRevertedDiskIsANewMember(t *testing.T) {
 	t.Parallel()
 	rounds(t, 2, 20, func(t *testing.T, round int) {
 		what := []string{"follower", "leader"}[round%2]

@@ -27,7 +27,7 @@ func (f *follower) AppendEntries(
 // A leader whose memory and disk went back in time stops before it counts a follower that has more entries of the
 // leader's term. If the follower has more entries of an earlier term, the leader continues: the follower is about to
 // delete those entries.
-func TestLeaderThatWentBackStops(t *testing.T) {
+func TestRevertedLeaderStops(t *testing.T) {
 	t.Parallel()
 	var failed error
 	f := &follower{last: 9} // of an earlier term
