@@ -427,9 +427,11 @@ func (a *attempt) abandon(ctx context.Context, err error) error {
 		if !a.d.gate.Go(func(work context.Context) {
 			defer close(removed)
 			defer a.d.depart(rs)
+			var all sync.WaitGroup
 			for i := range rs {
-				a.d.cleanup(work, &rs[i], place, crossed)
+				all.Go(func() { a.d.cleanup(work, &rs[i], place, crossed) })
 			}
+			all.Wait()
 		}) {
 			a.d.depart(rs)
 		} else {
