@@ -260,13 +260,15 @@ func releaseWakesOneName(t *trial) {
 		t.queued(holder, name, 1)
 		return wait{g, w}
 	}
-	// end releases the name, and returns how many bytes the waiter's client has sent in the window.
+	// end releases the name, and returns how many bytes the waiter's client has sent until its grant and in the window
+	// after it.
 	end := func(d backend.Driver, link fault.Link, one wait) int64 {
 		before := link.Seen(fault.Requests)
 		t.release(holder, one.g, "by the holder")
+		g := t.got(one.w, slack, "after the release")
 		pause(ctx, window)
 		sent := link.Seen(fault.Requests) - before
-		t.release(d, t.got(one.w, slack, "after the release"), "by the waiter")
+		t.release(d, g, "by the waiter")
 		return sent
 	}
 	lone, loneLink := t.linked()
