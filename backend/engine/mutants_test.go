@@ -23,7 +23,7 @@ var mutants = []mutant{
 	{
 		what: "a push does not wake its waiter", file: "wait.go", clauses: "W1",
 		text: "if w := d.waiters[p.RequestID]; w != nil {", instead: "if w := d.waiters[p.RequestID]; false {",
-		on: map[string]string{"redis": "W1", "redlock": "W1", "postgres": "W1"},
+		on: map[string]string{"redis": "W1", "redlock": "W1", "postgres": "W1", "builtin": "W1"},
 	},
 	{
 		what: "a watch does not wake its waiter", file: "wait.go",
@@ -33,7 +33,7 @@ var mutants = []mutant{
 	{
 		what: "a push wakes every waiter", file: "wait.go", test: "TestWakeReachesOneWaiter",
 		text: "wake(w.woken)\n\t\t}\n\tcase PushTurns:", instead: "for _, w = range d.waiters {\nwake(w.woken)\n}\n}\n\tcase PushTurns:",
-		on: map[string]string{"redis": "W12", "redlock": "W12", "postgres": "W12"},
+		on: map[string]string{"redis": "W12", "redlock": "W12", "postgres": "W12", "builtin": "W12"},
 	},
 	{
 		what: "a watch wakes every waiter", file: "wait.go",
@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{
 		what: "a pushed loss is not reported", file: "wait.go", clauses: "P7",
 		text: "\t\tlost(p.Loss)\n", instead: "\t\t_ = lost\n",
-		on: map[string]string{"etcd": "P7", "postgres": "P7", "zookeeper": "P7"},
+		on: map[string]string{"etcd": "P7", "postgres": "P7", "zookeeper": "P7", "builtin": "P7"},
 	},
 	{
 		what: "a refused Enter clears an earlier doubt", file: "acquire.go", test: "TestDoubtSurvivesRefusals",
@@ -56,17 +56,17 @@ var mutants = []mutant{
 	{
 		what: "SentAt of a grant is read when the answer arrives", file: "acquire.go", clauses: "L7",
 		text: "pos.Incarnation, sent\n", instead: "pos.Incarnation, a.d.clock.Now()\n",
-		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7", "postgres": "L7", "zookeeper": "L7"},
+		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7", "postgres": "L7", "zookeeper": "L7", "builtin": "L7"},
 	},
 	{
 		what: "SentAt of a renewal is read when the answer arrives", file: "renew.go", clauses: "L7",
 		text: "\t\tout[i] = backend.Renewal{SentAt: sent,", instead: "\t\tsent = d.clock.Now()\n\t\tout[i] = backend.Renewal{SentAt: sent,",
-		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7", "postgres": "L7", "zookeeper": "L7"},
+		on: map[string]string{"redis": "L7", "redlock": "L7", "etcd": "L7", "postgres": "L7", "zookeeper": "L7", "builtin": "L7"},
 	},
 	{
 		what: "an attempt that ends keeps its place in the queue", file: "acquire.go", clauses: "C3 M2 K1 K2",
 		text: "len(rs) > 0 && !a.doubt {", instead: "false && len(rs) > 0 {",
-		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2", "postgres": "C3 K2", "zookeeper": "C3 K2"},
+		on: map[string]string{"redis": "C3", "redlock": "C3 K2", "etcd": "K2", "postgres": "C3 K2", "zookeeper": "C3 K2", "builtin": "C3 M2 K2"},
 	},
 	{
 		what: "each attempt removes the entry that all share", file: "acquire.go", test: "TestLastAttemptRemovesTheEntry",
@@ -119,7 +119,7 @@ var mutants = []mutant{
 	{
 		what: "a renewal of a lost hold is confirmed", file: "renew.go", clauses: "O1 L4 E1",
 		text: "if outcomes[n].Gone {", instead: "if false {",
-		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1", "postgres": "O1 E1", "zookeeper": "O1 E1"},
+		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1", "postgres": "O1 E1", "zookeeper": "O1 E1", "builtin": "O1 L4 E1"},
 	},
 	{
 		what: "a step does not return when its context ends", file: "exchange.go", clauses: "C5 D14",
@@ -428,8 +428,12 @@ func TestMutantsOfBindings(t *testing.T) {
 						groups[c.Group], slugs[c.Slug] = true, true
 					}
 				}
+				suite := "^TestConformance$/^New$/"
+				if binding == "builtin" {
+					suite = "^TestConformanceInProcess$/"
+				}
 				out := mutate.Test(t, m.file, mutate.Source(t, m.file, m.text, m.instead), "../../"+binding,
-					"-run", "^TestConformance$/^New$/"+anyOf(groups)+"/"+anyOf(slugs))
+					"-run", suite+anyOf(groups)+"/"+anyOf(slugs))
 				for _, id := range strings.Fields(clauses) {
 					if !strings.Contains(out, "failed: "+id+" ") {
 						t.Errorf("clause %s does not fail:\n%s", id, out)
