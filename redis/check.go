@@ -18,7 +18,7 @@ const (
 	restBetween = 10 * time.Second
 	// looksMore bounds a client's looks per second at names none of which is looked at more often than necessary, and
 	// namesALook names allow one more.
-	looksMore, namesALook = 3, 250
+	looksMore, namesALook = 3, 150
 	// precise is the number of names up to which the end of each hold is settled when it is due. With more, the next
 	// peek finds it up to a second later.
 	precise = 64
