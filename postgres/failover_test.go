@@ -68,6 +68,7 @@ func failover(t *testing.T, quorum, lags bool) check.Report {
 	const ttl = 3 * time.Second
 	primary, standby := pair(t, quorum)
 	migrate(t, newPool(t, primary.URL()))
+	primary.replicated() // the standby may lack locks, but not the schema
 	recorder := check.NewRecorder(check.Options{})
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()

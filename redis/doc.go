@@ -24,8 +24,9 @@
 // contended grant costs 13 commands at the server in three round trips, those inside the script counted. Messages can
 // be lost, so each client also polls for its waiters: on one server all of its names together, every second, with two
 // commands for up to 500 of them; and each name separately, less often the more names there are. 200 waiters on 200
-// names cost at most some 20 commands a second, 10,000 some 300. With up to 64 names, and always on a cluster or for shares, a
-// name is also settled when its hold should have run out, which is otherwise noticed a second later.
+// names cost at most some 20 commands a second, 10,000 some 300. With up to 64 names, and always on a cluster or for
+// shares, a name is also settled when its hold should have run out, which is otherwise noticed a second later. On a
+// cluster that takes some 40 commands a second for 200 names with a TTL of 30 s.
 //
 // A waiter may have died while it waited. So the script offers the lock for one second: the waiter's client accepts, in
 // one more round trip, and holds the lock for the whole TTL. If it does not accept, the script removes all its places,
