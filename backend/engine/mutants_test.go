@@ -119,7 +119,7 @@ var mutants = []mutant{
 	{
 		what: "a renewal of a lost hold is confirmed", file: "renew.go", clauses: "O1 L4 E1",
 		text: "if outcomes[n].Gone {", instead: "if false {",
-		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1", "postgres": "O1 E1", "zookeeper": "O1 E1", "builtin": "O1 L4 E1"},
+		on: map[string]string{"redis": "O1 L4 E1", "redlock": "O1 L4 E1", "etcd": "O1 E1", "postgres": "O1 E1", "zookeeper": "O1 E1", "builtin": "O1 E1"},
 	},
 	{
 		what: "a step does not return when its context ends", file: "exchange.go", clauses: "C5 D14",
