@@ -231,7 +231,7 @@ func TestMemoryLimitOfAContainer(t *testing.T) {
 	testtier.Only(t)
 	addr := containers.Redis(t).Addr()
 	b := boxed(t, addr, "tail /dev/zero; echo $? >>FILE; until [ -e FILE.end ]; do sleep 0.05; done; exit 3",
-		[]string{"--memory", "96m", "--memory-swap", "96m"}, []string{"--ttl", "1h"})
+		[]string{"--memory", "512m", "--memory-swap", "512m"}, []string{"--ttl", "1h"})
 	b.awaitWriter()
 	if got := strings.TrimSpace(b.written()); got != "137" {
 		t.Fatalf("the child of the command ended with %s: this test shows nothing", got)
