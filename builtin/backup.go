@@ -114,7 +114,7 @@ func (a *Admin) backupFrom(ctx context.Context, m *MemberStatus, w io.Writer) er
 // backupTime bounds a whole backup, so that a slow stream does not stay open indefinitely.
 const backupTime = time.Hour
 
-// awaitSources returns the members that can make a backup, the leader last. While there are none, it retries.
+// awaitSources returns the members that can make a backup, the leader last. While it finds no member, it retries.
 //
 // It omits a member without a leader, which cannot know the latest changes of the cluster. When ctx or changeTime ends
 // the search, awaitSources returns the last error.

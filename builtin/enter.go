@@ -69,7 +69,7 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 	}
 }
 
-// pushed returns the positions of a waiter that was granted by a push, and nil if there was none.
+// pushed returns the positions of a waiter that a push has granted, and nil for another waiter.
 func (s *service) pushed(own *session, rs []engine.Entering) ([]engine.Position, error) {
 	if rs[0].Place != own.place {
 		return nil, nil

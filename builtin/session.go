@@ -31,7 +31,7 @@ type session struct {
 
 	open  bool // the server has it
 	ended bool
-	on    *conn           // to which it is attached; nil: none, or the attachment is in progress
+	on    *conn           // to which it is attached; nil: not yet, or not any more
 	asked backend.Instant // when another session's keepalive last included this one
 }
 
@@ -163,7 +163,7 @@ const sessionPage = 5000
 // attach directs the session's pushes to a new connection, and compares the server's list with the entries: the
 // previous connection may have lost pushes and answers. The steps of the session wait until this is done. It ends with
 // the connection. The list comes page by page, while pushes continue, so a page may show a hold after the push of its
-// loss: a page confirms entries, and makes none.
+// loss: a page confirms entries, and does not make any.
 func (s *service) attach(c *conn, own *session) {
 	for after := ""; ; {
 		x := &call{

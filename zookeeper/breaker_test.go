@@ -196,8 +196,8 @@ type brokenConn struct {
 
 	// Protected by b.mu.
 	hello []byte // the answer to the connect request
-	drop  uint32 // the number of the request whose reply is lost; 0: none
-	late  uint32 // the number of the request whose reply is held; 0: none
+	drop  uint32 // the number of the request whose reply is lost, or 0
+	late  uint32 // the number of the request whose reply is held, or 0
 	ended bool
 }
 

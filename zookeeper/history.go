@@ -58,7 +58,7 @@ func (h *history) err() error {
 	return h.lost
 }
 
-// learn returns the known token space, which becomes space if none was known. An empty space is not stored.
+// learn returns the known token space, which becomes space if it was unknown. An empty space is not stored.
 func (h *history) learn(space string) (known string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -18,7 +18,7 @@ type hold struct {
 	token     int64
 	version   int32
 	since     backend.Instant
-	link      int // the connection over which it was seen with a watch; 0: none
+	link      int // the connection over which it was seen with a watch, or 0
 }
 
 // sight is when nodes were read with a watch: over which connection, and after how many changes of holds. If a hold has
@@ -59,7 +59,7 @@ func (s *session) unwatched(h *hold, gone bool) {
 	}
 }
 
-// unhold takes a hold out, so that its end is no loss. It is nil if there is none with the token.
+// unhold takes a hold out, so that its end is no loss. It returns nil if no hold has the token.
 func (s *session) unhold(path string, token int64) *hold {
 	s.mu.Lock()
 	defer s.mu.Unlock()
