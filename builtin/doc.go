@@ -88,7 +88,8 @@
 //
 // Calls fail with backend.ErrUnavailable once all servers have refused connections for half a second, or there was no
 // leader for 10 s, or no answer for 5 s. An acquire without Wait tries three times; while a server is busy, other calls
-// repeat their requests for 10 s. Requests in a queue keep waiting.
+// repeat their requests for 10 s. An acquire with Wait waits until its context ends, unless a limit of the server refuses
+// it.
 //
 // # Limits
 //

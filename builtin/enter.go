@@ -48,10 +48,11 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 			request: onBehalf(ctx, s.acquireOf(rs)), own: own, once: true,
 			note: func(x *call, r *lockpb.Reply) { all = s.entered(x, rs, r.GetAcquired()) },
 		})
-		var held *backend.HeldError
 		switch {
-		case errors.As(err, &held):
-			return []engine.Position{{Holder: held}}, nil
+		case err == nil && all != nil:
+			return all, nil
+		case err == nil:
+			return nil, fmt.Errorf("%w: an acquire was answered as something else", backend.ErrUnknown)
 		case errors.Is(err, errConflict) && conflicts == maxConflicts:
 			return nil, kit.InvalidOption("request id", strconv.Quote(rs[0].RequestID),
 				"it is in use, together with other names or by another client")
@@ -59,12 +60,11 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 			if err = s.takeOver(ctx, own, rs); err != nil {
 				return nil, err
 			}
-		case err != nil:
-			return nil, err
-		case all == nil:
-			return nil, fmt.Errorf("%w: an acquire was answered as something else", backend.ErrUnknown)
 		default:
-			return all, nil
+			if held := (*backend.HeldError)(nil); errors.As(err, &held) {
+				return []engine.Position{{Holder: held}}, nil
+			}
+			return nil, err
 		}
 	}
 }

@@ -92,7 +92,7 @@ func replyError(e *lockpb.Error) error {
 	case lockpb.Code_CODE_DENIED:
 		return fmt.Errorf("%w: %s", backend.ErrDenied, e.Message)
 	case lockpb.Code_CODE_EXHAUSTED:
-		return &LimitError{Limit: e.Field, Message: e.Message}
+		return &engine.Refusal{Err: &LimitError{Limit: e.Field, Message: e.Message}}
 	case lockpb.Code_CODE_UNAVAILABLE, lockpb.Code_CODE_NOT_LEADER, lockpb.Code_CODE_CANCELLED, lockpb.Code_CODE_STALE:
 		return fmt.Errorf("%w: %s", backend.ErrUnavailable, e.Message)
 	}

@@ -45,10 +45,11 @@ func (s *service) leave(ctx context.Context, g backend.Grant, own *session, only
 		}
 	}
 	_, err := s.ask(ctx, x)
+	if err == nil {
+		return engine.Left{Was: true}, nil
+	}
 	var gone *backend.NotHeldError
 	switch {
-	case err == nil:
-		return engine.Left{Was: true}, nil
 	case errors.Is(err, backend.ErrHistoryLost):
 		return engine.Left{}, fmt.Errorf("%w: %w", &backend.NotHeldError{Name: g.Name, Reason: backend.ReasonHistoryLost}, err)
 	case errors.Is(err, engine.ErrNoSession):

@@ -3,6 +3,7 @@ package builtin_test
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/conformance/fault"
 	"github.com/fencelock/fencelock/internal/freeport"
+	locks "github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server"
 )
 
@@ -199,4 +201,51 @@ func quiet(testing.TB) *slog.Logger {
 		to = os.Stderr
 	}
 	return slog.New(slog.NewTextHandler(to, nil))
+}
+
+// A limit of the server ends an acquire immediately, also when it waits, and names the limit.
+func TestLimitEndsAWait(t *testing.T) {
+	t.Parallel()
+	for limit, limits := range map[string]locks.Limits{
+		"sessions": {Sessions: 1, ClientShare: 100}, "waits": {Waits: 1, ClientShare: 100},
+	} {
+		t.Run(limit, func(t *testing.T) {
+			t.Parallel()
+			n := startNode(t)
+			n.stop(t)
+			n.config.Limits = limits
+			n.start(t)
+			d := opened(t, n)
+			held := take(t, d, request("x", time.Minute))
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			r := request("x", time.Minute)
+			r.Wait = true
+			first := make(chan error, 1)
+			go func() {
+				_, err := d.Acquire(ctx, r)
+				first <- err
+			}()
+			eventually(t, "it waits", func() bool {
+				state, err := d.Look(ctx, "x")
+				return err == nil && state.Waiters == 1
+			})
+			second := opened(t, n)
+			if limit == "waits" {
+				second = d
+			}
+			r = request("x", time.Minute)
+			r.Wait = true
+			_, err := second.Acquire(ctx, r)
+			var reached *builtin.LimitError
+			if !errors.As(err, &reached) || !strings.EqualFold(reached.Limit, limit) || !errors.Is(err, backend.ErrUnavailable) ||
+				errors.Is(err, backend.ErrUnknown) || ctx.Err() != nil {
+				t.Errorf("Acquire = %v, want ErrUnavailable with the limit %s", err, limit)
+			}
+			giveBack(t, d, held)
+			if err := <-first; err != nil {
+				t.Errorf("the first waiter: %v", err)
+			}
+		})
+	}
 }

@@ -118,7 +118,7 @@ type call struct {
 
 	on        *conn
 	number    uint64
-	size      int
+	size      int             // 0 if isSmall
 	sent      backend.Instant // just before it was sent; 0: not yet
 	seen      uint64          // the greatest known revision then
 	withdrawn bool            // it must not be sent any more
@@ -134,7 +134,7 @@ var errNotSent = errors.New("it was not sent")
 // start queues x on the connection to the leader, for which it waits. Otherwise nothing was sent. An outage that began
 // before the call did does not count.
 func (s *service) start(ctx context.Context, x *call, began backend.Instant) error {
-	if x.request != keepAlive { // the most frequent request
+	if !isSmall(x.request) {
 		if x.size = proto.Size(x.request); x.size > maxBytes {
 			return tooLarge(x)
 		}
@@ -207,28 +207,26 @@ const (
 // ask sends a request and returns its answer. While the server does not lead, or the connection ends, the request is
 // sent on the next one, and while the server cannot serve, after a pause: the engine does not repeat a Leave.
 func (s *service) ask(ctx context.Context, x *call) (*lockpb.Reply, error) {
-	for began := s.clock.Now(); ; {
-		each := *x
+	for began, each := s.clock.Now(), x; ; each = x.repeated() {
 		each.answer = make(chan *lockpb.Reply, 1)
-		err := s.start(ctx, &each, began)
+		err := s.start(ctx, each, began)
 		var r *lockpb.Reply
 		if err == nil {
-			r, err = s.await(ctx, &each)
+			r, err = s.await(ctx, each)
 		}
-		var late *engine.Unanswered
 		e := r.GetError()
 		switch {
-		case errors.As(err, &late):
-			if x.doubt = true; x.once || late.Err == nil {
-				return nil, x.unanswered(err)
-			}
-			continue
+		case err == nil && e == nil:
+			return r, nil
 		case errors.Is(err, errNotSent):
 			continue
 		case err != nil:
-			return nil, x.unanswered(err)
-		case e == nil:
-			return r, nil
+			late := unansweredIn(err)
+			x.doubt = x.doubt || late != nil
+			if late == nil || late.Err == nil || x.once {
+				return nil, x.unanswered(err)
+			}
+			continue
 		case e.Code == lockpb.Code_CODE_NOT_LEADER:
 			continue
 		case e.Code == lockpb.Code_CODE_CONFLICT && (e.Field == "session" || x.request == keepAlive):
@@ -250,12 +248,23 @@ func (s *service) ask(ctx context.Context, x *call) (*lockpb.Reply, error) {
 	}
 }
 
+// repeated returns x as it was before it was first sent.
+func (x *call) repeated() *call {
+	return &call{request: x.request, own: x.own, note: x.note, free: x.free, once: x.once, looks: x.looks}
+}
+
+// unansweredIn returns the *engine.Unanswered in an error, or nil.
+func unansweredIn(err error) (late *engine.Unanswered) {
+	errors.As(err, &late)
+	return late
+}
+
 // unanswered returns the error of a call that ends with err: if the request may have taken effect, that is unknown.
 func (x *call) unanswered(err error) error {
 	if !x.doubt || x.looks || errors.Is(err, backend.ErrHistoryLost) || errors.Is(err, engine.ErrNoSession) {
 		return err
 	}
-	if late := (*engine.Unanswered)(nil); errors.As(err, &late) {
+	if unansweredIn(err) != nil {
 		return err
 	}
 	if kit.IsContext(err) {
@@ -307,6 +316,17 @@ func isBusy(e *lockpb.Error) bool {
 // spread returns a random time between t/2 and 3t/2: clients that lost a leader at the same moment must not return at
 // the same moment.
 func spread(t time.Duration) time.Duration { return t/2 + rand.N(t) }
+
+// isSmall reports whether a request has one name and no metadata: the engine's checks have bounded it.
+func isSmall(r *lockpb.Request) bool {
+	switch call := r.Call.(type) {
+	case *lockpb.Request_KeepAlive, *lockpb.Request_Release, *lockpb.Request_Move:
+		return true
+	case *lockpb.Request_Acquire:
+		return len(call.Acquire.Metadata) == 0
+	}
+	return false
+}
 
 // tooLarge returns the error for a request that no server takes.
 func tooLarge(x *call) error {

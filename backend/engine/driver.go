@@ -254,6 +254,8 @@ func (d *Driver) classOf(err error) (c Class, final bool) {
 	switch {
 	case err == nil:
 		return NotDone, false
+	case errors.As(err, new(*Refusal)):
+		return NotDone, true
 	case errors.Is(err, backend.ErrUnknown):
 		return Unknown, false
 	case errors.Is(err, backend.ErrUnavailable), errors.Is(err, ErrOutgrown):

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -377,6 +378,50 @@ func TestRefusedPositionEndsAWait(t *testing.T) {
 		}
 		closed(t, d)
 	})
+}
+
+// refusing is a binding whose sessions or Enters are refused.
+type refusing struct {
+	sessions
+	opens   bool
+	refused int
+}
+
+func (s *refusing) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
+	if s.opens {
+		return s.sessions.Open(ctx, ttl)
+	}
+	return nil, s.refuse()
+}
+
+func (s *refusing) Enter(context.Context, engine.Entering) (engine.Position, error) {
+	return engine.Position{}, s.refuse()
+}
+
+func (s *refusing) refuse() error {
+	s.refused++
+	return &engine.Refusal{Err: fmt.Errorf("%w: %w", backend.ErrUnavailable, errRefused)}
+}
+
+// A refusal ends an attempt, also when it waits: of a session, and of an Enter.
+func TestRefusalEndsAWait(t *testing.T) {
+	for what, opens := range map[string]bool{"a session": false, "an Enter": true} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &refusing{opens: opens}
+				d, r := engine.New(s), request("a")
+				r.Wait = true
+				_, err := d.Acquire(within(t, time.Hour), r)
+				if !errors.Is(err, errRefused) || !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Acquire = %v, want the refusal", err)
+				}
+				if s.refused != 1 {
+					t.Errorf("%d were refused, want 1", s.refused)
+				}
+				closed(t, d)
+			})
+		})
+	}
 }
 
 // A step that was sent and not answered says why, if the service knows.

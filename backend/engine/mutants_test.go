@@ -378,6 +378,10 @@ var mutants = []mutant{
 		text: "case err == nil && pos.Refused != nil:", instead: "case err == nil && pos.Refused != nil && !first.Wait:",
 	},
 	{
+		what: "a refusal does not end a wait", file: "driver.go", test: "TestRefusalEndsAWait",
+		text: "return NotDone, true\n\tcase errors.Is(err, backend.ErrUnknown)", instead: "return NotDone, false\n\tcase errors.Is(err, backend.ErrUnknown)",
+	},
+	{
 		what: "steps that wait for an exchange are never sent", file: "batch.go", test: "TestBatch",
 		text: "for b.sending--; b", instead: "for ; b",
 		on: map[string]string{"etcd": "Q9"},

@@ -279,6 +279,19 @@ func (u *Unanswered) Error() string {
 // Unwrap returns Err.
 func (u *Unanswered) Unwrap() error { return u.Err }
 
+// Refusal is the error of a step that had no effect and is not repeated, not even by a waiter, although it might succeed
+// later.
+type Refusal struct {
+	// Err is the reason, an error of the contract.
+	Err error
+}
+
+// Error returns the message of Err.
+func (r *Refusal) Error() string { return r.Err.Error() }
+
+// Unwrap returns Err.
+func (r *Refusal) Unwrap() error { return r.Err }
+
 // Pushes is for services that notify their clients.
 type Pushes interface {
 	// Listen sets the function that receives notifications. The engine calls it once, before any other method. notify
