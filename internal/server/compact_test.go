@@ -18,7 +18,7 @@ import (
 
 // A server that has handled much and holds nothing becomes small again: on disk and in memory.
 func TestEmptiedServerIsSmall(t *testing.T) {
-	t.Parallel()
+	// It is not parallel: it measures the memory of the process.
 	acquires := 20_000 // 80 MB
 	if testtier.Wanted() {
 		acquires = 170_000
