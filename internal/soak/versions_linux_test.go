@@ -162,10 +162,11 @@ func (m *meeting) run(side string, mortal bool) (killed bool) {
 	go func() { ended <- child.Wait() }()
 	select {
 	case err = <-ended:
-		if text := child.Stderr(); text != "" {
-			m.t.Errorf("a client of the %s side: %s", side, text)
+		killed = mortal && err != nil && strings.Contains(err.Error(), "killed")
+		if !killed { // its warnings, such as of a new token space, are no errors
+			m.t.Errorf("a client of the %s side ended: %v: %s", side, err, child.Stderr())
 		}
-		return mortal && err != nil && strings.Contains(err.Error(), "killed")
+		return killed
 	case <-m.stop:
 	}
 	child.CloseStdin()
