@@ -16,9 +16,9 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// A server that has handled much and holds nothing becomes small again: on disk and in memory.
+// A server that has handled much and holds nothing becomes small again: on disk and in memory. The test is not parallel,
+// since it measures the memory of the process.
 func TestEmptiedServerIsSmall(t *testing.T) {
-	// It is not parallel: it measures the memory of the process.
 	acquires := 20_000 // 80 MB
 	if testtier.Wanted() {
 		acquires = 170_000
