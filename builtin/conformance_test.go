@@ -20,22 +20,29 @@ import (
 	"github.com/fencelock/fencelock/internal/testtier"
 )
 
-// TestConformanceInProcess runs the suite on one durable server in this process, with clients that need no socket.
-// Clients behind a link have a socket.
-func TestConformanceInProcess(t *testing.T) {
-	testtier.NotShort(t)
+// TestConformance runs the suite on one durable server. New dials a server in a separate process, which the suite kills
+// and pauses. Attach is a client in the server's process that needs no socket; its clients behind a link have a socket.
+func TestConformance(t *testing.T) {
 	t.Parallel()
-	n := startNode(t)
-	h := harness(newAdmin(t, n.addr()))
-	h.New = func(testing.TB) backend.Driver { return builtin.Attach(n.attach, nil) }
-	h.Principal = "process:"
-	h.Linked = func(t testing.TB) (backend.Driver, fault.Link) {
-		return linked(t, n.addr())
-	}
-	h.Server.Restart = func(t testing.TB) { n.stop(t); n.start(t) }
-	h.Server.Stop, h.Server.Start = n.stop, n.start
-	h.Server.Pause, h.Server.Resume = n.freeze, n.thaw
-	conformance.Run(t, h, testtier.Some(t, "waiting", "cancellation", "capabilities")...)
+	t.Run("New", func(t *testing.T) {
+		t.Parallel()
+		conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
+	})
+	t.Run("Attach", func(t *testing.T) {
+		testtier.NotShort(t)
+		t.Parallel()
+		n := startNode(t)
+		h := harness(newAdmin(t, n.addr()))
+		h.New = func(testing.TB) backend.Driver { return builtin.Attach(n.attach, nil) }
+		h.Principal = "process:"
+		h.Linked = func(t testing.TB) (backend.Driver, fault.Link) {
+			return linked(t, n.addr())
+		}
+		h.Server.Restart = func(t testing.TB) { n.stop(t); n.start(t) }
+		h.Server.Stop, h.Server.Start = n.stop, n.start
+		h.Server.Pause, h.Server.Resume = n.freeze, n.thaw
+		conformance.Run(t, h, testtier.Some(t, "waiting", "cancellation", "capabilities")...)
+	})
 }
 
 // TestConformanceWithCertificates runs the clauses about the identity of callers, on a server that asks for
@@ -79,12 +86,6 @@ func TestConformanceAsPermits(t *testing.T) {
 	testtier.Only(t)
 	t.Parallel()
 	conformance.Run(t, conformance.AsPermits(harnessOf(t, startProcesses(t, 1)), 2, 3))
-}
-
-// TestConformanceProcess runs the suite on one server in a separate process, which the suite kills and pauses.
-func TestConformanceProcess(t *testing.T) {
-	t.Parallel()
-	conformance.Run(t, harnessOf(t, startProcesses(t, 1)))
 }
 
 // TestConformanceCluster runs the suite on three members, all of which end when the suite stops the service.
