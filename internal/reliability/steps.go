@@ -47,16 +47,15 @@ func stepsOf(s settings) []step {
 			wants:   wants,
 		}
 	}
+	mutants := func(f *findings) int { return len(f.mutants) }
 	steps := []step{
-		test("mutants", "^TestMutants$", "./conformance", func(f *findings) int { return len(f.mutants) }),
-		test("mutants-check", "Mutant", "./conformance/check", func(f *findings) int { return len(f.mutants) }),
+		test("mutants", "^TestMutants$", "./conformance", mutants),
+		test("mutants-check", "Mutant", "./conformance/check", mutants),
+		test("mutants-engine", "^TestMutants", "./backend/engine", mutants),
 		test("mutants-postgres", "^(TestMutants|TestAsynchronousFailover|TestSynchronousCommitWithoutAStandby)$",
-			"./postgres",
-			func(f *findings) int { return len(f.mutants) }),
-		test("mutants-redis", "^TestMutants$", "./redis", func(f *findings) int { return len(f.mutants) }),
-		test("mutants-simulation", "^TestMutants$", "./conformance/simulation", func(f *findings) int {
-			return len(f.mutants)
-		}),
+			"./postgres", mutants),
+		test("mutants-redis", "^TestMutants$", "./redis", mutants),
+		test("mutants-simulation", "^TestMutants$", "./conformance/simulation", mutants),
 		test("simulation", "^TestSimulation$", "./conformance/simulation", func(f *findings) int {
 			return len(f.simulations)
 		}),
