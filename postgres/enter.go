@@ -55,7 +55,7 @@ func (s *service) answered(r engine.Entering, p engine.Position, err error) (eng
 		if !errors.Is(err, backend.ErrUnknown) {
 			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err)
 		}
-		return engine.Position{Placed: true, Place: r.Session.(*session).id, Refused: err}, nil
+		return engine.Position{Placed: true, Place: r.Session.(*session).id}, &engine.Refusal{Err: err}
 	case errors.Is(err, engine.ErrNoSession):
 		return p, err
 	}

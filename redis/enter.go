@@ -23,9 +23,10 @@ func (s *service) Enter(ctx context.Context, e engine.Entering) (engine.Position
 	if err != nil || !p.Held || s.o.Replicas == 0 {
 		return p, err
 	}
-	all := []engine.Position{p}
-	err = s.confirmed(ctx, []engine.Entering{e}, all, before)
-	return all[0], err
+	if err := s.confirmed(ctx, []engine.Entering{e}, []engine.Position{p}, before); err != nil {
+		return engine.Position{}, err
+	}
+	return p, nil
 }
 
 // enter asks for one name. A free name without known waiters is acquired by SET NX and EXISTS of the queue, and a name
@@ -246,9 +247,11 @@ func (s *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.
 		all[i] = s.granted(&rs[i].Request, incarnation, start)
 	}
 	if s.o.Replicas > 0 {
-		err = s.confirmed(ctx, rs, all, before)
+		if err := s.confirmed(ctx, rs, all, before); err != nil {
+			return nil, err
+		}
 	}
-	return all, err
+	return all, nil
 }
 
 func (s *service) setRefused(ctx context.Context, rs []engine.Entering, answer any) error {

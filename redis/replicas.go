@@ -71,10 +71,7 @@ func (s *service) confirmed(ctx context.Context, rs []engine.Entering, all []eng
 		if !redisconn.FailureOf(err).Fatal {
 			err = fmt.Errorf("%w: %w", backend.ErrUnavailable, err)
 		}
-		for i := range all {
-			all[i] = engine.Position{Refused: err}
-		}
-		return nil
+		return &engine.Refusal{Err: err}
 	}
 	return nil
 }

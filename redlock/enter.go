@@ -113,7 +113,7 @@ func (s *service) Enter(ctx context.Context, e engine.Entering) (engine.Position
 			}
 		case v.fault != nil && v.fault.Fatal:
 			a.may |= v.left()
-			return a.failed(v.fault), nil
+			return a.failed(v.fault)
 		case v.fault != nil && v.left() == 0 && v.yes+v.no == 0: // no server was reached
 			return engine.Position{}, v.undecided(false)
 		case v.left() != 0:
@@ -177,14 +177,14 @@ func (a *attempt) poll(ctx context.Context) (engine.Position, error) {
 			return engine.Position{}, v.undecided(false)
 		default:
 			if faults++; v.fault.Fatal || faults == tries {
-				return a.failed(v.fault), nil
+				return a.failed(v.fault)
 			}
 			pause = redisconn.Backoff(faults)
 		}
 		a.drop(left)
 		if !sleep(ctx, pause) {
 			if v.held == nil && v.fault != nil {
-				return a.failed(v.fault), nil
+				return a.failed(v.fault)
 			}
 			return a.refused(v.held), nil
 		}
@@ -247,11 +247,9 @@ func (a *attempt) refused(held *backend.HeldError) engine.Position {
 	return engine.Position{Placed: a.may != 0, Place: a.place.String(), Poll: true, Holder: held}
 }
 
-// failed is the position of an attempt that ends with a fault.
-func (a *attempt) failed(f *redisconn.Failure) engine.Position {
-	p := a.refused(nil)
-	p.Refused = f
-	return p
+// failed is the position of an attempt that ends with a fault, and the fault.
+func (a *attempt) failed(f *redisconn.Failure) (engine.Position, error) {
+	return a.refused(nil), &engine.Refusal{Err: f}
 }
 
 // drop removes this try's entries on some nodes, and does not wait for that: later steps reach those nodes after it,
@@ -494,7 +492,7 @@ func (a *attempt) wait(ctx context.Context, handed string) (engine.Position, err
 		p.Queued = true
 		return p, nil
 	case r.fault != nil && r.fault.Fatal:
-		return a.failed(r.fault), nil
+		return a.failed(r.fault)
 	case count(votes) < s.quorum && a.reached > patientFor && !r.ended: // the votes are split: after a random pause one waiter is alone
 		a.drop(a.may)
 		a.next()

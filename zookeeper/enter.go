@@ -51,9 +51,12 @@ const (
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
 	w := &wish{Entering: r, e: e, s: r.Session.(*session), dir: e.dir(r.Name), use: kit.UseOf(r.Request)}
 	p, err := w.enter(ctx)
-	if _, unanswered := err.(*engine.Unanswered); err != nil && w.made && !unanswered &&
-		!errors.Is(err, engine.ErrNoSession) {
-		err = fmt.Errorf("%w: %w", backend.ErrUnknown, err) // whatever has failed since
+	switch err.(type) {
+	case nil, *engine.Unanswered, *engine.Refusal:
+	default:
+		if w.made && !errors.Is(err, engine.ErrNoSession) {
+			err = fmt.Errorf("%w: %w", backend.ErrUnknown, err) // whatever has failed since
+		}
 	}
 	return p, err
 }
@@ -419,7 +422,9 @@ func (w *wish) blocked(
 	if first.Mixes(x.Use) {
 		pos.Holder = held
 	} else {
-		pos.Refused = &backend.LimitError{Name: w.Name, Kind: first.Kind, Limit: first.Limit, Holder: first.Owner}
+		return false, &engine.Refusal{
+			Err: &backend.LimitError{Name: w.Name, Kind: first.Kind, Limit: first.Limit, Holder: first.Owner},
+		}
 	}
 	return false, nil
 }

@@ -141,8 +141,6 @@ func (a *attempt) run(ctx context.Context, w *waiter) ([]backend.Grant, error) {
 		switch {
 		case grants != nil:
 			return grants, nil
-		case err == nil && pos.Refused != nil:
-			return nil, a.abandon(ctx, pos.Refused)
 		case err == nil && !first.Wait:
 			held := cmp.Or(pos.Holder, &backend.HeldError{})
 			held.Name = cmp.Or(held.Name, first.Name)
@@ -255,6 +253,9 @@ func (a *attempt) enter(ctx context.Context) ([]backend.Grant, Position, error) 
 	all, sent, err := a.exchange(ctx)
 	if err != nil {
 		class, final := a.d.classOf(err)
+		if final && len(all) > 0 && all[0].Placed {
+			a.doubt, a.placed, a.place = false, true, all[0].Place
+		}
 		a.doubt = a.doubt || class == Unknown && !final && !sent.IsZero()
 		if class == NoSession && !final && a.s != nil {
 			a.d.sessions.missing(ctx, a.s)
@@ -379,7 +380,7 @@ func (a *attempt) exchangeHere(ctx context.Context) (all []Position, sent backen
 		return all, sent, nil
 	}
 	rs := a.rs
-	return nil, sent, c.outcome(err, func() { a.d.land(rs, false) })
+	return all, sent, c.outcome(err, func() { a.d.land(rs, false) })
 }
 
 // exchangeHedged is the exchange of an Enter on other goroutines.

@@ -363,28 +363,11 @@ func TestWaiterWithoutAPlacePolls(t *testing.T) {
 	}
 }
 
-// A request with a permanent refusal ends, also when it waits, and leaves nothing behind.
-func TestRefusedPositionEndsAWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := &polled{pos: engine.Position{Refused: errRefused}}
-		d, r := engine.New(s), request("a")
-		r.Wait = true
-		if _, err := d.Acquire(within(t, time.Minute), r); !errors.Is(err, errRefused) ||
-			!errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) {
-			t.Errorf("Acquire = %v, want why it was refused, and ErrUnavailable", err)
-		}
-		if s.count != 1 {
-			t.Errorf("it was entered %d times", s.count)
-		}
-		closed(t, d)
-	})
-}
-
-// refusing is a binding whose sessions or Enters are refused.
+// refusing is a binding whose sessions or Enters are refused. An Enter may leave a place.
 type refusing struct {
 	sessions
-	opens   bool
-	refused int
+	opens, placed bool
+	refused       int
 }
 
 func (s *refusing) Open(ctx context.Context, ttl time.Duration) (engine.Session, error) {
@@ -395,7 +378,7 @@ func (s *refusing) Open(ctx context.Context, ttl time.Duration) (engine.Session,
 }
 
 func (s *refusing) Enter(context.Context, engine.Entering) (engine.Position, error) {
-	return engine.Position{}, s.refuse()
+	return engine.Position{Placed: s.placed, Place: "its place"}, s.refuse()
 }
 
 func (s *refusing) refuse() error {
@@ -403,20 +386,22 @@ func (s *refusing) refuse() error {
 	return &engine.Refusal{Err: fmt.Errorf("%w: %w", backend.ErrUnavailable, errRefused)}
 }
 
-// A refusal ends an attempt, also when it waits: of a session, and of an Enter.
+// A refusal ends an attempt, also when it waits: of a session, and of an Enter. A place that the Enter left is removed.
 func TestRefusalEndsAWait(t *testing.T) {
-	for what, opens := range map[string]bool{"a session": false, "an Enter": true} {
+	for what, s := range map[string]*refusing{
+		"a session": {}, "an Enter": {opens: true}, "an Enter with a place": {opens: true, placed: true},
+	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := &refusing{opens: opens}
 				d, r := engine.New(s), request("a")
 				r.Wait = true
 				_, err := d.Acquire(within(t, time.Hour), r)
-				if !errors.Is(err, errRefused) || !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+				if !errors.Is(err, errRefused) || !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrUnknown) ||
+					errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("Acquire = %v, want the refusal", err)
 				}
-				if s.refused != 1 {
-					t.Errorf("%d were refused, want 1", s.refused)
+				if s.refused != 1 || (s.left > 0) != s.placed {
+					t.Errorf("%d were refused, want 1; %d Leaves", s.refused, s.left)
 				}
 				closed(t, d)
 			})

@@ -375,8 +375,8 @@ var mutants = []mutant{
 		text: "h != nil && h.RetryAfter > 0 {", instead: "h != nil && false {",
 	},
 	{
-		what: "a permanent refusal does not end a wait", file: "acquire.go", test: "TestRefusedPositionEndsAWait",
-		text: "case err == nil && pos.Refused != nil:", instead: "case err == nil && pos.Refused != nil && !first.Wait:",
+		what: "the place of a refused Enter is not removed", file: "acquire.go", test: "TestRefusalEndsAWait",
+		text: "if final && len(all) > 0 && all[0].Placed {", instead: "if false {",
 	},
 	{
 		what: "a refusal does not end a wait", file: "driver.go", test: "TestRefusalEndsAWait",

@@ -137,9 +137,6 @@ type Position struct {
 	Place string
 	// Behind is the entry that a waiter watches: see Watches.
 	Behind string
-	// Refused is the reason why a request that could be granted is refused permanently: the attempt ends with it, even
-	// with Wait.
-	Refused error
 	// Poll: no push notifies the request of its turn, so it repeats Enter more often. Unless Placed is set, a place from
 	// an earlier Enter of the attempt may still be there.
 	Poll bool
@@ -279,8 +276,8 @@ func (u *Unanswered) Error() string {
 // Unwrap returns Err.
 func (u *Unanswered) Unwrap() error { return u.Err }
 
-// Refusal is the error of a step that had no effect and is not repeated, not even by a waiter, although it might succeed
-// later.
+// Refusal is the error of a step that is not repeated, not even by a waiter, although it might succeed later. The step
+// had no effect, except for a hold or place of an Enter that also returns a Position with Placed: the engine removes it.
 type Refusal struct {
 	// Err is the reason, an error of the contract.
 	Err error
