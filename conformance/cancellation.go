@@ -145,18 +145,13 @@ func cancelRacesWithGrant(t *trial) {
 		t.release(a, g, "while the waiter is cancelled")
 		<-w.done
 		cancel()
-		switch {
-		case w.err == nil:
+		if w.err == nil {
 			granted++
 			t.release(b, w.grant, "by the waiter that was granted the lock")
-		case errors.Is(w.err, backend.ErrUnknown):
-			// The core releases by request then, too.
-			if err := b.Release(t.within(slack), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
-				t.Errorf("release by request after an unknown outcome = %v", err)
-			}
-		case !errors.Is(w.err, context.Canceled):
+		} else if !errors.Is(w.err, context.Canceled) {
 			t.Errorf("cancelled waiter = %v, want context.Canceled", w.err)
 		}
+		t.releaseUnknown(b, w.err, r)
 		// A cancelled request may still be in flight, and is removed once it has arrived: now, or behind this hold.
 		var ok bool
 		if g, ok = t.takenWithin(a, name, promptly, "after a cancel that raced with the grant"); !ok {

@@ -41,9 +41,8 @@ func (t *trial) use(d, other backend.Driver) {
 			r := t.request(name)
 			r.Wait = true
 			got, err := other.Acquire(ctx, r)
-			if errors.Is(err, backend.ErrUnknown) { // a slow answer: the core would release the request, too
-				_ = other.Release(t.within(slack), r.Grant())
-			} else if err == nil {
+			t.releaseUnknown(other, err, r)
+			if err == nil {
 				t.release(other, got, "by a waiter")
 			}
 		})

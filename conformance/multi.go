@@ -134,13 +134,7 @@ func waitsWithoutKeeping(t *trial) {
 	if !errors.Is(out.err, context.Canceled) {
 		t.Errorf("AcquireAll with a cancelled context = %v, want the context's error", out.err)
 	}
-	if errors.Is(out.err, backend.ErrUnknown) { // a slow answer: the core would release the requests, too
-		for _, r := range rs {
-			if err := b.Release(t.within(slack), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
-				t.Errorf("release by request after an unknown outcome = %v", err)
-			}
-		}
-	}
+	t.releaseUnknown(b, out.err, rs...)
 	for _, r := range rs[:2] {
 		t.opensWithin(a, r.Name, promptly, "after AcquireAll with a cancelled context") // its places may leave in the background
 	}

@@ -267,6 +267,18 @@ func (t *trial) release(d backend.Driver, g backend.Grant, when string) {
 	}
 }
 
+// releaseUnknown releases requests if err is an unknown outcome of their acquire, as the core does.
+func (t *trial) releaseUnknown(d backend.Driver, err error, rs ...backend.Request) {
+	if !errors.Is(err, backend.ErrUnknown) {
+		return
+	}
+	for _, r := range rs {
+		if err := d.Release(t.within(slack), r.Grant()); err != nil && !errors.Is(err, backend.ErrNotHeld) {
+			t.Errorf("release by request after an unknown outcome = %v", err)
+		}
+	}
+}
+
 // renew renews one grant.
 func (t *trial) renew(d backend.Driver, g backend.Grant) backend.Renewal {
 	return t.renewIn(t.within(2*slack), d, g)
