@@ -55,12 +55,20 @@ func (w *wish) looks() []clientv3.Op {
 // A waiter that has its place reads it, with the entries before it. What comparisons cannot express takes a second
 // transaction: how many permits are left, which keys are foreign, whether the request itself stands there already.
 func (e *service) Enter(ctx context.Context, r engine.Entering) (engine.Position, error) {
-	if err := e.history.exhausted(); err != nil && r.Fresh && !r.Again && r.Place == "" { // nothing was sent before
+	if err := e.admit(r); err != nil {
 		return engine.Position{}, err
 	}
 	p, err := e.enter(ctx, r)
 	e.note(r, p, err)
 	return p, err
+}
+
+// admit refuses a request of which nothing was sent before, once the revisions are used up.
+func (e *service) admit(r engine.Entering) error {
+	if !r.Fresh || r.Again || r.Place != "" {
+		return nil
+	}
+	return e.history.exhausted()
 }
 
 // note notes the key of a hold, for Extend.
@@ -269,7 +277,7 @@ func (e *service) before(
 // EnterSet is engine.Sets's: one transaction over all names. Waiting in several queues at once would keep one name
 // closed during the wait for another.
 func (e *service) EnterSet(ctx context.Context, rs []engine.Entering) ([]engine.Position, error) {
-	if err := e.history.exhausted(); err != nil && rs[0].Fresh && !rs[0].Again {
+	if err := e.admit(rs[0]); err != nil {
 		return nil, err
 	}
 	all, err := e.enterSet(ctx, rs)

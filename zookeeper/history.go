@@ -240,5 +240,5 @@ func (e *service) recall(ctx context.Context, address string) {
 			e.o.Logger.Warn("fencelock/zookeeper: an ensemble without its history keeps the token space", "error", err)
 		}
 	}
-	_ = e.checkZxid(seen, replies[0].zxid)
+	_ = e.lose("zxid", hex(seen), hex(replies[0].zxid))
 }
