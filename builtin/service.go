@@ -6,7 +6,8 @@ package builtin
 //	session.go  sessions, their attachment to a connection, and what stands on them
 //	conn.go     the connection; leader.go: the search for the leader; dial.go: the transport
 //	inspect.go  Look, Names, Force; watch.go: Changes; history.go: whether the service has lost changes
-//	driver.go   options and construction; open.go: URLs; admin.go, backup.go, stale.go: for operators
+//	driver.go   options and construction; open.go: URLs
+//	admin.go    for operators, with backup.go and stale.go; ask.go: which member answers an operator
 //
 // A request has no sequence. A connection delivers requests in their order, and a session speaks through one
 // connection: what an earlier connection delivers late has no effect. So a Leave comes after each Enter of its request.

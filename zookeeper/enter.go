@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/fencelock/fencelock/backend"
@@ -25,15 +23,6 @@ type wish struct {
 	use     kit.Use
 	foreign map[string]bool // nodes that look like entries, which no client will remove
 	made    bool            // an entry of the request stands, as far as this Enter knows
-}
-
-// own is an entry as it was read.
-type own struct {
-	entry
-	value
-	version int32
-	owner   int64 // the session
-	ctime   int64
 }
 
 const (
@@ -212,89 +201,6 @@ func (w *wish) look(ctx context.Context, at string) (queue []entry, x *own, err 
 		return nil, nil, err
 	}
 	return entriesOf(w.dir, names), &found, nil
-}
-
-// ownOf is an entry as it was read. It is false for a missing node, and for a foreign one, which is not ephemeral,
-// whatever its name.
-func ownOf(a reply, at string) (own, bool, error) {
-	n, err := a.node()
-	if err != nil {
-		return own{}, false, ignore(err, codeNoNode)
-	}
-	x, ok := entryOf(path.Dir(at), path.Base(at))
-	return own{x, decode(n.data, n.stat.Czxid), n.stat.Version, n.stat.EphemeralOwner, n.stat.Ctime},
-		ok && n.stat.EphemeralOwner != 0, nil
-}
-
-// read reads entries, with a watch if that is set, and returns those that stand, in order.
-func (s *session) read(ctx context.Context, all []entry, watch bool) (found []own, err error) {
-	if len(all) == 0 {
-		return nil, nil
-	}
-	reqs := make([]request, len(all))
-	for i, x := range all {
-		reqs[i] = getData(x.path, watch)
-	}
-	replies, err := s.ask(ctx, reqs...)
-	if err != nil {
-		return nil, err
-	}
-	for i, a := range replies {
-		x, ok, err := ownOf(a, all[i].path)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			found = append(found, x)
-		}
-	}
-	return found, nil
-}
-
-// byPath returns entries by their paths.
-func byPath(all []own) map[string]own {
-	found := make(map[string]own, len(all))
-	for _, x := range all {
-		found[x.path] = x
-	}
-	return found
-}
-
-// movedVersions is the number of versions through which moved entries cycle.
-const movedVersions = 7
-
-// move replaces entries by others with the same name, content and token on s, each in a transaction: the caller reads
-// them again. The number is part of the name so that the place in the queue stays; the content has the token, because
-// the new node has its own zxid. The writes give the new node another version, so that a late deletion or move of the
-// former one does not affect it. Without the right to write, the version stays 0; then only the read before each
-// deletion protects the new node.
-func (s *session) move(ctx context.Context, all ...own) error {
-	for writes := true; len(all) > 0; writes = false {
-		reqs := make([]request, len(all))
-		for i, x := range all {
-			data := x.encode()
-			ops := []request{remove(x.path, x.version), create(opCreate, x.path, data, s.e.o.ACL, flagEphemeral)}
-			for n := int32(0); writes && n <= x.version%movedVersions; n++ {
-				ops = append(ops, setData(x.path, data, anyVersion))
-			}
-			reqs[i] = multi(ops...)
-		}
-		replies, err := s.do(ctx, reqs...)
-		if err != nil {
-			return err
-		}
-		var refused []own
-		for i, a := range replies {
-			switch err := ignore(a.failed(), codeNoNode, codeBadVersion); {
-			case errors.Is(err, codeNoAuth) && writes:
-				refused = append(refused, all[i])
-			case err != nil:
-				return err
-			}
-		}
-		all = refused
-	}
-	return nil
 }
 
 // passTime bounds how long an attempt waits for others that are refused and remove their entries, which takes one round
@@ -503,96 +409,4 @@ func (w *wish) onlyForeign(ctx context.Context, child string) error {
 		Setting: "node of the name " + w.Name, Value: w.dir, Want: "no children but entries of locks",
 		Why: "its count is used up and it cannot be removed: delete " + child + " and its other foreign children",
 	}
-}
-
-// place is Position.Place: an entry of this driver, and those that blocked it.
-type place struct {
-	session int64
-	path    string
-	version int32
-	behind  []string
-}
-
-// placed returns the text that placeOf reads, and that Watch reads for the path of the entry.
-func placed(s *session, x own, block []entry) string {
-	text := watching(s, []string{x.path}) + "\n=" + strconv.Itoa(int(x.version))
-	for _, blocker := range paths(block) {
-		text += "\n=" + blocker
-	}
-	return text
-}
-
-func placeOf(text string) (p place) {
-	parts := strings.Split(text, "\n")
-	if len(parts) < 3 {
-		return place{}
-	}
-	id, _ := strconv.ParseUint(parts[0], 16, 64)
-	version, _ := strconv.Atoi(parts[2][1:])
-	p = place{session: int64(id), path: parts[1], version: int32(version)}
-	for _, blocker := range parts[3:] {
-		p.behind = append(p.behind, blocker[1:])
-	}
-	return p
-}
-
-// watching names nodes for Watch.
-func watching(s *session, paths []string) string {
-	return strings.Join(append([]string{strconv.FormatUint(uint64(s.id), 16)}, paths...), "\n")
-}
-
-func paths(some []entry) []string {
-	all := make([]string, len(some))
-	for i, x := range some {
-		all[i] = x.path
-	}
-	return all
-}
-
-// Watch is engine.Watches's: it watches entries over the session of the waiter. If they stand when the watch does,
-// nothing has happened since they were read. It wakes if one is missing or foreign. A node that was written, or moved,
-// is watched again.
-func (e *service) Watch(ctx context.Context, what string, wake func()) error {
-	parts := strings.Split(what, "\n")
-	id, _ := strconv.ParseUint(parts[0], 16, 64)
-	s := e.ours(int64(id))
-	if s == nil {
-		return engine.ErrNoSession
-	}
-	var all []entry
-	for _, part := range parts[1:] {
-		if part[0] == '/' {
-			all = append(all, entry{path: part})
-		}
-	}
-	for len(all) > 0 {
-		changes := make(chan change, 1)
-		unlisten := s.listen(changes, paths(all))
-		found, err := s.read(ctx, all, true)
-		var c change
-		if err == nil && len(found) == len(all) {
-			select {
-			case c = <-changes:
-				if c.typ == 0 {
-					err = errBroken
-				}
-			case <-ctx.Done():
-				err = ctx.Err()
-			case <-s.over:
-				err = engine.ErrNoSession
-			}
-		}
-		unlisten()
-		if err != nil {
-			return err
-		}
-		stand := byPath(found)
-		all = slices.DeleteFunc(all, func(x entry) bool {
-			_, ok := stand[x.path]
-			return !ok || c.typ == eventDeleted && x.path == c.path
-		})
-		wake()
-	}
-	<-ctx.Done()
-	return ctx.Err()
 }

@@ -231,7 +231,7 @@ var mutants = []mutant{
 		text: "d.sessions.holdsAnother(of) {", instead: "of.Name != \"\" {",
 	},
 	{
-		what: "a hold that was released while it moved is kept", file: "session.go", test: "TestReleaseOvertakesARenewal",
+		what: "a hold that was released while it moved is kept", file: "holds.go", test: "TestReleaseOvertakesARenewal",
 		text: "return !stands || all", instead: "return stands && false || all",
 	},
 	{
@@ -317,11 +317,11 @@ var mutants = []mutant{
 		text: "backend.ErrUnavailable, err); r.holds[n].Known {", instead: "backend.ErrUnavailable, err); false {",
 	},
 	{
-		what: "the reason of a pushed loss is forgotten", file: "session.go", test: "TestReasonOfAPushedLossIsKept",
+		what: "the reason of a pushed loss is forgotten", file: "holds.go", test: "TestReasonOfAPushedLossIsKept",
 		text: "\t\th.loss = loss\n", instead: "\t\t_ = h\n",
 	},
 	{
-		what: "a hold whose loss was pushed keeps its session", file: "session.go", test: "TestLostHoldLeavesItsSession",
+		what: "a hold whose loss was pushed keeps its session", file: "holds.go", test: "TestLostHoldLeavesItsSession",
 		text: "\t\t\tif !all.doubtLate(g) {\n", instead: "\t\t\tif false {\n",
 	},
 	{
