@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -78,26 +79,23 @@ func TestEnsembleWithLostHistory(t *testing.T) {
 	for name, test := range map[string]struct {
 		was, is int                             // how far the zxids of both have grown
 		prepare func(*testing.T, admin, string) // the new ensemble, given the token space of the old one
-		reasons map[backend.Reason]bool         // of the loss
+		reasons []backend.Reason                // of the loss
 		what    string                          // fell or changed
 	}{
 		"wiped": {
-			was: 200, reasons: map[backend.Reason]bool{backend.ReasonHistoryLost: true}, what: "zxid",
+			was: 200, reasons: []backend.Reason{backend.ReasonHistoryLost}, what: "zxid",
 		},
 		"restored from a backup": {
 			was: 200, prepare: func(t *testing.T, a admin, space string) { a.keepsSpace(t, space) },
-			reasons: map[backend.Reason]bool{backend.ReasonHistoryLost: true}, what: "zxid",
+			reasons: []backend.Reason{backend.ReasonHistoryLost}, what: "zxid",
 		},
 		"replaced by one with a longer past": {
 			// It does not know the session, and that looks as if the session had expired.
-			is:      400,
-			reasons: map[backend.Reason]bool{backend.ReasonHistoryLost: true, backend.ReasonSessionExpired: true},
-			what:    "token space",
+			is: 400, reasons: []backend.Reason{backend.ReasonHistoryLost, backend.ReasonSessionExpired}, what: "token space",
 		},
 		"replaced by one in use": {
 			is: 400, prepare: func(t *testing.T, a admin, _ string) { a.keepsSpace(t, "another") },
-			reasons: map[backend.Reason]bool{backend.ReasonHistoryLost: true, backend.ReasonSessionExpired: true},
-			what:    "token space",
+			reasons: []backend.Reason{backend.ReasonHistoryLost, backend.ReasonSessionExpired}, what: "token space",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -133,34 +131,44 @@ func TestEnsembleWithLostHistory(t *testing.T) {
 				test.prepare(t, after, space)
 			}
 			network.replace(latter.Addr())
-			select {
-			case reason := <-lost:
-				if !test.reasons[reason] {
-					t.Errorf("the hold was lost with the reason %q", reason)
-				}
-			case <-soon(t, 30*time.Second).Done():
-				t.Fatal("the holder was not told")
-			}
+			lostHistory(t, lost, test.reasons...)
 			if err := <-waited; !errors.Is(err, backend.ErrHistoryLost) {
 				t.Errorf("the waiter = %v, want ErrHistoryLost", err)
 			}
 			forgotten(t, d, g, test.what)
-
-			fresh := driver(t, latter.Addr())
-			for ctx := soon(t, 20*time.Second); ; { // a survivor gives a new space in the background
-				again := take(t, fresh, request("held", false))
-				release(t, fresh, again)
-				now := fresh.Describe().TokenSpace
-				if now != space && now != "" {
-					break
-				}
-				if ctx.Err() != nil {
-					t.Fatalf("a fresh client has the token space %q of before, and token %v after %v",
-						now, again.Token, g.Token)
-				}
-			}
+			anotherSpace(t, space, latter.Addr())
 			forgotten(t, d, g, test.what) // permanently
 		})
+	}
+}
+
+// lostHistory waits for the loss of a hold, for one of the reasons.
+func lostHistory(t *testing.T, lost <-chan backend.Reason, reasons ...backend.Reason) {
+	t.Helper()
+	select {
+	case reason := <-lost:
+		if !slices.Contains(reasons, reason) {
+			t.Errorf("the hold was lost with the reason %q", reason)
+		}
+	case <-soon(t, 30*time.Second).Done():
+		t.Fatal("the holder was not notified")
+	}
+}
+
+// anotherSpace returns a hold that a fresh client was granted in another token space than space: a survivor gives the
+// ensemble a new one in the background.
+func anotherSpace(t *testing.T, space string, addrs ...string) backend.Grant {
+	t.Helper()
+	for until := soon(t, 20*time.Second); ; {
+		fresh := driver(t, addrs...)
+		again := take(t, fresh, request("held", false))
+		release(t, fresh, again)
+		switch now := fresh.Describe().TokenSpace; {
+		case now != space && now != "":
+			return again
+		case until.Err() != nil:
+			t.Fatalf("a fresh client has the token space %q of before, and the token %v", now, again.Token)
+		}
 	}
 }
 

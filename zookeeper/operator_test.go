@@ -67,19 +67,6 @@ func copyLog(t testing.TB, to, from string) {
 	}
 }
 
-// lostHistory waits for the loss of a hold.
-func lostHistory(t *testing.T, lost <-chan backend.Reason) {
-	t.Helper()
-	select {
-	case reason := <-lost:
-		if reason != backend.ReasonHistoryLost && reason != backend.ReasonSessionExpired {
-			t.Errorf("the hold was lost with the reason %q", reason)
-		}
-	case <-soon(t, 30*time.Second).Done():
-		t.Fatal("the holder was not notified")
-	}
-}
-
 // TestDiskOfOneServerReverts restores an earlier state of one server's disk. With a server that was down it makes a
 // majority of three: both lack changes that the third server has. A running client detects the loss and gives the ensemble
 // another token space.
@@ -133,18 +120,9 @@ func TestDiskOfOneServerReverts(t *testing.T) {
 	act(stop, reverted, knows)
 	copyLog(t, folder, backup)
 	act(start, reverted, behind)
-	lostHistory(t, lost)
+	lostHistory(t, lost, backend.ReasonHistoryLost, backend.ReasonSessionExpired)
 	forgotten(t, d, held, "zxid")
-	var again backend.Grant
-	now := space
-	for until := soon(t, 20*time.Second); now == space; { // a survivor gives a new space in the background
-		fresh := driver(t, all...)
-		again = take(t, fresh, request("held", false))
-		release(t, fresh, again)
-		if now = fresh.Describe().TokenSpace; until.Err() != nil {
-			t.Fatalf("a fresh client has the token space %q of before, and token %v after %v", now, again.Token, held.Token)
-		}
-	}
+	again := anotherSpace(t, space, all...)
 	if again.Token <= before.Token || again.Token >= held.Token {
 		t.Errorf("token %v, want one between %v, which the disk knew, and %v, which it forgot", again.Token, before.Token,
 			held.Token)
@@ -194,6 +172,6 @@ func TestCopiedServer(t *testing.T) {
 		t.Errorf("the doctor says %q, want that two servers lead", found)
 	}
 	network.replace(copied.Addr())
-	lostHistory(t, lost)
+	lostHistory(t, lost, backend.ReasonHistoryLost, backend.ReasonSessionExpired)
 	forgotten(t, d, held, "zxid")
 }
