@@ -179,7 +179,7 @@ var kinds = []scenario{
 
 func trouble(name, about string) scenario {
 	return scenario{name: "trouble-" + name, about: "one client holds 200 locks, TTL 6 s; " + about,
-		columns: "refused<; lost>; history=told as lost history<; auths=Authenticates/min>; keepalives=keepalives/s; " +
+		columns: "refused<; lost>; history=reported as lost history<; auths=Authenticates/min>; keepalives=keepalives/s; " +
 			"trips/s; server-cpu=server CPU %",
 		rounds: 1, limit: 2 * time.Minute, suits: contending, phase: func(r *round) { troubled(r, name) }}
 }
@@ -281,7 +281,7 @@ var targets = []target{
 	{"etcd", "trouble-auth trouble-nospace trouble-txnops", "lost", "<=", 0, "locks lost"},
 	{"etcd", "trouble-auth", "auths", "<=", 2, "Authenticates per minute"},
 	{"etcd", "trouble-proxy", "refused", ">=", 1, "the proxy is refused, since its answers prove nothing"},
-	{"etcd", "trouble-wiped", "history", ">=", 1, "locks whose loss is told as lost history, of all"},
+	{"etcd", "trouble-wiped", "history", ">=", 1, "locks whose loss is reported as lost history, of all"},
 	{"in process", "core", "beside-ns", "<=", 2000, "ns beside the driver"},
 	{"in process", "core", "allocs", "<=", 10.1, "allocations"},
 }

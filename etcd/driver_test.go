@@ -384,9 +384,9 @@ func TestLossIsReportedBeforeTheRivalHolds(t *testing.T) {
 	heldAt = time.Now()
 	await("the holder is notified", toldDone)
 	if !told.Before(heldAt) {
-		t.Errorf("the holder was told %v after the rival held the lock", told.Sub(heldAt))
+		t.Errorf("the holder was notified %v after the rival held the lock", told.Sub(heldAt))
 	}
-	t.Logf("the holder was told %v before the rival held the lock", heldAt.Sub(told))
+	t.Logf("the holder was notified %v before the rival held the lock", heldAt.Sub(told))
 	// Do not restore the link earlier: a recipe lease that has not expired yet would continue, and its rival would never
 	// hold.
 	await("the holder by etcd's recipe is notified, and its rival holds", recipeDone)

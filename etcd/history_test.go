@@ -71,7 +71,7 @@ func (s *survivor) wantAllLost(t *testing.T, what string) {
 			t.Errorf("the hold was lost as %s", reason)
 		}
 	case <-time.After(30 * time.Second):
-		t.Fatal("the holder was not told within 30s")
+		t.Fatal("the holder was not notified within 30s")
 	}
 	select {
 	case o := <-s.waiting:

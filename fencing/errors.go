@@ -20,7 +20,7 @@ var (
 	// ErrNotExclusive: the token is of a shared hold or of permits, which do not exclude other writers. A
 	// *NotExclusiveError is in the chain.
 	ErrNotExclusive = errors.New("fencing: token does not belong to an exclusive hold")
-	// ErrSpace: the token comes from another cluster than the one the guard trusts, or its origin was not told, or its
+	// ErrSpace: the token comes from another cluster than the one the guard trusts, or its origin is unknown, or its
 	// generation has the number of another one (see Generation). A *SpaceError is in the chain.
 	ErrSpace = errors.New("fencing: token belongs to another space")
 	// ErrHold: another hold with the same token was admitted for this resource: the lock service has issued the token

@@ -474,7 +474,7 @@ func TestHoldMovesUnheard(t *testing.T) {
 	defer d.Close(t.Context())
 	defer rival.Close(t.Context())
 	r := request("moves", 30*time.Second)
-	r.Lost = func(loss backend.Loss) { t.Errorf("told a loss: %s", loss.Reason) }
+	r.Lost = func(loss backend.Loss) { t.Errorf("notified of a loss: %s", loss.Reason) }
 	g, err := d.Acquire(soon(t, 30*time.Second), r)
 	if err != nil {
 		t.Fatal(err)

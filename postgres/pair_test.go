@@ -605,7 +605,7 @@ func TestDiskIsRolledBack(t *testing.T) {
 			t.Errorf("the reason is %q", why)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("the holder was not told")
+		t.Error("the holder was not notified")
 	}
 }
 

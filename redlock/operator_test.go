@@ -34,7 +34,7 @@ func (s servers) replace(t *testing.T, i int, from string) {
 
 // The data of one of five servers that keep their votes are replaced: its own of before, or a copy of another server's. Its
 // votes are lost, and it votes at once. A hold that has the votes of all servers is not affected; one with a bare majority is
-// granted a second time, and its holder is told at its next renewal.
+// granted a second time, and its holder is notified at its next renewal.
 func TestOldDataOfOneServer(t *testing.T) {
 	t.Parallel()
 	s := startDurable(t, 5)
@@ -71,7 +71,7 @@ func TestOldDataOfOneServer(t *testing.T) {
 			})
 			links[3].Pass()
 			links[4].Pass()
-			eventually(t, "the holder is told", func() bool {
+			eventually(t, "the holder is notified", func() bool {
 				return errors.Is(holder.Renew(within(t, 30*time.Second), []backend.Grant{bare})[0].Err, backend.ErrNotHeld)
 			})
 			eventually(t, "the hold with all votes has them again", func() bool {

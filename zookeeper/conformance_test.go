@@ -236,7 +236,7 @@ func (a admin) deleteWaiters(t testing.TB, dir string) int {
 	return len(nodes) - 1
 }
 
-// catchUp lets the admin's server know all that the leader knows: what others were told is done.
+// catchUp lets the admin's server know all that the leader knows: what others have read is done.
 func (a admin) catchUp() error {
 	return a.try(func() error {
 		_, err := a.Sync("/")

@@ -223,10 +223,10 @@ func TestDeletedRoot(t *testing.T) {
 				t.Errorf("round %d: the hold was lost with the reason %q", round, reason)
 			}
 		case <-soon(t, 20*time.Second).Done():
-			t.Error("the holder was not told")
+			t.Error("the holder was not notified")
 		}
 		forgotten(t, holder, g, "token space")
-		for ctx := soon(t, 20*time.Second); idle.Ping(ctx) == nil; { // it is told by a watch
+		for ctx := soon(t, 20*time.Second); idle.Ping(ctx) == nil; { // a watch notifies it
 			if ctx.Err() != nil {
 				t.Fatal("a client that held nothing has noticed nothing")
 			}

@@ -227,7 +227,7 @@ func TestLostSessionLosesItsHoldsAndNothingElse(t *testing.T) {
 			t.Errorf("reason = %q, want %q", reason, backend.ReasonSessionExpired)
 		}
 	case <-soon(t, 10*time.Second).Done():
-		t.Error("the holder was not told that its session has ended")
+		t.Error("the holder was not notified that its session has ended")
 	}
 	for call, do := range map[string]func(context.Context) error{
 		"Renew":   func(ctx context.Context) error { return victim.Renew(ctx, []backend.Grant{g})[0].Err },
@@ -326,7 +326,7 @@ func TestSessionClosedFromElsewhere(t *testing.T) {
 			t.Errorf("reason = %q, want %q", reason, backend.ReasonSessionExpired)
 		}
 	case <-soon(t, 10*time.Second).Done():
-		t.Error("the holder was not told that its session has ended")
+		t.Error("the holder was not notified that its session has ended")
 	}
 	if r := victim.Renew(soon(t, 10*time.Second), []backend.Grant{g})[0]; !errors.Is(r.Err, backend.ErrNotHeld) {
 		t.Errorf("Renew = %v, want ErrNotHeld", r.Err)

@@ -237,7 +237,7 @@ func TestMoveWithoutAnAnswerIsNoLoss(t *testing.T) {
 					t.Errorf("Close = %v", err)
 				}
 				if len(lost) > 0 {
-					t.Errorf("the holder was told a loss: %+v", <-lost)
+					t.Errorf("the holder was notified of a loss: %+v", <-lost)
 				}
 			})
 		}

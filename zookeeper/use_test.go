@@ -620,9 +620,9 @@ func anyOfThePermitsWakes(t *testing.T, server *containers.ZooKeeperServer) {
 			}
 		}
 	}
-	// A waiter that is not told looks for itself, half a second later at the earliest.
+	// A waiter that is not notified looks for itself, half a second later at the earliest.
 	if slices.Sort(took); took[len(took)/2] > 400*time.Millisecond {
-		w.Errorf(t, 50*time.Millisecond, "a waiter was granted %v after a release in the median; was it not told?",
+		w.Errorf(t, 50*time.Millisecond, "a waiter was granted %v after a release in the median; was it not notified?",
 			took[len(took)/2])
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // TestWrittenHoldIsWatchedAgain writes into the node of a hold, which uses up its watch, and breaks the connection over
-// which the driver sets another one. That the node is deleted after that must be told all the same.
+// which the driver sets another one. That the node is deleted after that must be reported nevertheless.
 func TestWrittenHoldIsWatchedAgain(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
@@ -60,6 +60,6 @@ func TestWrittenHoldIsWatchedAgain(t *testing.T) {
 			t.Errorf("reason = %q, want %q", reason, backend.ReasonEvicted)
 		}
 	case <-ctx.Done():
-		t.Error("the holder was not told that its node was deleted")
+		t.Error("the holder was not notified that its node was deleted")
 	}
 }

@@ -121,7 +121,7 @@ func (p *Report) losses(n *name) {
 				p.LateContext = max(p.LateContext, h.told.Sub(h.until))
 			}
 			if h.until != never && h.told < h.until && h.forced == never && h.why != string(backend.ReasonClosed) {
-				p.found(EarlyLoss, n.name, h.told, "%v was told of a loss %v before its deadline", h,
+				p.found(EarlyLoss, n.name, h.told, "%v was notified of a loss %v before its deadline", h,
 					h.until.Sub(h.told))
 			}
 		}

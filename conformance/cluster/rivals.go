@@ -202,7 +202,7 @@ func (h *held) lost(ctx context.Context) error {
 	case <-h.lease.Context().Done():
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%v was not told of its loss", h)
+		return fmt.Errorf("%v was not notified of its loss", h)
 	}
 }
 

@@ -39,7 +39,7 @@ func (a *attack) forceRelease(ctx context.Context) error {
 		return err
 	}
 	if a.told = time.Since(began); a.told > soon {
-		return fmt.Errorf("the holder was told after %v that its lock was taken away", a.told)
+		return fmt.Errorf("the holder was notified after %v that its lock was taken away", a.told)
 	}
 	a.unexplained = reason != reasonForced
 	return a.goOn(ctx, began, true)

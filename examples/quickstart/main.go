@@ -9,7 +9,7 @@
 // longer than its lease, the next one gets the lock, and the paused one wakes up in the middle of its work. It writes:
 // a lock alone cannot stop it. The fencing token does, if the driver issues tokens and the store checks them.
 //
-// The exit code is 0 if all went as told, and 1 otherwise.
+// The exit code is 0 if all of this happened, and 1 otherwise.
 package main
 
 import (

@@ -54,7 +54,7 @@ func Database(text string) (int, error) {
 // contexts. Its attempts to connect take most of the timeout or most of a given time, so that their errors are here
 // before the context of the caller ends. Its errors are those of options that cannot be meant.
 func (u *URL) Server(most time.Duration) (*goredis.Options, error) {
-	// A quarter of the timeout is left for the error to be told by the call that waits.
+	// A quarter of the timeout is left for the waiting call to return the error.
 	connect := min(most, u.Timeout*3/4)
 	poolSize, err := u.Int("pool-size", 1, 1<<20)
 	if err != nil {
