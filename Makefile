@@ -90,7 +90,7 @@ versions: ## let clients of the previous release and of this tree contend on eac
 	FENCELOCK_DEEP=1 FENCELOCK_REQUIRE=all FENCELOCK_SOAK=$(DURATION) go test -count=1 -v -timeout 0 -run 'TestVersions$$' ./internal/soak
 
 .PHONY: report
-report: ## break every driver for half an hour and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output, ONLY=soak-server one section
+report: ## break every driver for two hours and write docs/RELIABILITY.md; FROM=DIR writes it again from kept output, ONLY=soak-server one section
 	go run ./internal/reliability -o docs/RELIABILITY.md $(if $(ONLY),-only $(ONLY) -soak $(DURATION)) $(if $(FROM),-from $(FROM)) $(if $(KEEP),-keep $(KEEP))
 
 .PHONY: fuzz

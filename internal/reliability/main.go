@@ -1,6 +1,6 @@
 // Command reliability breaks every driver, checks the histories of its clients, and writes a report.
 //
-//	go run ./internal/reliability -o docs/RELIABILITY.md    # make report: runs everything, about half an hour
+//	go run ./internal/reliability -o docs/RELIABILITY.md    # make report: runs everything, about two hours
 //	go run ./internal/reliability -o … -from DIR            # writes the page from an earlier run's figures in DIR
 //	go run ./internal/reliability -o … -only soak-server    # runs the soak of the server, and writes its section anew
 //
