@@ -27,7 +27,7 @@ func ownOf(a reply, at string) (own, bool, error) {
 		ok && n.stat.EphemeralOwner != 0, nil
 }
 
-// read reads entries, with a watch if that is set, and returns those that stand, in order.
+// read reads entries and returns the existing ones in order. With watch, it also watches them.
 func (s *session) read(ctx context.Context, all []entry, watch bool) (found []own, err error) {
 	if len(all) == 0 {
 		return nil, nil

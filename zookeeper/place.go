@@ -9,7 +9,7 @@ import (
 	"github.com/fencelock/fencelock/backend/engine"
 )
 
-// place is Position.Place: an entry of this driver, and those that blocked it.
+// place is Position.Place: an entry of this driver, and the entries that blocked it.
 type place struct {
 	session int64
 	path    string
