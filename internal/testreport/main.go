@@ -33,6 +33,9 @@ type event struct {
 var telling = regexp.MustCompile(`^\s+\S+\.go:\d+: |^panic: |WARNING: DATA RACE|^fatal error: |^# |` +
 	`^\S+\.go:\d+:\d+: |^goroutine \d+ .*running|^\*\*\* `)
 
+// further matches the lines of a message after the first.
+var further = regexp.MustCompile(`^\s{8}`)
+
 // unfair matches messages about failures that the machine may have caused (package internal/stallmeter).
 var unfair = regexp.MustCompile(`attempts that failed while the machine stood still|` + stallmeter.Mark)
 
@@ -43,18 +46,25 @@ var ending = regexp.MustCompile(`^panic: |^fatal error: `)
 var packageLine = regexp.MustCompile(`^(ok|[?]|FAIL)\s`)
 
 const (
-	most   = 6   // lines of a test
-	widest = 400 // bytes of a line
+	most    = 6   // messages of a test
+	longest = 40  // lines after the first of a message, like the standard error of a process
+	widest  = 400 // bytes of a line
 
 	slowest = 60 // tests that are listed
 )
+
+// message is one message of a test, with its last lines.
+type message struct {
+	first   string
+	further []string
+}
 
 // report is the result of the input.
 type report struct {
 	out   io.Writer
 	asked []string
 
-	said    map[string][]string        // by test
+	said    map[string][]message       // by test
 	last    map[string][]string        // by package, any output
 	running map[string]map[string]bool // by package, the tests that have begun and not ended
 	stacks  map[string]string          // by package, all that a program printed which ended in the middle
@@ -80,7 +90,7 @@ func main() {
 func read(in io.Reader, out io.Writer, asked []string) (ok bool, err error) {
 	r := &report{
 		out: out, asked: asked,
-		said: map[string][]string{}, last: map[string][]string{}, running: map[string]map[string]bool{},
+		said: map[string][]message{}, last: map[string][]string{}, running: map[string]map[string]bool{},
 		stacks: map[string]string{}, skips: map[string][]string{},
 	}
 	lines := bufio.NewScanner(in)
@@ -122,10 +132,10 @@ func (r *report) read(e event) {
 var place = regexp.MustCompile(`^\s*\S+\.go:\d+: `)
 
 // skip notes why a test was skipped, which is the last thing that it said.
-func (r *report) skip(key string, said []string) {
+func (r *report) skip(key string, said []message) {
 	reason := "without a word"
 	if len(said) > 0 {
-		reason = place.ReplaceAllString(strings.TrimSpace(said[len(said)-1]), "")
+		reason = place.ReplaceAllString(strings.TrimSpace(said[len(said)-1].first), "")
 	}
 	switch {
 	case strings.HasPrefix(reason, testtier.Mark):
@@ -167,8 +177,13 @@ func (r *report) listen(key string, e event) {
 	if r.stacks[e.Package] != "" || ending.MatchString(e.Output) {
 		r.stacks[e.Package] += e.Output
 	}
-	if telling.MatchString(e.Output) {
-		r.said[key] = append(r.said[key], e.Output)
+	said := r.said[key]
+	switch {
+	case telling.MatchString(e.Output):
+		r.said[key] = append(said, message{first: e.Output})
+	case len(said) > 0 && further.MatchString(e.Output):
+		last := &said[len(said)-1]
+		last.further = append(last.further[max(0, len(last.further)-longest+1):], e.Output)
 	}
 	if unfair.MatchString(e.Output) {
 		r.excused = append(r.excused, key+"\n"+e.Output)
@@ -181,10 +196,12 @@ func (r *report) listen(key string, e event) {
 func (r *report) tellFailure(key string, e event) {
 	fmt.Fprintln(r.out, "FAILED", key)
 	said := r.said[key]
-	for _, line := range slices.Concat(said[:min(len(said), 1)], tail(said)) {
-		fmt.Fprint(r.out, line[:min(len(line), widest)])
-		if len(line) > widest {
-			fmt.Fprintln(r.out, "…")
+	for _, m := range slices.Concat(said[:min(len(said), 1)], tail(said)) {
+		for _, line := range append([]string{m.first}, m.further...) {
+			fmt.Fprint(r.out, line[:min(len(line), widest)])
+			if len(line) > widest {
+				fmt.Fprintln(r.out, "…")
+			}
 		}
 	}
 	if running := r.running[e.Package]; e.Test == "" && len(running) > 0 { // the program has ended in the middle
@@ -236,10 +253,10 @@ func (r *report) well() bool {
 	return well
 }
 
-// tail is the last lines but the first.
-func tail(lines []string) []string {
-	if len(lines) < 2 {
+// tail is the last messages but the first.
+func tail(said []message) []message {
+	if len(said) < 2 {
 		return nil
 	}
-	return lines[max(1, len(lines)-most):]
+	return said[max(1, len(said)-most):]
 }

@@ -32,6 +32,11 @@ func TestRead(t *testing.T) {
 			pass + line("output", "TestB", "    b_test.go:1: wrong\n") + line("fail", "TestB", ""), "", false,
 			[]string{"FAILED p TestB", "b_test.go:1: wrong"},
 		},
+		"a failure in lines": {
+			pass + line("output", "TestB", "    b_test.go:1: it says:\n") + strings.Repeat(line("output", "TestB", "        much\n"), 50) +
+				line("output", "TestB", "        last\n") + line("output", "TestB", "    other\n") + line("fail", "TestB", ""), "", false,
+			[]string{"FAILED p TestB\n    b_test.go:1: it says:\n        much\n", "        much\n        last\n"},
+		},
 		"left out":  {pass + skip("TestC", "left out: -short"), "noskip", true, []string{"SKIPPED 1, left out: -short:\n  p TestC"}},
 		"no server": {pass + skip("TestC", "install it"), "", true, []string{"SKIPPED 1, install it:\n  p TestC"}},
 		"must be":   {pass + skip("TestC", "install it"), "noskip", false, []string{"FENCELOCK_REQUIRE=all"}},
