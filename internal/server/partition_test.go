@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -54,19 +55,17 @@ func (n *network) heal() {
 	n.alone = ""
 }
 
-// island is a part of the network that can be cut off.
+// island is a network of which a part, or single ways, can be cut off.
 type island struct {
-	mu      sync.Mutex
-	members map[string]bool // their peer addresses; nil while it is not cut off
-	conns   []*ferry
+	mu    sync.Mutex
+	parts func(ends [2]string) bool // by peer addresses: who dials whom; nil while it is whole
+	conns []*ferry
 }
 
 type ferry struct {
 	net.Conn
 	ends [2]string
 }
-
-func (i *island) parts(ends [2]string) bool { return i.members[ends[0]] != i.members[ends[1]] }
 
 func (i *island) from(own string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, to string) (net.Conn, error) {
@@ -77,7 +76,7 @@ func (i *island) from(own string) func(context.Context, string) (net.Conn, error
 		f := &ferry{conn, [2]string{own, to}}
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		if i.parts(f.ends) {
+		if i.parts != nil && i.parts(f.ends) {
 			conn.Close()
 			return nil, errors.New("the way is cut")
 		}
@@ -86,15 +85,19 @@ func (i *island) from(own string) func(context.Context, string) (net.Conn, error
 	}
 }
 
+// cutOff cuts the ways between the members and all others.
 func (i *island) cutOff(members ...string) {
+	i.cut(func(ends [2]string) bool {
+		return slices.Contains(members, ends[0]) != slices.Contains(members, ends[1])
+	})
+}
+
+func (i *island) cut(parts func(ends [2]string) bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.members = map[string]bool{}
-	for _, m := range members {
-		i.members[m] = true
-	}
+	i.parts = parts
 	for _, f := range i.conns {
-		if i.parts(f.ends) {
+		if parts(f.ends) {
 			f.Close()
 		}
 	}
@@ -103,7 +106,7 @@ func (i *island) cutOff(members ...string) {
 func (i *island) heal() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.members = nil
+	i.parts = nil
 }
 
 // cutOffHolding cuts the leader off, where a client has a session and holds a name, before it knows.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/freeport"
+	"github.com/fencelock/fencelock/internal/machine"
 	"github.com/fencelock/fencelock/internal/server/replica"
 	"github.com/fencelock/fencelock/internal/serverfault"
 )
@@ -158,6 +160,61 @@ func TestReplacedProcessStops(t *testing.T) {
 	if said := p.children[original].Stderr(); !strings.Contains(said, "the members go on with another process of this member") {
 		t.Errorf("the original has ended and says %q", said)
 	}
+	x.unlock(x.lock("x"))
+}
+
+// A member has connections with another one from before connections name starts. A copy replaces it, and it hears of that
+// although it has no need to dial: the earlier connections carry nothing once the level is raised.
+func TestReplacedProcessStopsWithEarlierConnections(t *testing.T) {
+	t.Parallel()
+	ways := &island{}
+	made := 0
+	c := newCluster(t, 3, func(c *Config) {
+		calm(c)
+		c.PeerDial = ways.from(c.PeerListen)
+		if made++; made == 3 {
+			c.Rig = &serverfault.Rig{Level: machine.LevelHiddenIDs - 1}
+		}
+	})
+	const original, other, upgraded = 0, 1, 2
+	lead := func(i int) {
+		eventually(t, "the other one leads", func() bool {
+			_ = c.servers[c.leader()].replica.Transfer(t.Context(), c.servers[i].replica.ID()) // a busy machine may refuse it
+			return c.leader() == i
+		})
+	}
+	lead(original) // it dials the others
+	lead(other)
+	address := func(i int) string { return c.configs[i].PeerListen }
+	cut := func(ends [2]string) bool {
+		return slices.Contains(ends[:], address(original)) && slices.Contains(ends[:], address(upgraded))
+	}
+	ways.cut(cut)
+	c.stop(upgraded)
+	c.configs[upgraded].Rig = nil
+	c.start(upgraded)
+	for i := range c.servers {
+		eventually(t, "the level is raised", func() bool { return c.servers[i].level() == machine.MaxLevel })
+	}
+	if c.leader() == original {
+		lead(other)
+	}
+	ways.cut(func(ends [2]string) bool { return cut(ends) || ends == [2]string{address(other), address(original)} })
+
+	copied, addresses := c.configs[original], freeport.Addresses(t, 2)
+	copied.DataDir, copied.Moved = filepath.Join(t.TempDir(), "copied"), true
+	if err := os.CopyFS(copied.DataDir, withoutSockets{os.DirFS(c.configs[original].DataDir)}); err != nil {
+		t.Fatal(err)
+	}
+	copied.Listen, copied.PeerListen, copied.Join = addresses[0], addresses[1], nil
+	copied.BootstrapExpect, copied.Rig = 0, &serverfault.Rig{Start: "99-0123456789abcdef"} // no objection reaches it
+	start(t, copied)
+	eventually(t, "the original stops", func() bool { return c.servers[original].Err() != nil })
+	var replaced *replica.ReplacedError
+	if err := c.servers[original].Err(); !errors.As(err, &replaced) {
+		t.Errorf("the original stops with %v", err)
+	}
+	x := newCaller(t, c.connect)
 	x.unlock(x.lock("x"))
 }
 

@@ -289,10 +289,11 @@ func (p *peerNet) dialMember(ctx context.Context, address string, id raft.Server
 	self := p.now.Load().self
 	if self == nil || !self.namesStarts() {
 		conn, err := p.dial(ctx, address, forRaft, string(id))
-		if err == nil {
-			p.name(conn, id, "", true)
+		if err != nil {
+			return nil, err
 		}
-		return conn, err
+		p.name(conn, id, "", true)
+		return &unnamedConn{conn, p}, nil
 	}
 	conn, err := p.dial(ctx, address, forProcess, self.claimTo(id).String())
 	if err != nil {
@@ -414,6 +415,8 @@ func (p *peerNet) Close() error {
 	return err
 }
 
+var errUnnamed = errors.New("the connection does not name this process, and by now connections must")
+
 // track records conn until it is closed. After Close it closes conn and returns false.
 func (p *peerNet) track(conn net.Conn) (net.Conn, bool) {
 	p.mu.Lock()
@@ -436,6 +439,20 @@ type trackedConn struct {
 	member  raft.ServerID
 	start   string
 	dialled bool // by this member
+}
+
+// unnamedConn is a connection for raft that this member has dialled without its start. It carries no request once
+// connections name starts: the other member could not tell that this process has been replaced.
+type unnamedConn struct {
+	net.Conn
+	net *peerNet
+}
+
+func (c *unnamedConn) Write(data []byte) (int, error) {
+	if self := c.net.now.Load().self; self != nil && self.namesStarts() {
+		return 0, errors.Join(errUnnamed, c.Close())
+	}
+	return c.Conn.Write(data)
 }
 
 func (c *trackedConn) Close() error {

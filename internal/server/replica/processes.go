@@ -194,8 +194,7 @@ func (r *Replica) meet(conn net.Conn, c *claim) error {
 	if verdict == verdictReplaced {
 		return errors.Join(err, &ReplacedError{string(c.from), c.start, start})
 	}
-	r.peers.name(conn, c.from, c.start, false)
-	return err
+	return errors.Join(err, r.name(conn, c.from, c.start, false))
 }
 
 // greet reads the answer of a member that this member has dialled for raft. It returns an error if its process does not
@@ -223,7 +222,16 @@ func (r *Replica) greet(conn net.Conn, id raft.ServerID) error {
 	} else if err := r.peers.judge(id, start, recorded, r.proof.mark()); err != nil {
 		return err
 	}
-	r.peers.name(conn, id, start, true)
+	return r.name(conn, id, start, true)
+}
+
+// name records the process at the other end of a connection for raft. It returns an error if another process has been
+// recorded meanwhile: replaced closes only connections with a name.
+func (r *Replica) name(conn net.Conn, id raft.ServerID, start string, dialled bool) error {
+	r.peers.name(conn, id, start, dialled)
+	if recorded := r.State.Started(id); !mayCount(start, recorded) {
+		return &ReplacedError{string(id), start, recorded}
+	}
 	return nil
 }
 
@@ -371,7 +379,6 @@ func (t *Term) recordStarts(ctx context.Context) {
 			if m.ID == r.id {
 				continue
 			}
-			r.peers.drop(m.ID, func(c *trackedConn) bool { return c.dialled && c.start == "" }) // from before levelStarts
 			if err := t.recordStart(m.ID); err != nil && ctx.Err() == nil {
 				r.config.Log.Debug("a start was not recorded", "id", m.ID, "error", err)
 			}
