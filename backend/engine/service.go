@@ -43,7 +43,9 @@ type Service interface {
 	// Enter acquires the name of r or, with r.Wait, joins its queue. It is idempotent by r.RequestID: for a request
 	// that holds or waits already, it returns its position, and is the waiter's sign of life. A hold or wait on
 	// another session moves to r.Session. The first message of an Enter that is not Again takes a free name: if a question
-	// went before it, its lost answer would leave the request unmade.
+	// went before it, its lost answer would leave the request unmade. With an error that ends the attempt (a Refusal, or
+	// an answer of package backend), the engine removes the entry that Placed and Place describe. With any other error it
+	// ignores the Position.
 	Enter(ctx context.Context, r Entering) (Position, error)
 	// Leave ends a hold or a place in the queue, and opens the name to the next waiters. A grant without an
 	// incarnation names the hold or the place of its request. Leave may be the first call of a driver: no Probe comes
@@ -277,7 +279,7 @@ func (u *Unanswered) Error() string {
 func (u *Unanswered) Unwrap() error { return u.Err }
 
 // Refusal is the error of a step that is not repeated, not even by a waiter, although it might succeed later. The step
-// had no effect, except for a hold or place of an Enter that also returns a Position with Placed: the engine removes it.
+// had no effect, except for the entry that an Enter describes: see Service.
 type Refusal struct {
 	// Err is the reason, an error of the contract.
 	Err error
