@@ -329,7 +329,7 @@ func said(err error) check.Outcome {
 // writeChecks prints the table, in Markdown.
 func writeChecks(w io.Writer, all []checkResult) {
 	fmt.Fprintln(w, "| service | library | calls | holds | holders beside whom others held | longest s |"+
-		" lost to a rival: told before | told after | never told | violations by kind |\n"+
+		" lost to a rival: notified before | notified after | never notified | violations by kind |\n"+
 		"|---|---|--:|--:|--:|--:|--:|--:|--:|---|")
 	for _, r := range all {
 		var kinds []string
@@ -342,7 +342,7 @@ func writeChecks(w io.Writer, all []checkResult) {
 		f := r.Figures
 		fmt.Fprintf(w, "| %s | %s | %d | %d | %d | %.1f | %d | %d | %d | %s |\n",
 			r.System, r.Peer, f.Operations, f.Grants, f.Doubled, f.Overrun.Seconds(),
-			f.ToldBefore, f.ToldAfter, f.NeverTold, strings.Join(kinds, ", "))
+			f.NotifiedBefore, f.NotifiedAfter, f.NeverNotified, strings.Join(kinds, ", "))
 	}
 	for _, r := range all {
 		for _, err := range r.Errors {

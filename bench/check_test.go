@@ -34,9 +34,9 @@ func TestCheckOfPeers(t *testing.T) {
 		if len(r.Errors) > 0 || r.Figures.Grants < 100 || r.Figures.Losses == 0 || r.Figures.Faults != len(breakages) {
 			t.Errorf("%s: too little was done, or it failed: %+v", r.Peer, r)
 		}
-		if r.Ours && (len(r.Violations) > 0 || r.Figures.NeverTold > 0) {
+		if r.Ours && (len(r.Violations) > 0 || r.Figures.NeverNotified > 0) {
 			report, _ := os.ReadFile(filepath.Join(dir, "redis-"+r.Peer, "report.txt"))
-			t.Errorf("ours: %v, and %d losses without a notification\n%s", r.Violations, r.Figures.NeverTold, report)
+			t.Errorf("ours: %v, and %d losses without a notification\n%s", r.Violations, r.Figures.NeverNotified, report)
 		}
 		if !strings.Contains(out.String(), "| "+r.Peer+" |") {
 			t.Errorf("%s has no row:\n%s", r.Peer, out.String())

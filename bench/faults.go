@@ -31,10 +31,10 @@ func partition(r *round) {
 	began := time.Now()
 
 	timeout := time.After(2*ttl + time.Second)
-	for r.s["told-s"], r.s["rival-s"] = never, never; lost != nil || granted != nil; {
+	for r.s["notified-s"], r.s["rival-s"] = never, never; lost != nil || granted != nil; {
 		select {
 		case <-lost:
-			r.s["told-s"], lost = time.Since(began).Seconds(), nil
+			r.s["notified-s"], lost = time.Since(began).Seconds(), nil
 		case g := <-granted:
 			r.must(g.err)
 			r.s["rival-s"], granted = g.at.Sub(began).Seconds(), nil
@@ -45,7 +45,7 @@ func partition(r *round) {
 			lost = nil
 		}
 	}
-	r.s["margin-ms"], r.s["late"] = 1000*(r.s["rival-s"]-r.s["told-s"]), 0
+	r.s["margin-ms"], r.s["late"] = 1000*(r.s["rival-s"]-r.s["notified-s"]), 0
 	if r.s["margin-ms"] < 0 {
 		r.s["late"] = 1
 	}
@@ -59,9 +59,9 @@ func wipe(r *round) {
 	began := r.at.wipe(&r.scope, r.peer.key(name))
 	select {
 	case <-lost:
-		r.s["told-s"] = time.Since(began).Seconds()
+		r.s["notified-s"] = time.Since(began).Seconds()
 	case <-time.After(2 * ttl):
-		r.s["told-s"] = never
+		r.s["notified-s"] = never
 	}
 }
 

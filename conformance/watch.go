@@ -36,7 +36,7 @@ var watchClauses = []Clause{
 		Rule: "Watch ends with the loop, with its context and with Close; the context's error or ErrClosed comes last",
 	},
 	{
-		ID: "P14", Group: "capabilities", Slug: "compaction-is-told", caps: backend.CapWatchReplay | backend.CapInspect,
+		ID: "P14", Group: "capabilities", Slug: "compaction-is-reported", caps: backend.CapWatchReplay | backend.CapInspect,
 		needs: needCompact, serial: true, run: compactionIsTold,
 		Rule: "Watch since a revision whose changes are no longer kept yields ErrCompacted, and never skips changes",
 	},

@@ -199,7 +199,7 @@ func TestRecordedByHand(t *testing.T) {
 	if got := kindsOf(p); !slices.Equal(got, []Kind{Overlap, Early}) {
 		t.Errorf("%v\n%s", got, script(p.History))
 	}
-	if p.ToldAfter != 1 || p.Renewals != 1 || p.Losses != 1 {
+	if p.NotifiedAfter != 1 || p.Renewals != 1 || p.Losses != 1 {
 		t.Errorf("%+v", p.Figures)
 	}
 	if s := script(p.History); strings.Count(s, " end ") != 1 {

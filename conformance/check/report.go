@@ -18,9 +18,9 @@ type Figures struct {
 
 	// Of losses that a rival followed: the numbers of notifications before the rival's grant, after it, and of missing
 	// ones.
-	ToldBefore int `json:"told_before"`
-	ToldAfter  int `json:"told_after"`
-	NeverTold  int `json:"never_told"`
+	NotifiedBefore int `json:"notified_before"`
+	NotifiedAfter  int `json:"notified_after"`
+	NeverNotified  int `json:"never_notified"`
 	// Margin is the shortest time from the end of a lost hold's validity to the rival's grant, negative in an overlap.
 	// It is defined if Margins, the number of such pairs, is not zero.
 	Margin  time.Duration `json:"margin"`

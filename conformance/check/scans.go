@@ -142,11 +142,11 @@ func (p *Report) losses(n *name) {
 		}
 		switch learnt := h.learnt(); {
 		case learnt == never:
-			p.NeverTold++
+			p.NeverNotified++
 		case learnt <= next.begin:
-			p.ToldBefore++
+			p.NotifiedBefore++
 		default:
-			p.ToldAfter++
+			p.NotifiedAfter++
 		}
 		if h.begin < h.end && h.forced == never {
 			margin := next.begin.Sub(h.end)

@@ -551,7 +551,7 @@ func TestFigures(t *testing.T) {
 	}
 	want := Figures{
 		Operations: 8, Grants: 4, Refusals: 1, Unknowns: 1, Renewals: 1, Losses: 2, Faults: 1,
-		Duration: 489 * time.Millisecond, ToldBefore: 1, ToldAfter: 1, Margin: 20 * time.Millisecond, Margins: 2,
+		Duration: 489 * time.Millisecond, NotifiedBefore: 1, NotifiedAfter: 1, Margin: 20 * time.Millisecond, Margins: 2,
 		LateContext: 30 * time.Millisecond, Recovery: 40 * time.Millisecond, Recoveries: 1,
 	}
 	got := p.Figures

@@ -49,7 +49,7 @@ type KindResult struct {
 	Count      int
 	Recoveries []time.Duration // from the end of the fault until every client and every name has had a turn
 	Outages    []time.Duration // from its beginning until the unaffected clients went on, even with the victim's name
-	Told       []time.Duration // from a forced release until the holder's notification
+	Notified   []time.Duration // from a forced release until the holder's notification
 	// Unexplained counts the holders that were notified with a wrong reason.
 	Unexplained int
 	Violated    int // number of faults with a violation before the next step
@@ -92,7 +92,7 @@ func (r *Result) count(a *attack, recovered time.Duration) {
 		k.Unexplained++
 	}
 	if a.told > 0 {
-		k.Told = append(k.Told, a.told)
+		k.Notified = append(k.Notified, a.told)
 	}
 }
 
@@ -113,11 +113,11 @@ func (r Result) String() string {
 	}
 	fmt.Fprintf(&b,
 		"%s: driver=%s seed=%d duration=%v steps=%d/%d faults=%d operations=%d grants=%d losses=%d "+
-			"unknown=%d violations=%d worst margin=%s told before=%d after=%d never=%d overlaps=%d overlap max=%v "+
+			"unknown=%d violations=%d worst margin=%s notified before=%d after=%d never=%d overlaps=%d overlap max=%v "+
 			"late context max=%v recovery max=%v search=%v",
 		what, r.Driver, r.Seed, r.Took.Round(100*time.Millisecond), r.Steps, len(r.Schedule.Steps), r.Faults,
 		r.Operations, r.Grants,
-		r.Losses, r.Unknowns, len(r.Violations), margin, r.ToldBefore, r.ToldAfter, r.NeverTold, r.Overlaps,
+		r.Losses, r.Unknowns, len(r.Violations), margin, r.NotifiedBefore, r.NotifiedAfter, r.NeverNotified, r.Overlaps,
 		r.Overlapped.Round(100*time.Microsecond), r.LateContext.Round(100*time.Microsecond), most(recoveries),
 		r.Search.Round(time.Millisecond))
 	for _, slug := range sortedKeys(r.Kinds) {
@@ -130,8 +130,8 @@ func (r Result) String() string {
 		if len(k.Outages) > 0 {
 			fmt.Fprintf(&b, " others went on median=%v max=%v", median(k.Outages), most(k.Outages))
 		}
-		if len(k.Told) > 0 {
-			fmt.Fprintf(&b, " told median=%v max=%v unexplained=%d", median(k.Told), most(k.Told), k.Unexplained)
+		if len(k.Notified) > 0 {
+			fmt.Fprintf(&b, " notified median=%v max=%v unexplained=%d", median(k.Notified), most(k.Notified), k.Unexplained)
 		}
 	}
 	counts := r.counts()
@@ -265,9 +265,9 @@ func (r *Result) add(f check.Figures) {
 	}
 	for _, n := range []struct{ sum, add *int }{
 		{&r.Operations, &f.Operations}, {&r.Grants, &f.Grants}, {&r.Refusals, &f.Refusals}, {&r.Unknowns, &f.Unknowns},
-		{&r.Renewals, &f.Renewals}, {&r.Losses, &f.Losses}, {&r.ToldBefore, &f.ToldBefore},
-		{&r.ToldAfter, &f.ToldAfter},
-		{&r.NeverTold, &f.NeverTold}, {&r.Margins, &f.Margins}, {&r.Overlaps, &f.Overlaps}, {&r.Searched, &f.Searched},
+		{&r.Renewals, &f.Renewals}, {&r.Losses, &f.Losses}, {&r.NotifiedBefore, &f.NotifiedBefore},
+		{&r.NotifiedAfter, &f.NotifiedAfter},
+		{&r.NeverNotified, &f.NeverNotified}, {&r.Margins, &f.Margins}, {&r.Overlaps, &f.Overlaps}, {&r.Searched, &f.Searched},
 	} {
 		*n.sum += *n.add
 	}

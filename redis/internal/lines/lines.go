@@ -42,7 +42,7 @@ type Lines struct {
 	Sharded atomic.Bool
 	// Whether a step was sent since Follow looked last: an idle driver does not ask the Sentinels.
 	used atomic.Bool
-	// Told of each new connection, which may lead to another server than the last one.
+	// dialled is called for each new connection, which may lead to another server than the last one.
 	dialled func()
 
 	mu    sync.Mutex // protects the following fields
