@@ -141,17 +141,28 @@ func TestLeaderOfAnotherHistoryStops(t *testing.T) {
 }
 
 func anotherHistory(t *testing.T, _ int) {
-	c := newCluster(t, 3, nil)
+	c := newCluster(t, 3, calm)
 	x := newCaller(t, c.connect)
 	x.unlock(x.lock("before"))
-	leader := c.leader()
-	old, behind := (leader+1)%3, (leader+2)%3
-	back := c.keepBack(old)
-	c.stop(behind)
-	for range 10 {
-		x.unlock(x.lock("x"))
-	}
-	acknowledged := c.servers[c.leader()].replica.Status().CommitIndex
+	var leader, old, behind int
+	var back func()
+	var acknowledged uint64
+	eventually(t, "one leads all the time", func() bool { // otherwise both histories may have the same terms
+		leader = c.leader()
+		old, behind = (leader+1)%3, (leader+2)%3
+		term := c.servers[leader].replica.Status().Term
+		back = c.keepBack(old)
+		c.stop(behind)
+		for range 10 {
+			x.unlock(x.lock("x"))
+		}
+		end := c.servers[leader].replica.Status()
+		if acknowledged = end.CommitIndex; end.Term != term || c.leader() != leader {
+			c.start(behind)
+			return false
+		}
+		return true
+	})
 	c.stop(old)
 	c.stop(leader)
 	back()
@@ -173,6 +184,56 @@ func anotherHistory(t *testing.T, _ int) {
 	if x, err := replica.Verify(c.configs[leader].DataDir); err != nil || x.Last < acknowledged {
 		t.Errorf("its data: %+v, %v", x, err)
 	}
+}
+
+// As in TestLeaderOfAnotherHistoryStops, but the entries of both histories have the same terms and indexes, since the
+// reverted member was elected, and another process is elected in the same term. A member that gets entries of both stops.
+func TestTermWithTwoLeaders(t *testing.T) {
+	t.Parallel()
+	for attempts := 1; !twoLeaders(t); attempts++ {
+		if attempts == 3 {
+			t.Fatal("the two histories have different terms each time")
+		}
+	}
+}
+
+// twoLeaders returns false if an election that nobody asked for gives the histories different terms.
+func twoLeaders(t *testing.T) bool {
+	c := newCluster(t, 3, calm)
+	x := newCaller(t, c.connect)
+	x.unlock(x.lock("before"))
+	leader := c.leader()
+	old, behind := (leader+1)%3, (leader+2)%3
+	back := c.keepBack(old)
+	c.stop(behind)
+	eventually(t, "the other one leads", func() bool {
+		_ = c.servers[c.leader()].replica.Transfer(t.Context(), c.servers[old].replica.ID()) // a busy machine may refuse it
+		return c.leader() == old
+	})
+	x.unlock(x.lock("x"))
+	there := c.servers[old].replica.Status()
+	eventually(t, "both have all", func() bool { return c.servers[leader].replica.Applied() >= there.CommitIndex })
+	c.stop(leader)
+	c.stop(old)
+	back()
+	c.start(old)
+	c.start(behind)
+	y := newCaller(t, c.connect) // the session of x is not known there
+	for c.servers[c.leader()].replica.Status().CommitIndex <= there.LastIndex {
+		y.unlock(y.lock("y"))
+	}
+	if here := c.servers[c.leader()].replica.Status(); here.Term != there.Term {
+		return false
+	}
+	c.start(leader)
+	eventually(t, "a member stops", func() bool { return c.servers[leader].Err() != nil })
+	if err := c.servers[leader].Err(); !strings.Contains(err.Error(), "two histories") {
+		t.Errorf("it stops with %v", err)
+	}
+	_ = c.servers[leader].Close(t.Context()) // it reports why the member stopped
+	c.servers[leader] = nil
+	y.unlock(y.lock("y"))
+	return true
 }
 
 // withoutSockets hides the sockets of a directory, which cannot be copied.

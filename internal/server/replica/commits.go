@@ -88,11 +88,12 @@ func (m *commitMark) Close() error { return errors.Join(m.write(), m.f.Close()) 
 
 // twoHistories returns the error for an attempt to delete entries from index on, or to replace them with a snapshot.
 func (m *commitMark) twoHistories(file string, index uint64) error {
-	return &CorruptError{File: file, Index: index, Why: fmt.Sprintf("there are two histories of the cluster: the log "+
-		"up to %d was acknowledged, and the leader has another one. A member has lost entries that it acknowledged: its disk "+
-		"is older than it was, or a copy. Stop all members, keep this directory, and see Two histories in "+
-		"docs/SERVER.md", m.index.Load())}
+	return &CorruptError{File: file, Index: index, Why: fmt.Sprintf(
+		"the log up to %d was acknowledged, and the leader has another one: %s", m.index.Load(), adviceOnHistories)}
 }
+
+const adviceOnHistories = "there are two histories of the cluster. A member has lost entries that it acknowledged: its " +
+	"disk is older than it was, or a copy. Stop all members, keep this directory, and see Two histories in docs/SERVER.md"
 
 // commitEvery is the interval at which the mark is written.
 const commitEvery = 200 * time.Millisecond

@@ -42,6 +42,8 @@ type fact struct {
 	// Started is a member, and Start the start of it that counts from now on, if it is later than the recorded start.
 	Started raft.ServerID `json:"started,omitempty"`
 	Start   string        `json:"start,omitempty"`
+	// Leader is the start of the leader that proposes the fact; empty in facts of earlier versions.
+	Leader string `json:"leader,omitempty"`
 }
 
 // facts is the result of all facts.
@@ -53,6 +55,8 @@ type facts struct {
 	Approved map[raft.ServerID]bool `json:"approved,omitempty"`
 	// Starts has the start that counts for each member: see processes.go.
 	Starts map[raft.ServerID]string `json:"starts,omitempty"`
+	// Led is the leader of the last term with a fact that names its leader.
+	Led ledTerm `json:"led,omitzero"`
 	// Restored is the generation of the cluster: see generation.Of. It is empty if the cluster was never restored. Members
 	// from before the restore belong to another cluster, although it has the same name.
 	Restored string `json:"restored,omitempty"`
@@ -63,6 +67,12 @@ type facts struct {
 	ClosedFor time.Duration `json:"closedFor,omitempty"`
 	UsedTTL   time.Duration `json:"usedTTL,omitempty"`
 	permitted
+}
+
+// ledTerm is a term, and the start of the process that led in it.
+type ledTerm struct {
+	Term  uint64 `json:"term"`
+	Start string `json:"start"`
 }
 
 // home returns the name of the cluster among its members: the token space and, after a restore, the generation.
@@ -159,7 +169,7 @@ func (f *FSM) apply(entry *raft.Log) (*Applied, error) {
 	case decided != entry.Term: // see beginEntry
 		return &Applied{Stale: true}, nil
 	case kind == entryFact:
-		return &Applied{}, f.learn(entry.Index, body)
+		return &Applied{}, f.learn(entry, body)
 	}
 	return f.applyBatch(body)
 }
@@ -211,13 +221,16 @@ func (f *FSM) ClusterClock() Clock {
 }
 
 // learn applies a fact. A leader retries a fact with an unknown outcome (Term.tell), so facts must be idempotent.
-func (f *FSM) learn(index uint64, body []byte) error {
+func (f *FSM) learn(entry *raft.Log, body []byte) error {
 	var x fact
 	if err := json.Unmarshal(body, &x); err != nil {
 		return err
 	}
+	if err := f.leads(ledTerm{entry.Term, x.Leader}); err != nil {
+		return err
+	}
 	if x.Mark { // before f.mu is locked, since Freeze locks it too
-		f.comparison.mark(index, f.Freeze)
+		f.comparison.mark(entry.Index, f.Freeze)
 	}
 	if x.Hash != nil {
 		f.comparison.told(*x.Hash)
@@ -250,6 +263,21 @@ func (f *FSM) learn(index uint64, body []byte) error {
 		f.facts.ClosedFor = 0
 	}
 	return f.keepHome(f.facts.home())
+}
+
+// leads records the leader of a term. It returns an error if another process led in that term: raft compares only terms
+// and indexes, and takes the entries of the two leaders for the same.
+func (f *FSM) leads(x ledTerm) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if before := f.facts.Led; before.Term == x.Term && before.Start != x.Start && before.Start != "" && x.Start != "" {
+		return fmt.Errorf("term %d has two leaders, start %s in the entries before and start %s here: %s",
+			x.Term, before.Start, x.Start, adviceOnHistories)
+	}
+	if x.Start != "" {
+		f.facts.Led = x
+	}
+	return nil
 }
 
 // keepHome stores the cluster of this member, or returns an error if the stored cluster is another one. The caller

@@ -14,7 +14,7 @@ func TestContentsOfAnotherClusterAreRefused(t *testing.T) {
 	t.Parallel()
 	f := NewFSM(newMachine(), func() {}, func(error) {})
 	f.kept = "ours"
-	if err := f.learn(1, []byte(`{"cluster": "theirs"}`)); err == nil || !strings.Contains(err.Error(), "theirs") {
+	if err := f.learn(&raft.Log{Index: 1, Term: 1}, []byte(`{"cluster": "theirs"}`)); err == nil || !strings.Contains(err.Error(), "theirs") {
 		t.Errorf("an entry: %v", err)
 	}
 	if err := f.Restore(io.NopCloser(strings.NewReader(`{"cluster": "theirs"}` + "\n"))); err == nil ||

@@ -155,6 +155,7 @@ func (t *Term) tell(ctx context.Context, x fact) bool {
 
 // tryTell proposes a fact in this term once, and returns nil once it is applied here.
 func (t *Term) tryTell(x fact) error {
+	x.Leader = t.replica.start
 	body, err := json.Marshal(x)
 	if err != nil {
 		return err
