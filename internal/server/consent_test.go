@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fencelock/fencelock/builtin/lockpb"
 	"github.com/fencelock/fencelock/internal/freeport"
@@ -269,6 +270,9 @@ func TestAddMemberApproves(t *testing.T) {
 		t.Errorf("added: %v, %v", m, err)
 	}
 	eventually(t, "it votes", func() bool { votes, _ := c.suffrage(s); return votes })
-	_, err = o.add("127.0.0.1:1")
+	eventually(t, "there is a leader", func() bool { // on a slow machine the new voter is late at first
+		_, err = o.add("127.0.0.1:1")
+		return status.Code(err) != codes.Unavailable
+	})
 	expectCode(t, err, codes.FailedPrecondition, "127.0.0.1:1")
 }
