@@ -107,6 +107,15 @@ type scripted struct {
 	acquire func(ctx context.Context, r backend.Request) (backend.Grant, error)
 	renew   func(ctx context.Context, grants []backend.Grant) []backend.Renewal
 	release func(ctx context.Context, g backend.Grant) error
+	// describe runs before each description. The core asks for descriptions while it holds locks.
+	describe func()
+}
+
+func (s *scripted) Describe() backend.Description {
+	if s.describe != nil {
+		s.describe()
+	}
+	return s.Driver.Describe()
 }
 
 func (s *scripted) Acquire(ctx context.Context, r backend.Request) (backend.Grant, error) {

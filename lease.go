@@ -431,9 +431,9 @@ func (l *Lease) extend(ctx context.Context, d time.Duration) error {
 	}
 	// Shorter: this needs no request. A renewal in flight may still prove the old length; prove cuts it.
 	if until := now.Add(h.validity(ttl)); until < h.believedUntil() {
-		h.ttl, h.last = ttl, false                           // the next renewal says whether the shorter length is the last one
-		h.answer(func(*extension) bool { return true }, nil) // of longer ones that came before: this one came later
+		h.ttl, h.last = ttl, false // the next renewal says whether the shorter length is the last one
 		h.believe(until, now.Add(ttl))
+		h.answer(func(*extension) bool { return true }, nil) // of longer ones that came before: this one came later
 		if at, early := h.renewalDue(now, c.spread()); !h.renewing {
 			c.heart.schedule(h, at, early, now)
 		} else {

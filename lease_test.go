@@ -222,6 +222,33 @@ func TestExtendAfterARenewalWithoutAnswer(t *testing.T) {
 	})
 }
 
+// When Extend returns nil, Deadline and Err have the new length, although they wait for no lock: here the core takes a
+// while between the service's answer and the new deadline.
+func TestDeadlineHasMovedWhenExtendReturns(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		s := &scripted{Driver: b.store.Driver()}
+		var answered atomic.Bool
+		s.describe = func() {
+			if answered.Load() {
+				time.Sleep(time.Millisecond)
+			}
+		}
+		s.renew = func(ctx context.Context, grants []backend.Grant) []backend.Renewal {
+			defer answered.Store(true)
+			return s.Driver.Renew(ctx, grants)
+		}
+		lease := mustAcquire(t, b.over(s, fencelock.Options{TTL: 3 * time.Second}), "x")
+		if err := lease.Extend(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if left := time.Until(lease.Deadline()); left < 59*time.Minute {
+			t.Errorf("extended by an hour, and %v are left", left)
+		}
+		answered.Store(false)
+		time.Sleep(time.Second) // what waits for a lock would stop the simulated time
+	})
+}
+
 // An Extend to less needs no request: only the holder's deadline changes.
 func TestExtendToLessIsLocal(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {

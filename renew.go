@@ -452,13 +452,12 @@ func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *out
 	granted := r.TTL
 	h.suspect = false
 	h.grant.TTL = max(h.grant.TTL, ttl)
-	h.answer(func(x *extension) bool {
-		if x.ttl > ttl {
-			return false
+	granting := func(x *extension) bool { return x.ttl <= ttl }
+	for _, x := range h.extends {
+		if granting(x) {
+			h.ttl = x.ttl
 		}
-		h.ttl = x.ttl
-		return true
-	}, nil)
+	}
 	if ttl != h.ttl { // it was for an Extend that has been withdrawn, or Extend has shortened the length since
 		granted = min(granted, h.ttl)
 	}
@@ -467,6 +466,7 @@ func (b *heart) prove(h *hold, ttl time.Duration, r *backend.Renewal, round *out
 	if until := r.SentAt.Add(h.validity(granted)); until > h.believedUntil() {
 		h.believe(until, r.SentAt.Add(granted))
 	}
+	h.answer(granting, nil) // after believe: Deadline and Err take no lock
 	at, early := h.renewalDue(r.SentAt, round.spread)
 	if at <= round.now && len(h.extends) == 0 { // an old proof: pause first
 		at = round.now.Add(round.retryIn(h.believedUntil().Sub(round.now)))
