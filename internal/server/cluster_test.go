@@ -92,6 +92,15 @@ func (c *cluster) leader() int {
 	return found
 }
 
+// lead makes a server lead.
+func (c *cluster) lead(i int) {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprintf("server %d leads", i), func() bool {
+		_ = c.servers[c.leader()].replica.Transfer(c.t.Context(), c.servers[i].replica.ID()) // a busy machine may refuse it
+		return c.leader() == i
+	})
+}
+
 // expectKnown waits until a follower knows where clients find the leader.
 func (c *cluster) expectKnown(leader, follower int) {
 	c.t.Helper()

@@ -177,14 +177,8 @@ func TestReplacedProcessStopsWithEarlierConnections(t *testing.T) {
 		}
 	})
 	const original, other, upgraded = 0, 1, 2
-	lead := func(i int) {
-		eventually(t, "the other one leads", func() bool {
-			_ = c.servers[c.leader()].replica.Transfer(t.Context(), c.servers[i].replica.ID()) // a busy machine may refuse it
-			return c.leader() == i
-		})
-	}
-	lead(original) // it dials the others
-	lead(other)
+	c.lead(original) // it dials the others
+	c.lead(other)
 	address := func(i int) string { return c.configs[i].PeerListen }
 	cut := func(ends [2]string) bool {
 		return slices.Contains(ends[:], address(original)) && slices.Contains(ends[:], address(upgraded))
@@ -197,7 +191,7 @@ func TestReplacedProcessStopsWithEarlierConnections(t *testing.T) {
 		eventually(t, "the level is raised", func() bool { return c.servers[i].level() == machine.MaxLevel })
 	}
 	if c.leader() == original {
-		lead(other)
+		c.lead(other)
 	}
 	ways.cut(func(ends [2]string) bool { return cut(ends) || ends == [2]string{address(other), address(original)} })
 
