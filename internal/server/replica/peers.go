@@ -284,10 +284,15 @@ func (p *peerNet) dialling() (*tls.Config, error) {
 	return config, nil
 }
 
+// namesStarts reports whether connections for raft name starts.
+func (p *peerNet) namesStarts() bool {
+	self := p.now.Load().self
+	return self != nil && self.namesStarts()
+}
+
 // dialMember connects to a member at an address, for raft.
 func (p *peerNet) dialMember(ctx context.Context, address string, id raft.ServerID) (net.Conn, error) {
-	self := p.now.Load().self
-	if self == nil || !self.namesStarts() {
+	if !p.namesStarts() {
 		conn, err := p.dial(ctx, address, forRaft, string(id))
 		if err != nil {
 			return nil, err
@@ -295,6 +300,7 @@ func (p *peerNet) dialMember(ctx context.Context, address string, id raft.Server
 		p.name(conn, id, "", true)
 		return &unnamedConn{conn, p}, nil
 	}
+	self := p.now.Load().self
 	conn, err := p.dial(ctx, address, forProcess, self.claimTo(id).String())
 	if err != nil {
 		return nil, err
@@ -415,8 +421,6 @@ func (p *peerNet) Close() error {
 	return err
 }
 
-var errUnnamed = errors.New("the connection does not name this process, and by now connections must")
-
 // track records conn until it is closed. After Close it closes conn and returns false.
 func (p *peerNet) track(conn net.Conn) (net.Conn, bool) {
 	p.mu.Lock()
@@ -448,8 +452,10 @@ type unnamedConn struct {
 	net *peerNet
 }
 
+var errUnnamed = errors.New("the connection does not name this process, and by now connections must")
+
 func (c *unnamedConn) Write(data []byte) (int, error) {
-	if self := c.net.now.Load().self; self != nil && self.namesStarts() {
+	if c.net.namesStarts() {
 		return 0, errors.Join(errUnnamed, c.Close())
 	}
 	return c.Conn.Write(data)

@@ -98,7 +98,8 @@ func (p *proof) ahead(id raft.ServerID, term, follower uint64) error {
 		return nil
 	}
 	err := fmt.Errorf("member %s has entries of this term up to %d, which this member, the leader, wrote and has only up "+
-		"to %d: it went back in time while it ran. Start it again", id, follower, here)
+		"to %d: it went back in time while it ran. Start it again, and if it stops again, see Two histories in "+
+		"docs/SERVER.md", id, follower, here)
 	p.fatal(err)
 	return err
 }
