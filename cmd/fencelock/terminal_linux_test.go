@@ -159,13 +159,15 @@ func TestSuspendOfFencelockItself(t *testing.T) {
 func TestTerminalTable(t *testing.T) {
 	t.Parallel()
 	const (
-		piped   = `echo piped | "$@"; echo "code ${PIPESTATUS[1]}"; `
-		asJob   = `"$@" & `
-		goesOn  = `echo "the shell goes on"; read line; `
-		foregr  = `fg; echo "code $?"; `
-		ended   = `read line`
-		reads   = `cat; echo ready; read line </dev/tty; echo read $line; exit 3`
-		readsIt = `echo ready; read line </dev/tty; echo read $line; exit 3`
+		piped  = `echo piped | "$@"; echo "code ${PIPESTATUS[1]}"; `
+		asJob  = `"$@" & `
+		goesOn = `echo "the shell goes on"; read line; `
+		foregr = `fg; echo "code $?"; `
+		ended  = `read line`
+		reads  = `cat; echo ready; read line </dev/tty; echo read $line; exit 3`
+		// grandparent is the parent of the parent of this shell, which stands between fencelock and the command.
+		grandparent = `$(sed -n 's/^PPid://p' /proc/$PPID/status)`
+		readsIt     = `echo ready; read line </dev/tty; echo read $line; exit 3`
 	)
 	type step struct{ keys, want string }
 	for name, c := range map[string]struct {
@@ -185,7 +187,7 @@ func TestTerminalTable(t *testing.T) {
 		"a pipe, Ctrl-Z and TERM": {piped + goesOn + `kill %1; wait; ` + ended, reads, []step{
 			{"", "ready"}, {"\x1a", "the shell goes on"}, {"to the shell\n", "was released"},
 		}},
-		"TERM while it asks for the terminal": {piped + ended, `kill $(ps -o ppid= $PPID); ` + reads, []step{
+		"TERM while it asks for the terminal": {piped + ended, `kill ` + grandparent + `; ` + reads, []step{
 			{"", "was released"}, {"", "code 143"},
 		}},
 		"a neighbour with the terminal": {
