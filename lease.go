@@ -29,7 +29,7 @@ import (
 //	             held             released           lost
 //	Err          nil              ErrNotHeld         *LostError
 //	Context      lives            Canceled           ended, with the *LostError as cause
-//	Release      gives it back    ErrNotHeld         ErrLost, at once
+//	Release      releases it      ErrNotHeld         ErrLost, at once
 //	Extend       asks for it      ErrNotHeld         ErrLost
 //	Token        the same in all
 type Lease struct {

@@ -45,7 +45,7 @@ var (
 	ErrGuardVersion = errors.New("fencing: the guard's memory has another format")
 	// ErrGuardID: the guard's memory has another ID than Options.ID, or than this guard saw first: the store was
 	// dropped and recreated, or is another store.
-	ErrGuardID = errors.New("fencing: the guard's memory is not the one that was used before")
+	ErrGuardID = errors.New("fencing: the guard's memory has another ID than before")
 	// ErrUnfenced: the transaction of a guarded section ended before the section did, by an implicit commit, a deadlock
 	// or a COMMIT in a statement, for example. Other holders may have written since, and part of the section's writes
 	// may be durable. It is no verdict on the claim, and guards do not retry such a section.

@@ -245,6 +245,6 @@ func fit(client goredis.UniversalClient) (fitting goredis.UniversalClient, own b
 	}
 	return client, false, &backend.ConfigError{
 		Setting: "client", Value: fmt.Sprintf("%T", client), Want: "a *redis.Client or *redis.ClusterClient",
-		Why: "locks go on connections of their own, made from the client's options, and this one shows none",
+		Why: "the driver opens separate connections for locks, made from the client's options, and this one shows none",
 	}
 }

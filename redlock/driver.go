@@ -167,13 +167,13 @@ func optionsOf(c goredis.UniversalClient) (*goredis.Options, error) {
 		opt := *c.Options()
 		if opt.Addr == "FailoverClient" { // go-redis writes this for a client of Sentinel
 			return nil, refuse("a client of Sentinel",
-				"a failover replaces the server by one that may not know its locks")
+				"a failover replaces the server by a server that may not know its locks")
 		}
 		return &opt, nil
 	case *goredis.ClusterClient:
 		return nil, refuse("*redis.ClusterClient", "the servers of a cluster are not independent: they fail over")
 	}
-	return nil, refuse(fmt.Sprintf("%T", c), "each vote needs one server of its own")
+	return nil, refuse(fmt.Sprintf("%T", c), "each vote needs a separate server")
 }
 
 // Describe is engine.Service's. Exclusion is always ExclusionVolatileServer: no single value describes servers with

@@ -82,7 +82,7 @@ func tell(ctx context.Context, s *story.Story) error {
 	return nil
 }
 
-// hang is a worker that takes a file and does no more: it neither renews the lock nor gives it back.
+// hang is a worker that takes a file and does no more: it neither renews the lock nor releases it.
 func hang(ctx context.Context, s *story.Story, name string) (*fencelock.Lease, error) {
 	locks, err := s.Open(ctx, fencelock.Efficiency, "worker-that-hangs")
 	if err != nil {

@@ -71,7 +71,7 @@ func tell(ctx context.Context, s *story.Story) error {
 			return err
 		}
 		s.Tell("nothing stops this write: no token, no check")
-		return bob.expect(ctx, "milk, bread", "bob's eggs are gone, and nobody was told")
+		return bob.expect(ctx, "milk, bread", "bob's eggs are gone, and nobody was notified")
 	}
 	if !errors.Is(err, fencing.ErrStale) {
 		return fmt.Errorf("ann's late write: %v; want %v", err, fencing.ErrStale)

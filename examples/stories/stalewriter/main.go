@@ -88,7 +88,7 @@ func tell(ctx context.Context, s *story.Story, postgres string) error {
 	switch {
 	case s.Unsafe && err == nil:
 		s.Tell("nothing stops this write: no token, no check")
-		return b.expect(ctx, s, read+10, "ann's 1000 are gone, and nobody was told")
+		return b.expect(ctx, s, read+10, "ann's 1000 are gone, and nobody was notified")
 	case !s.Unsafe && errors.Is(err, fencing.ErrStale):
 		s.Tell("the database refuses it: %v", err)
 		return b.expect(ctx, s, read+1000, "ann's 1000 are safe; bob starts anew, with a new lease")
