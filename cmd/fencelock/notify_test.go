@@ -25,7 +25,7 @@ func TestSystemdUnit(t *testing.T) {
 	}
 	dir := t.TempDir()
 	config := filepath.Join(dir, "serve.yaml")
-	if err := os.WriteFile(config, []byte("listen: 127.0.0.1:0\n"), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte("listen: 127.0.0.1:0\npeer-listen: 127.0.0.1:0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	args := strings.NewReplacer("/etc/fencelock/serve.yaml", config, "/var/lib/fencelock", filepath.Join(dir, "data")).
