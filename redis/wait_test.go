@@ -104,7 +104,7 @@ func TestCommandsPerGrant(t *testing.T) {
 		before := commands(t, admin)
 		contend(t, drivers, rounds)
 		least = min(least, float64(commands(t, admin)-before)/(workers*rounds))
-		if least <= 16 { // 14 to 15; to wake one waiter too many would double it
+		if least <= 21 { // 14 to 15, and some looks more on a busy machine; to wake one waiter too many would double it
 			return
 		}
 	}
