@@ -391,13 +391,13 @@ func (h *hold) renewalDue(sent instant, spread float64) (at instant, early time.
 func (h *hold) pushedLoss(key string, loss backend.Loss) {
 	reason := loss.Reason
 	var err error
+	h.mu.Lock()
 	switch {
 	case reason == "":
 		reason, err = ReasonEvicted, h.client.broken("it reported a loss without a reason")
 	case loss.Text != "":
 		err = loss.NotHeld(h.grant.Name)
 	}
-	h.mu.Lock()
 	if h.key != key { // an earlier attempt's
 		h.mu.Unlock()
 		return

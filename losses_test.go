@@ -35,6 +35,27 @@ func cut(b *bed) (*scripted, *atomic.Bool) {
 	return s, off
 }
 
+// A driver may report a loss on any goroutine, beside the grant too. The holder finds the operator's text.
+func TestLossBesideTheGrant(t *testing.T) {
+	simulate(t, func(t *testing.T, b *bed) {
+		s := &scripted{Driver: b.store.Driver()}
+		var reports sync.WaitGroup
+		s.acquire = func(ctx context.Context, r backend.Request) (backend.Grant, error) {
+			reports.Go(func() {
+				time.Sleep(time.Millisecond)
+				r.Lost(backend.Loss{Reason: backend.ReasonForceReleased, Text: "maintenance"})
+			})
+			return s.Driver.Acquire(ctx, r)
+		}
+		lease := mustAcquire(t, b.over(s, fencelock.Options{}), "x")
+		<-lease.Context().Done()
+		reports.Wait()
+		if lost := (*fencelock.LostError)(nil); !errors.As(lease.Err(), &lost) || lost.Text != "maintenance" {
+			t.Errorf("the lease ended with %v", lease.Err())
+		}
+	})
+}
+
 // However slow the observer, every holder is notified before the TTL ends in the service.
 func TestObserverDoesNotDelayLosses(t *testing.T) {
 	simulate(t, func(t *testing.T, b *bed) {
