@@ -224,6 +224,7 @@ func (a *attempt) adopt(ctx context.Context, v *vote) (p engine.Position, ok boo
 		a.next()
 		return p, false
 	}
+	a.drop(v.holders &^ votes) // if that attempt's vote was removed there meanwhile, this try has voted
 	return a.grantedAs(v.found), true
 }
 
